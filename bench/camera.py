@@ -17,6 +17,7 @@ from edgevlm.bench.timing import parts_ms, percentiles
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import show
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
@@ -33,6 +34,7 @@ def camera(
     frames: int = 20,
     fps: float = 2.0,
     realtime: bool = True,
+    engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each stage there was, in the order of STAGES: milliseconds over ``frames`` frames, after two to warm up.
@@ -43,7 +45,7 @@ def camera(
     measured: list[dict[str, float]] = []
     with (
         closing(open_source(camera, video, SourceOptions(fps=fps, realtime=realtime))) as source,
-        closing(Model.load(model, threads=threads)) as loaded,
+        closing(Model.load(model, engine=engine, threads=threads)) as loaded,
         Session.open(loaded, chunk=1, append=ALL, encode=ALL) as session,
     ):
         source.prepare = session.prepare

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.progress import show
-from edgevlm.runtime.engine import load_engine
+from edgevlm.runtime.engine import DEFAULT_ENGINE, load_engine
 from edgevlm.runtime.model import Model
 
 SEEDED = "seeded-0.5b"  # LLaVA-OneVision-0.5B's decoder: 3 GB of memory, 1.5 GB of disk for a while
@@ -18,18 +18,18 @@ TOKENS_PER_FRAME = 196
 
 
 @contextmanager
-def open_model(name: str, threads: int) -> Iterator[Model]:
+def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterator[Model]:
     """Load ``demo``, a bundle's directory, or SEEDED with a stand-in for a tower, written into a temporary directory."""
     if name != SEEDED:
-        with closing(Model.load(name, threads=threads)) as model:
+        with closing(Model.load(name, engine=engine, threads=threads)) as model:
             yield model
         return
     with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
         seeded = needed("edgevlm.bench.seeded", "a model of random weights")
         show(f"{SEEDED}: writing random weights")
         bundle = seeded.decoder_bundle(Path(folder), seeded.SHAPES[SEEDED][1], TOKENS_PER_FRAME)
-        engine = load_engine("onnxruntime-cpu", bundle, threads=threads)
-        with closing(Model(bundle, engine, seeded.word_tokenizer(), bundle.closing_rows())) as model:
+        made = load_engine(engine, bundle, threads=threads)
+        with closing(Model(bundle, made, seeded.word_tokenizer(), bundle.closing_rows())) as model:
             yield model
 
 

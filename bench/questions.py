@@ -15,6 +15,7 @@ from edgevlm.bench.timing import spread
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import show
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.session import Session
 
 LENGTHS = (256, 1000, 4000)  # tokens
@@ -24,7 +25,12 @@ BEFORE = 32  # frames that are in the memory
 
 
 def questions(
-    model: str = "demo", budget: str | None = None, fps: float = 4.0, rounds: int = 5, threads: int | None = None
+    model: str = "demo",
+    budget: str | None = None,
+    fps: float = 4.0,
+    rounds: int = 5,
+    engine: str = DEFAULT_ENGINE,
+    threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each length of a question about one of two cameras on a model.
 
@@ -33,7 +39,7 @@ def questions(
     other camera, over those without. Medians over ``rounds``.
     """
     with ExitStack() as stack:
-        loaded = stack.enter_context(open_model(model, threads or default_threads()))
+        loaded = stack.enter_context(open_model(model, threads or default_threads(), engine))
         held: dict[str, Any] = {} if budget is None else {"budget": budget}
         sessions = [stack.enter_context(Session.open(loaded, **held)) for _ in range(2)]
         cameras, asked = [stack.enter_context(PacedCamera(session, fps)) for session in sessions], sessions[0]

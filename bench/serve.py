@@ -27,6 +27,7 @@ from edgevlm.bench.timing import spread
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import show
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 
 WATCHED = 16  # frames before frames are counted
 FASTEST = 1000.0  # frames a second of the camera's clock, so that none is left out
@@ -49,6 +50,7 @@ def cameras(
     cameras: Sequence[int] = (1, 4, 16),
     rounds: int = 5,
     seconds: float = 4.0,
+    engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each number of cameras in one process and in one each: frames a second in total, and memory.
@@ -65,7 +67,7 @@ def cameras(
                 show(f"{count} cameras: starting {processes} processes")
                 ways[processes] = []
                 for number in range(processes):
-                    server = Served(model, count // processes, threads, Path(folder) / f"{processes}-{number}")
+                    server = Served(model, engine, count // processes, threads, Path(folder) / f"{processes}-{number}")
                     ways[processes].append(server)
                     stack.callback(server.end)
                     _until(lambda: min(server.frames()) >= WATCHED)  # noqa: B023
@@ -95,9 +97,10 @@ def cameras(
 class Served:
     """A server process of demo cameras. Raises UserError if it does not start; its own words are on stderr."""
 
-    def __init__(self, model: str, cameras: int, threads: int, folder: Path) -> None:
+    def __init__(self, model: str, engine: str, cameras: int, threads: int, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        shared = {"model": model, "threads": threads, "fps": FASTEST, "state": str(folder), "state_every": SNAPSHOTS_S}
+        shared = {"model": model, "engine": engine, "threads": threads, "fps": FASTEST, "state": str(folder)}
+        shared["state_every"] = SNAPSHOTS_S
         text = [f"{key} = {json.dumps(value)}" for key, value in shared.items()]
         text += [f"[cameras.camera-{number}]\nsource = {json.dumps(f'{__file__}:EagerDemo')}" for number in range(cameras)]
         (folder / "edgevlm.toml").write_text("\n".join(text), encoding="utf-8")

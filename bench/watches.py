@@ -18,6 +18,7 @@ from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.demo.world import World
 from edgevlm.calib.intervals import fraction_right
 from edgevlm.progress import show
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.taught import COLORS, SHAPES
@@ -93,6 +94,7 @@ def quality(
     seed: str = "0",
     policy: Sequence[str] = ("auto", WINDOW, STILL),
     append: Sequence[str] = ("auto", "all"),
+    engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[Line]:
     """Yield a line for each memory and rule, over as many streams as it takes for ``events`` comings and goings of objects.
@@ -103,7 +105,7 @@ def quality(
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}
     memories = [(name, way) for name in policy for way in (["all"] if name in (WINDOW, STILL) else append)]
-    with closing(Model.load("demo", threads=threads)) as model:
+    with closing(Model.load("demo", engine=engine, threads=threads)) as model:
         happened = stream = 0
         while happened < events:
             show(f"stream {stream + 1}, {happened} of {events} events")
@@ -167,12 +169,12 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
     return is_open
 
 
-def cost(model: str = "demo", rounds: int = 5, threads: int | None = None) -> Iterator[Line]:
+def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Iterator[Line]:
     """Yield a line: frames a second with and without watches, in turn, and the questions asked together or one by one."""
     questions = are_there([f"{color} {shape}" for shape in SHAPES for color in COLORS][:WATCHES])
     pictures, _ = shown([0], COST_FRAMES)
     took: list[tuple[float, ...]] = []
-    with closing(Model.load(model, threads=threads)) as loaded:
+    with closing(Model.load(model, engine=engine, threads=threads)) as loaded:
         for _ in range(rounds):
             with Session.open(loaded) as session:
                 alone = rate(session, pictures, ())

@@ -55,6 +55,7 @@ class MeasureOptions:
     seconds: Annotated[float | None, option("S", "Count frames for this long each time.", min=0.1)] = None
     events: Annotated[int | None, option("N", "Watch until this many events.", min=1)] = None
     realtime: Annotated[bool | None, flag("--realtime/--no-realtime", "Play recordings at their own speed.")] = None
+    engine: Annotated[str | None, option("NAME|./FILE.py:CLASS", "Run the model with this engine.")] = None
     threads: Threads = None
     rounds: Annotated[int | None, option("N", "Take medians over this many rounds.", min=1)] = None
     as_json: Json = False
@@ -106,7 +107,7 @@ compression = command(
 stream = command(
     "stream",
     {"growth": "stream.growth:growth", "against": "stream.against:against", "changed": "stream.changed:changed"},
-    "model policy budget frames chunk questions append encode clips precisions theirs layers threads",
+    "model policy budget frames chunk questions append encode clips precisions theirs layers engine threads",
     """Watch a stream grow: frames a second, memory, answers, energy.
 
     growth compares policies, full KV included, each in a process of its own. against runs transformers with infinipot-v in
@@ -117,7 +118,7 @@ stream = command(
 memory = command(
     "memory",
     {"longrun": "memory.longrun:longrun", "snapshot": "memory.snapshot:snapshot", "store": "memory.store:store"},
-    "model policy budget frames seed append encode host_bytes file_bytes rounds threads",
+    "model policy budget frames seed append encode host_bytes file_bytes rounds engine threads",
     """Measure long runs, snapshots and the store.
 
     longrun takes policies through 100,000 frames: bytes on the device, in host memory and on disk, times to the first token,
@@ -127,13 +128,13 @@ memory = command(
 camera = command(
     "camera",
     {"": "camera:camera"},
-    "camera video model frames fps realtime threads",
+    "camera video model frames fps realtime engine threads",
     "Time a frame from camera to answer, stage by stage.",
 )
 serve = command(
     "serve",
     {"cameras": "serve:cameras", "questions": "questions:questions"},
-    "model cameras budget fps rounds seconds threads",
+    "model cameras budget fps rounds seconds engine threads",
     """Time several cameras of edgevlm serve, and long questions beside them.
 
     cameras watches demo cameras as fast as they go, in one process and in one each: frames a second in total, and memory.
@@ -143,7 +144,7 @@ serve = command(
 watch = command(
     "watch",
     {"quality": "watches:quality", "cost": "watches:cost"},
-    "events seed policy append model rounds threads",
+    "events seed policy append model rounds engine threads",
     """Measure how well watches open and close, and their cost.
 
     quality counts openings and closings on the demo world beside the truth: precision, recall, delay in frames, and changes
@@ -187,7 +188,8 @@ def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None
                 for name in ([names] if isinstance(names, str) else names)
             ]
             given["model"] = found[0] if isinstance(names, str) else found
-        Table(as_json).print_all(function(**given))
+        engine = {name: given[name] for name in ["engine"] if name in given}
+        Table(as_json).print_all(line | engine for line in function(**given))
 
 
 def _option(name: str) -> str:

@@ -23,6 +23,7 @@ from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.world import STAYS, LongWorld, Visit
 from edgevlm.progress import show
 from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.helper_process import Helper
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
@@ -49,6 +50,7 @@ def longrun(
     seed: int = 0,
     host_bytes: int = 256_000_000,
     file_bytes: int = 8_000_000_000,
+    engine: str = DEFAULT_ENGINE,
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each policy, ``append`` and ``encode`` at a hundredth of the frames, at a tenth, and at the end.
 
@@ -63,7 +65,9 @@ def longrun(
         work = {"policy": name, "budget": budget or 512, "marks": marks, "seed": seed, "append": way, "encode": look}
         first: float | None = None
         with Helper() as helper:
-            for line in helper.lines(f"{__name__}:measure", **work, host_bytes=host_bytes, file_bytes=file_bytes):
+            for line in helper.lines(
+                f"{__name__}:measure", **work, host_bytes=host_bytes, file_bytes=file_bytes, engine=engine
+            ):
                 if "frames_done" in line:
                     show(f"{name}: {line['frames_done']:,} of {marks[-1]:,} frames")
                 else:
@@ -72,8 +76,9 @@ def longrun(
 
 
 def measure(
-    policy: str, budget: int, marks: Sequence[int], seed: int, append: str, encode: str, host_bytes: int, file_bytes: int
-) -> Iterator[dict[str, Any]]:
+    policy: str, budget: int, marks: Sequence[int], seed: int, append: str, encode: str, host_bytes: int, file_bytes: int,
+    engine: str = DEFAULT_ENGINE,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yield ``{"frames_done": n}`` occasionally, and a line a mark. Raises UserError for an invalid policy or budget."""
     made, rng, (world, visits) = create_policy(policy), np.random.default_rng([seed, 2]), plan(seed, marks)
     limits: dict[str, Any] = {"budget": budget, "append": append, "encode": encode}
@@ -81,7 +86,7 @@ def measure(
         limits |= {"store_bytes": file_bytes, "host_bytes": host_bytes}
     done = 0
     with (
-        closing(Model.load("demo", threads=1)) as model,
+        closing(Model.load("demo", engine=engine, threads=1)) as model,
         Session.open(model, policy=made, text_budget=TEXT_BUDGET, **limits) as session,
     ):
         for mark in marks:

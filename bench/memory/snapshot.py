@@ -18,6 +18,7 @@ from edgevlm.bench.timing import spread, time_job, timed, watching
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.progress import show
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
@@ -32,12 +33,13 @@ def snapshot(
     policy: Sequence[str] = ("infinipot-v", "h2o"),
     budget: int | None = None,
     rounds: int = 7,
+    engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model (``demo``, SEEDED or a bundle's directory) and policy."""
     threads = threads or default_threads()
     for name, text in product(model, policy):
-        with open_model(name, threads) as loaded, TemporaryDirectory(prefix="edgevlm-bench-") as folder:
+        with open_model(name, threads, engine) as loaded, TemporaryDirectory(prefix="edgevlm-bench-") as folder:
             show(f"{name}, {text}")
             context = {"bench": "snapshot", "model": name, "policy": text, "threads": threads}
             yield context | measure(loaded, text, budget, rounds, Path(folder))

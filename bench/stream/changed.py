@@ -18,6 +18,7 @@ from edgevlm.bench.timing import Took, figures, parts_ms, ratio, time_job, watch
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import show
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import parse_append, parse_encode
@@ -62,6 +63,7 @@ def changed(
     chunk: int = 8,
     precisions: Sequence[str] = ("int8",),
     layers: int | None = None,
+    engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each clip, ``append`` and ``encode``, of each model and policy; ratios are to a clip's first line.
@@ -78,7 +80,10 @@ def changed(
     for way, look in ways:
         parse_append(way), parse_encode(look)
     for name, precision in product(model, precisions):
-        with bundle_of(name, precision, layers) as folder, closing(Model.load(folder, threads=threads)) as loaded:
+        with (
+            bundle_of(name, precision, layers) as folder,
+            closing(Model.load(folder, engine=engine, threads=threads)) as loaded,
+        ):
             tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame
             for text, clip in product(policy, clips):
                 with ExitStack() as stack:

@@ -21,6 +21,7 @@ from edgevlm.engines.power import Energy, Meter, find_meter
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import show, to_stderr
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.helper_process import Helper, HelperEnded
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
@@ -43,6 +44,7 @@ class GrowthWork:
     marks: tuple[int, ...]
     questions: int = 5
     threads: int | None = None
+    engine: str = DEFAULT_ENGINE
 
     def place(self, mark: int) -> dict[str, Any]:
         """Return the fields of a line that say what it is about."""
@@ -57,6 +59,7 @@ def growth(
     frames: Sequence[int] = (16, 64, 256, 512),
     chunk: Sequence[int] = (8,),
     questions: int = 5,
+    engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model, policy, chunk and number of frames.
@@ -71,7 +74,7 @@ def growth(
     if meter is None:
         to_stderr(f"energy: not measured ({'; '.join(missing)})")
     for name, text, size in product(model, policy, chunk):
-        work = GrowthWork(name, text, budget, size, tuple(sorted(frames)), questions, threads)
+        work = GrowthWork(name, text, budget, size, tuple(sorted(frames)), questions, threads, engine)
         left = list(work.marks)
         show(f"{name}, {text}, chunks of {size}: up to {left[-1]} frames")
         try:
@@ -94,7 +97,7 @@ def measured(**work: Any) -> Iterator[dict[str, Any]]:
 def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
     """Yield a line a mark. Raises UserError for an invalid model or policy."""
     with ExitStack() as stack:
-        model = stack.enter_context(open_model(work.model, work.threads or default_threads()))
+        model = stack.enter_context(open_model(work.model, work.threads or default_threads(), work.engine))
         session, marks, refused = _opened(model, work)
         if session is not None:
             stack.enter_context(session)
