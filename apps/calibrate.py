@@ -56,7 +56,7 @@ class CalibrateRequest(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Measurements of layers, policies and an int8 cache; None: not asked for, or no such cache."""
+    """Measurements of layers, policies and an int8 cache; None if not requested or not present."""
 
     layers: Calibration | None
     policies: Choices | None
@@ -65,7 +65,7 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A clip's frames, uint8 RGB ``[H, W, 3]``, from the beginning each time it is iterated. video: None is a demo world."""
+    """A clip's frames, uint8 RGB ``[H, W, 3]``, from the beginning on each iteration. video: None for a demo world."""
 
     video: str | None
     seed: int = 0
@@ -93,9 +93,10 @@ def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) ->
 
 
 def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:
-    """Measure and write; returns the bundle written. Raises UserError, before any measuring where that is possible.
+    """Measure, write the bundle and return it.
 
-    A run that is stopped leaves a checkpoint beside the bundle to be written, from which the next one continues.
+    Raises UserError, if possible before measuring. A stopped run leaves a checkpoint beside the bundle, from which the next run
+    continues.
     """
     if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
@@ -121,7 +122,7 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
-    """Return what a checkpoint depends on: all but policies and budgets, which have records of their own."""
+    """Return the settings that a checkpoint depends on; policies and budgets have their own records."""
     written = (CHOICES, CALIBRATION, SCALES) if request.layers else (CHOICES,)  # a killed run may have replaced these
     files = {name: record for name, record in model.bundle.files.items() if name not in written}
     identity = model_hash(replace(model.bundle, files=files))
@@ -134,7 +135,7 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify, notify: Notify
 ) -> Findings:
-    """Measure an int8 cache's scales, the layers on them, then the policies; what a stopped run has measured is read."""
+    """Measure an int8 cache's scales, the layers with them, then the policies; reuse a stopped run's measurements."""
     layers, scales, choices, spec = None, None, None, model.bundle.decoder
     if request.layers and spec.kv == "int8":
         try:
@@ -160,7 +161,7 @@ def _measure(
 
 
 def clips_of(videos: list[Path]) -> list[Clip]:
-    """Video files, sampled as by ``edgevlm run``; else demo worlds, with a question of each kind that it was taught.
+    """Return video clips, sampled as by ``edgevlm run``, or demo worlds with a question of each taught kind.
 
     Raises SourceError for a missing file.
     """
@@ -174,7 +175,9 @@ def clips_of(videos: list[Path]) -> list[Clip]:
 
 
 def rows(choices: Choices) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield event and fields: a row a policy and budget, then the choice there; then what append and encode tried and chose."""
+    """Yield event and fields: one row per policy and budget, then the choice there; then the trials and choices of append and
+    encode.
+    """
     measure = {"measure": choices.measure}
     for choice in choices.budgets:
         budget = {"budget": choice.budget}

@@ -1,4 +1,4 @@
-"""Passwords and keys stay out of messages, logs and the process list."""
+"""Keep passwords and keys out of messages, logs and the process list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARGUMENTS = slice(45, 47)  # of /proc/self/stat after the name: arg_start and ar
 
 
 def mask_argv() -> None:
-    """Overwrite the credentials among this process's arguments, as the kernel shows them; where it cannot be done, nothing."""
+    """Overwrite the credentials in this process's arguments, as the kernel shows them, if possible."""
     with suppress(OSError, ValueError):
         start, end = map(int, Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[ARGUMENTS])
         if not 0 < start < end:
@@ -42,9 +42,9 @@ SETTING = re.compile(
 
 
 def mask_credentials(text: str) -> str:
-    """Replace the user and password of any URL in ``text``, and the value of what is named like a key, by ``***``.
+    """Replace the user and password of any URL in ``text``, and the value of anything named like a key, by ``***``.
 
-    In time that grows with the length of the text: a client may have chosen it. What is not UTF-8 in a file's name is escaped.
+    Takes linear time, because a client may have chosen the text. Bytes of file names that are not UTF-8 are escaped.
     """
     return _mask(text).encode(errors="backslashreplace").decode()
 
@@ -75,14 +75,14 @@ def with_login(address: str, username: str | None, password: str | None) -> str:
 
 
 def state_key(reference: str | None) -> SnapshotKey | None:
-    """Return the key of ``--state``, of what :func:`secret` reads. Raises UserError."""
+    """Return the key of ``--state``, given as for :func:`secret`. Raises UserError."""
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     return None if reference is None else SnapshotKey(secret(reference))
 
 
 def secret(reference: str) -> str:
-    """Return the text that ``env:NAME`` or ``file:PATH`` stands for; any other text stands for itself. Raises UserError."""
+    """Return the content of ``env:NAME`` or ``file:PATH``, or any other text itself. Raises UserError."""
     kind, _, name = reference.partition(":")
     if kind == "env" and re.fullmatch(r"\w+", name):
         if name not in os.environ:

@@ -1,4 +1,4 @@
-"""Limit the hosts an address may reach: those that clients of a server send, and those that a stream names or redirects to."""
+"""Limit the hosts that addresses may reach: those from a server's clients, and those that a stream names or redirects to."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ NAT64 = ip_network("64:ff9b::/96")
 class AllowedHosts:
     """Names, addresses and networks (``10.0.0.0/24``) that may be reached.
 
-    None: all but this machine, link-local addresses (cloud metadata) and multicast. A listed name may resolve to any address;
-    of other names every address has to be allowed.
+    None: all except this machine, link-local addresses (cloud metadata) and multicast. A listed name may resolve to any
+    address; for other names every address must be allowed.
     """
 
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
-        """private: whether None allows private networks. also: a host that is always allowed. Raises ValueError."""
+        """Parse the list. private: whether None allows private networks. also: a host that is always allowed.
+
+        Raises ValueError.
+        """
         self._private, self._also = private, also.lower().rstrip(".")
         self._names: set[str] | None = None
         if allowed is not None:
@@ -36,7 +39,7 @@ class AllowedHosts:
             self._networks = [ip_network(each) for each in allowed if is_network(each)]
 
     def resolve(self, host: str, port: int) -> str:
-        """Resolve the host, once. Raises SourceRefused if an address is not allowed, SourceError where there is none."""
+        """Resolve the host, once. Raises SourceRefused if an address is not allowed, SourceError if there is none."""
         found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address in found:
@@ -58,7 +61,7 @@ class AllowedHosts:
 
 
 def plain(text: str) -> IPv4Address | IPv6Address:
-    """Read an address; the IPv4 address that one of IPv6 stands for (mapped, or of NAT64)."""
+    """Parse an address; convert an IPv6 address that embeds IPv4 (mapped or NAT64) to that."""
     address = ip_address(text)
     if isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address in NAT64):
         return IPv4Address(int(address) & 0xFFFFFFFF)
@@ -66,7 +69,7 @@ def plain(text: str) -> IPv4Address | IPv6Address:
 
 
 def reach(text: str) -> Literal["here", "private", "public"]:
-    """Return where an address leads: to this machine, its link or its cloud's services; to a private network; or anywhere."""
+    """Classify an address: this machine, its link or its cloud's services; a private network; or anywhere."""
     address = plain(text)
     if any(address in network for network in HERE) or _is_own(address):
         return "here"
@@ -74,7 +77,7 @@ def reach(text: str) -> Literal["here", "private", "public"]:
 
 
 def _is_own(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether an interface of this machine has the address: it is where packets to itself come from."""
+    """Return whether an interface of this machine has the address: packets to it then have it as their source."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((str(address), 9))  # nothing is sent

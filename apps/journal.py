@@ -1,4 +1,4 @@
-"""A journal in words: what the model said it saw, line by line, with full-text search. It outlives the memory."""
+"""The journal: lines of text in which the model describes what it saw, with full-text search. It outlives the memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Journal(TimedDatabase):
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:
-        """Keep a line, unless something was :attr:`forgotten` since it was asked for. Never raises for what the disk does."""
+        """Keep a line, unless something was :attr:`forgotten` since its request. Disk errors raise nothing."""
 
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))
@@ -67,9 +67,10 @@ class Journal(TimedDatabase):
         *,
         any_word: bool = False,
     ) -> list[Line]:
-        """Return lines, newest first; those that hold all words of ``search``. since, until: seconds since 1970, both included.
+        """Return the lines with all words of ``search``, newest first.
 
-        any_word: those that hold any of its words, the best match (BM25) first.
+        since, until: seconds since 1970, both included. any_word: return lines with any of the words, the best match (BM25)
+        first.
         """
         words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # nothing in it is an operator
         if search is not None and not words:
@@ -84,6 +85,6 @@ class Journal(TimedDatabase):
 
 
 def with_notes(question: str, lines: list[Line]) -> str:
-    """Put lines before a question, in the order of time."""
+    """Put lines before a question, oldest first."""
     said = [f"{clock_time(line.time)}: {line.text}" for line in sorted(lines, key=lambda line: line.time)]
     return "\n".join([HEADING, *said, "", question]) if lines else question

@@ -1,4 +1,4 @@
-"""Ids of cameras and watches, made of names in any script, and of programs."""
+"""Ids of programs, and of cameras and watches, whose names may be in any script."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAX_NAME = 100  # characters
 
 
 def printable(name: str) -> str:
-    """Strip a name. Raises ValueError for one that cannot be shown."""
+    """Strip a name. Raises ValueError for an unprintable one."""
     if not (name := name.strip()) or len(name) > MAX_NAME or not name.isprintable():
         raise ValueError(f"{name!r}: give a name of 1 to {MAX_NAME} printable characters")
     return name
 
 
 def named_id(name: Any) -> Any:
-    """Make an id of a name, for pydantic."""
+    """Make an id from a name, for pydantic."""
     return id_of(printable(name)) if isinstance(name, str) else name
 
 
@@ -39,7 +39,7 @@ NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # given by a name or b
 
 
 def id_of(name: str) -> str:
-    """Make an id of a name: one that is an id stays; else its ASCII letters, and a hash that tells it from similar names."""
+    """Make an id from a name: a valid id stays; otherwise use its ASCII letters and a hash that distinguishes similar names."""
     name = unicodedata.normalize("NFC", name.strip())
     if re.fullmatch(ID, name):
         return name
@@ -57,7 +57,7 @@ def slug(text: str) -> str:
 
 
 def program_id(folder: Path, new: str = "") -> str:
-    """Return the id of the program whose state is in a folder; a ``new`` or random one where it has none yet."""
+    """Return the id of the program whose state is in a folder; if it has none yet, store ``new`` or a random one."""
     path = folder / "program.id"  # no name of a camera has a dot
     with suppress(OSError, ValueError):
         if re.fullmatch("[0-9a-f]{8}", found := path.read_text().strip()):

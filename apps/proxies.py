@@ -14,7 +14,7 @@ LOCAL = (".local", ".lan", ".internal", ".home.arpa")
 
 
 def is_private(host: str) -> bool:
-    """Return whether a host is this machine or in its own network, which a proxy does not reach."""
+    """Return whether a host is this machine or in its network, where proxies are not used."""
     if host.lower().endswith(LOCAL):
         return True
     with suppress(OSError, UnicodeError):
@@ -29,13 +29,13 @@ def proxies_for(host: str) -> dict[str, str]:
 
 
 def proxy_variables(*schemes: str) -> str:
-    """Name the environment variables that are set to a proxy for these schemes."""
+    """Return the names of environment variables that set a proxy for these schemes."""
     wanted = (*(f"{scheme}_proxy" for scheme in schemes), "all_proxy")
     return ", ".join(name for name, value in os.environ.items() if value and name.lower() in wanted)
 
 
 def environment_problem(error: Exception) -> str:
-    """Name the variable for which an HTTP client cannot be made, and what helps; empty for other errors."""
+    """Return the variable because of which an HTTP client cannot be made, and the fix; empty for other errors."""
     why, proxies = " ".join(str(error).split())[:200], proxy_variables("http", "https")
     files = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
     if isinstance(error, ssl.SSLError | FileNotFoundError | PermissionError) and error.filename is None and files:

@@ -1,4 +1,4 @@
-"""The lines that commands print with ``--json``: models, from which their JSON Schema and the reference are made."""
+"""Models of the lines that commands print with ``--json``; their JSON Schema and the reference are generated from them."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Moment(Record):
     last_frame: int = field("Number of its last frame.")
     time_s: float | None = field("Stream time of the first frame, in seconds.")
     until_s: float | None = field("Stream time of the last frame.")
-    weight: float | None = field("Its share of the attention, from 0 to 1.")
+    weight: float | None = field("Its fraction of the attention, from 0 to 1.")
     box: list[float] = field("Left, top, right and bottom of the region, as fractions of the picture.")
-    jpeg_url: str | None = maybe("The server's path of its picture; null where there is none.")
+    jpeg_url: str | None = maybe("The server's path to its picture; null if there is none.")
 
 
 class Answer(Timed):
@@ -61,10 +61,10 @@ class Answer(Timed):
     token_ids: list[int] = field("Token ids of the answer.")
     ttft_ms: float = field("Time to first token, in milliseconds.")
     tpot_ms: float = field("Mean time of each further token, in milliseconds.")
-    evidence: list[Moment] = field("Frames the answer was read from, best first; none where evidence_held is false.")
-    evidence_held: bool | None = field("False if what would answer is no longer in memory; null where unknown.")
+    evidence: list[Moment] = field("Frames the answer was read from, best first; empty if evidence_held is false.")
+    evidence_held: bool | None = field("False if the answer's frames are no longer in memory; null if unknown.")
     model_fits_source: bool = field("False if the demo model watches anything but the demo world: the answer is a guess.")
-    truth: str = maybe("The right answer; only for a question about the demo world that has one.")
+    truth: str = maybe("The right answer; only for the demo's own questions.")
 
 
 class Stats(Timed):
@@ -74,16 +74,16 @@ class Stats(Timed):
     fps: float = field("Frames watched per second since the last line; in a summary, over the whole run.")
     policy: str = field("The policy in use; under auto, the one it chose.")
     cache_tokens: int = field("Vision tokens held in the fullest layer.")
-    cache_bytes: int = field("Size of the KV cache, which is allocated once.")
+    cache_bytes: int = field("Size of the KV cache, in bytes; allocated once.")
     appended: float = field("Fraction of the frames' tokens that entered the memory; 1 with --append all.")
     encoded: float = field("Fraction of the frames' patches that were encoded; 1 with --encode all.")
     compressions: int = field("How often the policy has compressed the cache.")
     compress_ms: float = field("Milliseconds spent on compression in total.")
-    rss_bytes: int = field("Resident memory of the process.")
+    rss_bytes: int = field("Resident memory of the process, in bytes.")
     source_state: str = field("initialising, running, stalled, reconnecting, ended or failed.")
     source_problem: str | None = field("Why the source is not running, without credentials.")
     reconnects: int = field("How often the source delivered frames again after a lost connection.")
-    store: dict[str, Any] = maybe("Bytes a retrieval policy keeps off the device, and its counters; only with such a policy.")
+    store: dict[str, Any] = maybe("A retrieval policy's bytes off the device, and its counters; only with such a policy.")
 
 
 class Summary(Stats):
@@ -91,11 +91,11 @@ class Summary(Stats):
 
 
 class Serving(Timed):
-    url: str = field("Where the server answers. It prints this line first, once it does.")
+    url: str = field("The server's address. This line is printed first, once the server answers.")
 
 
 class Config(Timed):
-    path: str = field("The file, in which nothing is wrong; of others stderr has the line.")
+    path: str = field("The checked file; errors go to stderr instead.")
     cameras: list[str] = field("Names of its cameras.")
 
 
@@ -106,20 +106,20 @@ class Completion(Timed):
     time_s: float | None = field("Stream time of the newest frame the answer takes into account, in seconds.")
     ttft_ms: float | None = field("Time to first token, in milliseconds, in the server.")
     evidence: list[Moment] = field("Frames the answer was read from, as in run.")
-    evidence_held: bool | None = field("False if what would answer is no longer in memory; null where unknown.")
+    evidence_held: bool | None = field("False if the answer's frames are no longer in memory; null if unknown.")
     model_fits_source: bool | None = field("False if the demo model watches anything but the demo world.")
 
 
 class Line(Record):
-    time: str = field("When it was seen: RFC 3339, UTC.")
+    time: str = field("Time it was seen: RFC 3339, UTC.")
     camera: str = field("The stream's name.")
-    text: str = field("What the model said it saw.")
+    text: str = field("The model's description.")
     evidence: list[Moment] = field("Frames it was read from, as in an answer.")
 
 
 class Forgotten(Record):
-    stream: str = field("The camera; empty for events of all.")
-    rows: int = maybe("Rows of the memory deleted, of the layer that lost most.")
+    stream: str = field("The camera; empty for events of all cameras.")
+    rows: int = maybe("Rows deleted from memory, in the layer that lost most.")
     thumbnails: int = maybe("Thumbnails deleted.")
     snapshots: int = maybe("Snapshots deleted, with --all in a folder.")
     events: int = maybe("Events of watches deleted.")
@@ -131,7 +131,7 @@ class Opening(Record):
     watch: str = field("The watch's name.")
     question: str = field("What it asks.")
     opened: str = field("When it opened: RFC 3339, UTC.")
-    closed: str | None = field("When it closed; null where it was still open.")
+    closed: str | None = field("When it closed; null if it was still open.")
     seconds: float | None = field("How long it was open.")
     probability: float = field("Probability of the answer when it opened.")
     evidence: list[Moment] = field("Frames it was read from, as in an answer.")
@@ -140,24 +140,24 @@ class Opening(Record):
 class Plan(Record):
     weights_mb: float = field("Weights, in 10^6 bytes.")
     kv_mb: float = field("The KV cache, in 10^6 bytes.")
-    policy_mb: float = field("What a policy keeps beside it, in 10^6 bytes.")
+    policy_mb: float = field("A policy's state beside the cache, in 10^6 bytes.")
     activations_mb: float = field("The decoder's working memory, in 10^6 bytes.")
     vision_mb: float = field("The tower's working memory, in 10^6 bytes.")
     runtime_mb: float = field("Libraries, graphs and sessions, in 10^6 bytes.")
     snapshots_mb: float = field("Copies that a server's snapshots are written from; 0 without --cameras, in 10^6 bytes.")
     total_mb: float = field("All of these, in 10^6 bytes.")
-    usable_mb: float = field("What the device has beside the system, in 10^6 bytes.")
-    export_peak_mb: float = field("What edgevlm export takes, in 10^6 bytes.")
+    usable_mb: float = field("Memory of the device without the system's, in 10^6 bytes.")
+    export_peak_mb: float = field("Memory that edgevlm export takes, in 10^6 bytes.")
     build_peak_mb: float = field("Memory that edgevlm build takes, in 10^6 bytes; 0 if nothing is built.")
     fits: bool = field("Whether total_mb fits in usable_mb.")
     prefill_fps: float = field("Most frames per second, with the cache full.")
     ttft_ms: float = field("Time to first token, in milliseconds.")
     tokens_per_s: float = field("Tokens of an answer per second.")
     j_per_frame: float | None = field("Upper bound of the energy of a frame, in joules; null if the power is not known.")
-    bound_by: str = field("What limits it: vision, compute, memory bandwidth or memory size.")
+    bound_by: str = field("The bottleneck: vision, compute, memory bandwidth or memory size.")
     model: str = field("The model's name.")
     family: str = field("Model family.")
-    device: str = field("What it was planned for; this machine unless --device names another.")
+    device: str = field("The device it was planned for; this machine unless --device names another.")
     precision: str = field("Precision of the decoder's weights.")
     vision_precision: str = field("Precision of the vision tower on a CPU.")
     kv: str = field("Precision of keys and values.")
@@ -171,8 +171,8 @@ class Plan(Record):
     prefill_ms: float = field("Decoder's time per frame, in milliseconds.")
     compression_ms: float = field("Compression's time per frame, in milliseconds.")
     cameras: int = field("Cameras on the model; above 1 the sizes and prefill_fps are of all of them.")
-    camera_mb: float = field("What one more camera takes of edgevlm serve, in 10^6 bytes.")
-    question_mb: float = field("The most that a long question takes while it is answered, in 10^6 bytes.")
+    camera_mb: float = field("Memory that one more camera of edgevlm serve takes, in 10^6 bytes.")
+    question_mb: float = field("The most memory that a long question takes while it is answered, in 10^6 bytes.")
     camera_fps: float = field("prefill_fps for each camera.")
     largest_cameras: int = field("Most cameras of edgevlm serve that fit and keep up, 256 at most.")
 
@@ -181,10 +181,10 @@ class Model(Record):
     model: str = field("Its name on the Hugging Face Hub.")
     family: str = field("Model family.")
     licence: str = field("Licence of its weights.")
-    checked: list[str] = field("What was looked up: licence, geometry. The rest is from memory.")
+    checked: list[str] = field("Facts that were looked up: licence, geometry. The rest is from memory.")
     parameters: int = field("Weights that a stream uses.")
-    measured: bool = field("Whether we have run its real weights. If not, what follows is predicted, as by plan.")
-    device: str = field("What it was planned for.")
+    measured: bool = field("Whether we have run its real weights. If not, the following fields are predictions of plan.")
+    device: str = field("The device it was planned for.")
     precision: str = field("Precision chosen for the decoder's weights.")
     kv: str = field("Precision of keys and values.")
     budget: int = field("Vision tokens kept per layer.")
@@ -202,7 +202,7 @@ class Finding(Record):
 
 
 class Camera(Record):
-    camera: str = field("What to give run --camera.")
+    camera: str = field("The value for run --camera.")
     kind: str = field("demo, usb, csi or another bus.")
     name: str = field("The camera's own name.")
     usable: bool = field("Whether it delivered a picture.")
@@ -234,7 +234,7 @@ class Policy(Record):
     paper: str = field("Where it was published.")
     idea: str = field("What it keeps.")
     settings: list[dict[str, Any]] = field("Per setting: name, default, choices and meaning.")
-    ours: str = field("What differs from the paper; may be empty.")
+    ours: str = field("Differences from the paper; may be empty.")
 
 
 class Bundle(Record):
@@ -259,12 +259,12 @@ class Engine(Record):
 
 class Snapshot(Record):
     snapshot: str = field("The file's name.")
-    usable: bool = field("Whether it can be resumed from. If false, reason is the only other field.")
+    usable: bool = field("Whether a run can resume from it. If false, reason is the only other field.")
     reason: str = maybe("Why it cannot be used.")
     bytes: int = maybe("Its size.")
     edgevlm: str = maybe("Version that wrote it.")
-    written: float = maybe("When, in seconds since 1970.")
-    source: str | None = maybe("What was watched, without credentials.")
+    written: float = maybe("Time of writing, in seconds since 1970.")
+    source: str | None = maybe("The source, without credentials.")
     model: str = maybe("SHA-256 of the model's bundle.")
     name: str = maybe("The model's name.")
     policy: str = maybe("Policy with its settings.")
@@ -273,7 +273,7 @@ class Snapshot(Record):
     chunk: int = maybe("Frames encoded at once.")
     reindexing: str = maybe("lazy or eager.")
     append: str = maybe("all, or changed with its settings.")
-    encode: str = maybe("The same of what is encoded.")
+    encode: str = maybe("all, or changed with its settings, for encoding.")
     text_budget: list[int] = maybe("Tokens reserved for conversation, question and answer.", alias="text budget")
     system_prompt: str = maybe("Hash of the system prompt.", alias="system prompt")
     frames: int = maybe("Frames watched.")
@@ -285,7 +285,7 @@ class Snapshot(Record):
 
 
 def record(name: str, kind: Any, /, *, optional: bool = False, without: str = "", **more: Any) -> type[Record]:
-    """Make the model of a line from a dataclass whose fields are ``Annotated`` with their meaning, after ``more`` fields."""
+    """Make the model of a line from ``more`` fields and a dataclass whose fields are ``Annotated`` with their meaning."""
     types, fields = get_type_hints(kind), dict[str, Any](more)
     for each in dataclasses.fields(kind):
         if each.name != without:
@@ -307,14 +307,14 @@ EncodeChoice = record("EncodeChoice", calibration.EncodeChoice, without="trials"
 
 class Skipped(Record):
     budget: int = field("Vision tokens per layer.")
-    policy: str = field("A policy that was not measured at it.")
+    policy: str = field("A policy that was not measured at this budget.")
     reason: str = field("Why.")
 
 
 class Choice(Record):
     budget: int = field("Vision tokens per layer.")
     measure: str = field("As in candidate.")
-    policy: str = field("What auto uses at this budget.")
+    policy: str = field("The policy that auto uses at this budget.")
     clearly_better: bool = field("Whether it beat the fallback; if false, it is the fallback.")
 
 
@@ -351,7 +351,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_of(model: type[BaseModel], kind: dict[str, Any], name: str = "event") -> dict[str, Any]:
-    """Return the JSON Schema of a line. name, kind: the field that tells its kind, and that field's schema."""
+    """Return the JSON Schema of a line. name, kind: the field that distinguishes its kind, and that field's schema."""
     schema = model.model_json_schema()
     version = {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."}
     schema["properties"] = {name: kind, "schema": version, **schema["properties"]}

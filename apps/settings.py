@@ -13,13 +13,16 @@ from edgevlm.runtime.settings import Metavar, SessionSettings
 
 
 class Shown(NamedTuple):
-    """The default that help shows for a field, in words; found in ``model_fields[name].metadata``, like :class:`Metavar`."""
+    """The default of a field in words, for help; it is in ``model_fields[name].metadata``, like :class:`Metavar`."""
 
     text: str
 
 
 def parse_size(text: Any, option: str = "") -> Any:
-    """(width, height) of ``1280x720``, None of ``auto``. Raises UserError, which ``option`` begins, for anything else."""
+    """Parse ``1280x720`` to (width, height), ``auto`` to None.
+
+    Raises UserError, which starts with ``option``, for anything else.
+    """
     if not isinstance(text, str) or text == "auto":
         return None if text == "auto" else text
     if not (match := re.fullmatch(r"(\d{1,5})[xX](\d{1,5})", text.strip())) or "0" in match.groups():
@@ -28,7 +31,7 @@ def parse_size(text: Any, option: str = "") -> Any:
 
 
 def parse_ask_at(text: str) -> tuple[float, str]:
-    """``60:Who came in?`` is at 60 seconds. Raises UserError for anything else."""
+    """Parse ``60:Who came in?`` to a question at 60 seconds. Raises UserError for anything else."""
     time_s, _, question = text.partition(":")
     if not re.fullmatch(r"\s*\d{1,12}(\.\d*)?\s*", time_s) or not question.strip():
         raise UserError(f"{text}: give seconds, a colon and the question, like 60:'who came in?'")
@@ -115,5 +118,5 @@ class RunSettings(SessionSettings):
 
     @property
     def state_key(self) -> str | None:
-        """The key of snapshots, as :func:`edgevlm.apps.credentials.state_key` reads it."""
+        """Return the key of snapshots, as :func:`edgevlm.apps.credentials.state_key` reads it."""
         return None if self.state_key_file is None else f"file:{self.state_key_file}"

@@ -1,4 +1,4 @@
-"""Store what cameras saw in SQLite, one file a kind, with rules for keeping and deleting rows."""
+"""Store what cameras saw in SQLite, one file per kind, with rules for keeping and deleting rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ WAL = "journal_mode = WAL"
 
 
 class TimedDatabase:
-    """Rows with times in a file of their own. Any thread may call any method.
+    """A table of rows with times in its own file.
 
-    A damaged file is set aside and a new one begun. While the disk takes nothing, ``notify`` gets one line, and another once
-    it does again. folder: None keeps the rows in memory. days: that rows are kept, DAYS unless given; of time that passed since
-    they were written, so a clock that is set deletes nothing. cap: bytes in use, CAP unless given; above it :attr:`SPARE` goes.
-    Raises UserError for a file that cannot be opened, or another process's.
+    Any thread may call any method. A damaged file is renamed and a new one begun. When the disk refuses writes, ``notify`` gets
+    one line, and another once writes succeed again. folder: None keeps the rows in memory. days: days to keep rows, default
+    DAYS, by elapsed time, so that setting the clock deletes nothing. cap: bytes in use, default CAP; above it :attr:`SPARE` is
+    deleted. Raises UserError for a file that cannot be opened, or is in use by another process.
     """
 
     FILE: ClassVar[str]
@@ -95,7 +95,7 @@ class TimedDatabase:
             return deleted.rowcount
 
     def prune(self) -> None:
-        """Delete what is too old, a day's rows at once, and what is above the cap."""
+        """Delete rows that are too old, a day at once, and rows above the cap."""
         now, found = Instant.now(), self._run("SELECT passed, boot, boot_s, wall FROM days ORDER BY day DESC LIMIT 1")
         passed = found[0][0] + now.since(Instant(*found[0][1:]), DAY_S) if found else 0.0
         self._run(f"INSERT OR REPLACE INTO days VALUES (?, {self._newest}, ?, ?, ?, ?)", passed // DAY_S, passed, *now)
@@ -109,7 +109,7 @@ class TimedDatabase:
                 self._purge()
 
     def close(self) -> None:
-        """Closing again does nothing."""
+        """Close the file. Closing again does nothing."""
         with self._lock:
             self._closed = True
             if self._database is not None:
@@ -119,13 +119,13 @@ class TimedDatabase:
             self._held.close()
 
     def _find(self, columns: str, where: Mapping[str, Any], order: str, limit: int) -> Rows:
-        """Return rows that meet the conditions whose value is given."""
+        """Return rows that meet the conditions with a value."""
         given = {condition: value for condition, value in where.items() if value is not None}
         statement = f"SELECT {columns} FROM {self.TABLE} WHERE {' AND '.join(given) or '1'} ORDER BY {order} LIMIT ?"
         return self._rows(statement, *given.values(), limit)
 
     def _purge(self) -> None:
-        """Delete what a table keeps of rows that were deleted."""
+        """Delete a table's remains of deleted rows."""
 
     def _flush(self) -> None:
         """Flush deletions to the disk."""
@@ -170,7 +170,7 @@ class TimedDatabase:
         return database
 
     def _mended(self, work: Callable[[], T]) -> T:
-        """Return what the work does; a damaged file is set aside, and the work done in a new one."""
+        """Do the work and return its result; rename a damaged file and do the work in a new one."""
         for again in (True, False):  # what could not be read once is not damage
             try:
                 return work()
@@ -214,7 +214,7 @@ class TimedDatabase:
             return self._attempt(lambda: self._run(statement, *values), none)
 
     def _attempt(self, work: Callable[[], T], otherwise: T) -> T:
-        """Return what the work does, or ``otherwise``, with a notice, where disk or file do not let it be done."""
+        """Do the work and return its result, or ``otherwise``, with a notice, if the disk or the file fails."""
         if self._closed:
             return otherwise
         try:

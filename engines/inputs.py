@@ -1,4 +1,4 @@
-"""Input handling that all backends share: refuse wrong ones before a byte is changed, group frames, embed tokens."""
+"""Input handling of all backends: check inputs before a byte is changed, group frames, embed tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sizes = tuple[int | None, ...]  # None is any
 
 
 def check_graphs(bundle: Bundle) -> None:
-    """Raise BundleError if ONNX Runtime's graphs take other shapes than the manifest says: memory is made by that."""
+    """Raise BundleError if ONNX Runtime's graphs take other shapes than the manifest, by which memory is allocated."""
     spec, vision, changed = bundle.decoder, bundle.vision, bundle.vision.changed
     size = (None, None) if vision.pixels else vision.size
     wanted: dict[str, Sizes] = {
@@ -43,7 +43,7 @@ def check_graphs(bundle: Bundle) -> None:
 
 
 def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent: Collection[str] = ()) -> None:
-    """None in a shape is any size, as is a symbol in the graph."""
+    """Check the shapes of one graph. None in a shape is any size, as is a symbol in the graph."""
     path = bundle.file(name)
     try:
         model = path.read_bytes()
@@ -67,9 +67,9 @@ def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent:
 
 
 def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
-    """Frames ``[F, 3, H, W]`` as a tower takes them, ``[G, group * 3, H, W]``, the last frame repeated to fill its group.
+    """Group frames ``[F, 3, H, W]`` for a tower, ``[G, group * 3, H, W]``, repeating the last frame to fill its group.
 
-    Raises ValueError for anything but float32 frames of the bundle's size, or of another that its tower takes.
+    Raises ValueError unless they are float32 frames of a size that the tower takes.
     """
     wanted, size = (3, *vision.size), pixels.shape[2:]
     if len(size) == 2 and min(size) > 0:
@@ -134,7 +134,7 @@ def check_step(
 
 
 def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FramePattern | None, sparse: bool) -> None:
-    """Raise CacheError for a pattern that is not for these rows, and for one given to a decoder that is not ``sparse``."""
+    """Raise CacheError for a pattern that does not fit these rows, and for any pattern if the decoder is not ``sparse``."""
     if pattern is None:
         return
     if not sparse:
@@ -150,7 +150,7 @@ def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FrameP
 
 
 def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:
-    """Raise CacheError for rows that are not of the decoder's sizes."""
+    """Raise CacheError for rows of other sizes than the decoder's."""
     s, rows = spec, len(embeds)
     if embeds.shape not in ((rows, s.hidden), (rows, s.row_width)) or rows < 1:
         raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
@@ -193,7 +193,7 @@ class Embedding:
             raise BundleError(f"{bundle.file(spec.embedding)}: has fewer than {spec.hidden} numbers a token; {AGAIN}")
 
     def rows(self, ids: Int64) -> Float32:
-        """``[N]`` to ``[N, hidden]``; raises ValueError for ids outside the vocabulary."""
+        """Return the embeddings ``[N, hidden]`` of ids ``[N]``. Raises ValueError for ids outside the vocabulary."""
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.table):
             raise ValueError(f"token ids must be in [0, {len(self.table)}), not {ids.min()} to {ids.max()}")
         found = np.asarray(self.table[ids], np.float32)

@@ -1,7 +1,7 @@
-"""Read what an ONNX file says of its graph without the ``onnx`` package, whose import costs a run 10 MB and 0.1 s.
+"""Read facts about an ONNX file's graph without the ``onnx`` package, whose import costs a run 10 MB and 0.1 s.
 
-A protobuf message is a sequence of fields, each a key (number << 3 | kind) and, in the kinds that ONNX has, a varint, 4 or 8
-bytes, or a length and as many bytes.
+A protobuf message is a sequence of fields, each a key (number << 3 | kind) followed by a varint, 4 or 8 bytes, or a length and
+that many bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TYPE, TENSOR_TYPE, SHAPE, DIM, DIM_VALUE = 2, 1, 2, 1, 1  # of a ValueInfoProto,
 
 @dataclass(frozen=True, slots=True)
 class ExternalTensor:
-    """Weights of a graph in a file beside it. kind: ONNX's number of their type."""
+    """Weights of a graph in a separate file. kind: ONNX's number of their type."""
 
     name: str
     kind: int
@@ -74,7 +74,7 @@ def operators(model: bytes) -> Counter[str]:
 
 
 def largest_attribute(model: bytes, name: str) -> float:
-    """Return the largest number that nodes have as the attribute ``name``, 0 of none. Raises ValueError in the same cases."""
+    """Return the largest value of the attribute ``name`` of all nodes, or 0. Raises ValueError in the same cases."""
     numbers = [
         struct.unpack("<f", raw)[0]
         for attribute in _inside(model, GRAPH, NODE, ATTRIBUTE)
@@ -88,8 +88,8 @@ def largest_attribute(model: bytes, name: str) -> float:
 def with_input(model: bytes, name: str, like: str) -> bytes:
     """Make the value ``name`` of a graph an input, of the type and shape of the input ``like``, and drop what computed it.
 
-    Outputs named ``.._out`` and unused inputs are dropped too. A model that has the input is returned as it is. Raises
-    ValueError likewise.
+    Outputs named ``.._out`` and unused inputs are dropped too. A model with such an input is returned unchanged. Raises
+    ValueError in the same cases.
     """
     inputs = {_text(value, 1): value for value in _inside(model, GRAPH, INPUT)}
     if name in inputs:

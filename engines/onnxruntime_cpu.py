@@ -1,7 +1,7 @@
 """ONNX Runtime on the CPU: it computes the dense parts of a decoder, and our own kernel attends between them.
 
-Threads: ``threads`` in all for one call (the physical cores by default). Workers spin briefly for work while a call
-runs, and sleep when it ends, so that sessions and the kernel, which never run at once in one stream, do not slow each other.
+A call uses ``threads`` threads in total (by default the physical cores). Workers spin briefly for work during a call and sleep
+after it, so that sessions and the kernel, which never run at once in one stream, do not slow each other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def has_vnni() -> bool:
 class Calls:
     """Options for each ONNX Runtime call, the same for all sessions of an engine.
 
-    A session's arena keeps the most that any of its calls took. With ``short`` each call gives back what it did not need.
+    A session's arena keeps the memory of its largest call. With ``short`` each call frees unused memory.
     """
 
     def __init__(self, shrunk: str = "cpu:0") -> None:
@@ -112,12 +112,12 @@ class OnnxRuntimeCpu:
         return session
 
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
-        """Return a session of one graph, as its file or ``model`` has it, with further entries of its configuration.
+        """Return a session of one graph, from its file or ``model``, with further configuration entries.
 
-        With ``copies`` it holds the matrices in the kernels' own layout, in memory of its own. Without, it reads them from the
-        mapped file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower.
-        Matrices of integers are copied always: ONNX Runtime does not round activations for those that it has not packed,
-        so that two graphs of one bundle would compute differently. (Bytes times bytes are the same sums either way.)
+        With ``copies`` it holds its own copies of the matrices in the kernels' layout. Without, it reads them from the mapped
+        file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower. Integer
+        matrices are always copied: ONNX Runtime does not round activations for unpacked ones, so two graphs of one bundle would
+        compute differently. (Products of bytes with bytes are the same either way.)
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")
@@ -151,8 +151,8 @@ class OnnxRuntimeCpu:
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``; see the protocol.
 
-        int8 towers of earlier exports round all rows of a call with one scale. They take one group a call, so that a frame's
-        features do not depend on the others.
+        int8 towers of earlier exports round all rows of a call with one scale. They take one group per call, so that a frame's
+        features do not depend on other frames.
         """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
@@ -172,15 +172,16 @@ class OnnxRuntimeCpu:
         return self._open(self.bundle.vision.graph)
 
     def capacity(self, rows: int) -> int:
-        """Any number of rows can be bound."""
+        """Return ``rows``: any number of rows can be bound."""
         return rows
 
     def embed(self, token_ids: Int64) -> Float32:
-        """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""
+        """Gather the embeddings ``[N, hidden]`` of token ids ``[N]`` from the mapped file."""
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """A decoder bound to one buffer a layer, which also returns the queries of the layers in ``probes``; see the protocol.
+        """Return a decoder bound to one buffer per layer, which also returns the queries of the layers in ``probes``; see the
+        protocol.
 
         Its sessions are opened by the first call; they hold the matrices once.
         """
@@ -203,17 +204,16 @@ class OnnxRuntimeCpu:
 
     @property
     def _read_in_place(self) -> Sequence[str]:
-        """Files of weights that single rows are multiplied with, once the decoder is open."""
+        """The files of weights for single rows, once the decoder is open."""
         if not any(self.__dict__.get("_row_parts", ())):
             return []
         return list(external_bytes(self.bundle.file(per_layer_files(self.bundle)[-1]).read_bytes()))
 
     @cached_property
     def _row_parts(self) -> list[Any]:
-        """The parts that single rows take instead; None if they take ONNX Runtime's.
+        """Return the parts for single rows; None if ONNX Runtime's are used.
 
-        They read the weights as these are in the file. So do ONNX Runtime's then, which hold no copy: a frame's call takes 7 %
-        longer.
+        They read the weights from the file. ONNX Runtime's parts then hold no copy either, and a frame's call takes 7 % longer.
         """
         parts = []
         for index, file in enumerate(per_layer_files(self.bundle)):
@@ -236,17 +236,17 @@ class OnnxRuntimeCpu:
         return self._session_of(file, SHARED | {WEIGHTS_IN: str(self.bundle.path)}, copies=copies, model=model)
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """Return the tower bound to one stream's tower cache; its graph is opened when first asked for."""
+        """Return the tower bound to one stream's tower cache; its graph is opened on first use."""
         spec = changed_spec(self.bundle, buffer)
         if self._changed is None:
             self._changed = self._open(spec.graph)
         return OnnxRuntimeTower(self._changed, self.bundle, spec, buffer, self.calls)
 
     def release_memory(self, short: bool) -> None:
-        """While memory is short, give back after each call the working memory that it took; calls are slower then."""
+        """Free working memory after each call, which is slower, while memory is short."""
         self.calls.release_memory(short)
 
     def close(self) -> None:
-        """Let go of the sessions; decoders already bound keep what they need until they are dropped."""
+        """Release the sessions; bound decoders keep theirs until they are dropped."""
         for name in ("_vision", "_parts", "_row_parts", "_changed", "_embedding"):
             self.__dict__.pop(name, None)

@@ -1,7 +1,7 @@
 """ONNX Runtime on a CUDA device: whole decoder graphs, keys and values bound at the device's addresses.
 
-Rows that come and go, a few kilobytes a call, are bound in the host's memory; ONNX Runtime copies them. It puts what the CUDA
-provider has no kernel for on the CPU: GroupQueryAttention has one for float16 only, so the bundle must keep fp16.
+Input and output rows, a few kilobytes a call, are bound in the host's memory; ONNX Runtime copies them. Nodes without a CUDA
+kernel run on the CPU; GroupQueryAttention has a CUDA kernel for float16 only, so the bundle must keep fp16.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return OnnxRuntimeCudaDecoder(self, "full", buffers, probes, sparse)
 
     def session(self, variant: str) -> Any:
-        """The session of a decoder graph, opened by the first call. Raises UserError if the bundle does not have the graph."""
+        """Return the session of a decoder graph, opened by the first call.
+
+        Raises UserError if the bundle does not have the graph.
+        """
         if variant not in self._decoders:
             opened = self._open(file := graph_of(self.bundle, variant), copies=variant == "full")
             keys = {node.name: node.type for node in opened.get_inputs()}["key0"]
@@ -85,7 +88,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return self._decoders[variant]
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """The tower's cache is in the host's memory, and CUDA's graphs read the device's: raises UserError."""
+        """Raise UserError: the tower's cache is in the host's memory, and CUDA graphs read the device's."""
         raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
@@ -101,9 +104,9 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
 class OnnxRuntimeCudaDecoder:
     """A whole decoder graph bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    Two sets of bindings: one for a single row and its logits, in which nothing is rebound between calls, and one for
-    everything else, in which only the small inputs and the outputs are. Calls with a pattern go to the ``st-spattn`` graph.
-    Do not use it from two threads at once.
+    It has two sets of bindings: one for a single row and its logits, with nothing rebound between calls, and one for everything
+    else, with only the small inputs and the outputs rebound. Calls with a pattern go to the ``st-spattn`` graph. Do not use it
+    from two threads at once.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""On ONNX Runtime's CPU: the decoder, whose dense parts are L + 1 sessions, and the tower that encodes changed patches."""
+"""The decoder on ONNX Runtime's CPU, whose dense parts are L + 1 sessions, and the tower for changed patches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SHARED = {"session.use_env_allocators": "1", "session.use_device_allocator_for_i
 
 @cache
 def share_arena() -> None:
-    """Have one arena for the working memory of all sessions of this process that ask for it.
+    """Create one arena for the working memory of all sessions of this process that request it.
 
-    The graphs run one after another: with an arena each they would keep the working memory of a call L + 1 times.
+    The graphs run one after another; with an arena each they would keep a call's working memory L + 1 times.
     """
     where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     with suppress(Exception):  # the process has registered one already
@@ -32,12 +32,12 @@ def share_arena() -> None:
 
 
 def attention_of(layer: int) -> str:
-    """Return the name that a layer's attention, ``[1, S, Hq D]``, has in the graphs."""
+    """Return the name of a layer's attention, ``[1, S, Hq D]``, in the graphs."""
     return f"layer{layer}.attention"
 
 
 def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
-    """Raise ValueError if the parts of a decoder do not fit each other, or take or give other widths than ``spec``."""
+    """Raise ValueError if the parts of a decoder do not fit each other, or have other widths than ``spec``."""
     query, key, half = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.rotary
     known = {"inputs_embeds": spec.hidden, "cos": half, "sin": half} | {
         f"features{n}": spec.hidden for n in range(spec.deepstack)
@@ -62,8 +62,8 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 class OnnxRuntimeDecoder:
     """A decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``, of a single row those that ``row_parts`` has not;
-    :func:`edgevlm.runtime.kernels.attend` is called between two of them, on the cache's own memory. With a pattern, layers from
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some for single rows.
+    Between two parts, :func:`edgevlm.runtime.kernels.attend` works on the cache's own memory. With a pattern, layers from
     ``sparse_from`` on attend by it. Do not use it from two threads at once.
     """
 
@@ -138,7 +138,7 @@ class OnnxRuntimeDecoder:
 
 
 class BoundCall:
-    """The arrays of calls of S rows that ask for the logits of R, bound to every part of a decoder. size: (S, R).
+    """The arrays of calls of S rows with R rows of logits, bound to every part of a decoder. size: (S, R).
 
     A part's outputs are the next one's inputs: two sets of arrays take turns.
     """
@@ -177,7 +177,7 @@ class BoundCall:
             given |= made
 
     def give(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:
-        """Take a call's rows; features that they do not have are zeros."""
+        """Set a call's rows; missing features are zeros."""
         width = self._spec.hidden
         self._embeds[0], self._cos[0], self._sin[0], self._logit_rows[:] = embeds[:, :width], cos, sin, logit_rows
         self.is_plain_row = len(embeds) == 1 and embeds.shape[1] == width
@@ -185,12 +185,14 @@ class BoundCall:
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
     def given(self, layer: int) -> tuple[Float32, Float32, Float32]:
-        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``, once the part before it has run."""
+        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``, after the part before it has run."""
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
 
     def row(self, index: int) -> list[Float32]:
-        """What part ``index`` takes and gives, of the first row: attention, residual, cos, sin; query, key, value, residual."""
+        """Return the first row's inputs (attention, residual, cos, sin) and outputs (query, key, value, residual) of part
+        ``index``.
+        """
         taken = [self.attention, self._passed[(index - 1) % 2][3], self._cos, self._sin]
         return [array[0, 0] for array in (*taken, *self._passed[index % 2])]
 
@@ -217,7 +219,7 @@ class OnnxRuntimeTower:
         self._bind_cache()
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
-        """Features of the tokens that any of ``patches`` is part of; see the protocol. Raises ValueError for other shapes."""
+        """Encode the tokens that contain any of ``patches``; see the protocol. Raises ValueError for other shapes."""
         if pixels.shape != self._shape or pixels.dtype != np.float32:
             raise ValueError(f"pixels must be float32 {list(self._shape)}, not {pixels.dtype} {list(pixels.shape)}")
         indices = np.ascontiguousarray(patches, np.int64)

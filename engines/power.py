@@ -1,6 +1,6 @@
-"""Power and energy, as the machine itself measures them; where it measures nothing, nothing is reported.
+"""Power and energy, as measured by the machine; without a meter nothing is reported.
 
-A meter has rails: places where watts are measured, or joules counted. Its total is the sum of the rails it names as ``summed``:
+A meter has rails, where watts are measured or joules counted. Its total is the sum of the rails it names as ``summed``:
 a rail that another feeds is not added to it.
 """
 
@@ -35,7 +35,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """``read`` returns what can be read now, by rail. ``summed``: the rails of the total, and ``why`` those, in words."""
+    """A power meter. ``read`` returns the present readings by rail. ``summed``: the rails of the total.
+
+    ``why``: the reason for these rails, in words.
+    """
 
     name: str
     rails: tuple[str, ...]
@@ -45,7 +48,7 @@ class Meter:
 
 
 def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]:
-    """Return the machine's meter, and for each kind of meter that it lacks, one line: why."""
+    """Return the machine's meter, and for each missing kind of meter a line with the reason."""
     missing = list[str]()
     for name, find in METERS.items():
         found = find(machine or Machine())
@@ -56,7 +59,7 @@ def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]
 
 
 def ina3221(machine: Machine) -> Meter | str:
-    """A Jetson's power monitors, Texas Instruments' INA3221: three rails each, in sysfs as the kernel's driver has them."""
+    """Return the meter of a Jetson's power monitors, Texas Instruments' INA3221 with three rails each, in sysfs."""
     channels = dict(_channels(machine))
     if not channels:
         return "no INA3221 in /sys/class/hwmon"
@@ -77,7 +80,9 @@ def ina3221(machine: Machine) -> Meter | str:
 
 
 def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Rail -> its folder and n of ``in{n}_label`` (``NC``: not connected), ``in{n}_input``, mV, and ``curr{n}_input``, mA."""
+    """Return each rail's folder and n of ``in{n}_label`` (``NC``: not connected), ``in{n}_input``, mV, and ``curr{n}_input``,
+    mA.
+    """
     for folder in machine.names(HWMON):
         name = f"{HWMON}/{folder}"
         if not (machine.read(f"{name}/name") or "").startswith("ina3221"):
@@ -89,7 +94,7 @@ def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def nvml(machine: Machine) -> Meter | str:
-    """Graphics cards through NVIDIA's management library: joules that a card counts, or watts of one too old to count."""
+    """Return the meter of NVIDIA cards: the joules that a card counts, or the watts of an older one."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -119,7 +124,8 @@ def nvml(machine: Machine) -> Meter | str:
 
 
 def rapl(machine: Machine) -> Meter | str:
-    """An x86 processor's energy counters (RAPL) through Linux's powercap: microjoules, which restart at 0 at a stated range.
+    """Return the meter of an x86 processor's energy counters (RAPL) in Linux's powercap: microjoules that restart at 0 at a
+    stated range.
 
     ``package-0`` is a socket with its cores; it holds ``core`` and ``uncore`` but not ``dram``; ``psys`` is the board.
     """
@@ -145,7 +151,7 @@ def rapl(machine: Machine) -> Meter | str:
 
 
 def _zones(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Rail -> its folder; zones below a package are named after it."""
+    """Return the folder of each rail; zones below a package are named after it."""
     names: dict[str, str] = {}
     for folder in machine.names(POWERCAP):
         name = machine.read(f"{POWERCAP}/{folder}/name")
@@ -160,9 +166,9 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {"ina3221": ina3221, "nvml
 
 
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
-    """Joules between two readings ``seconds`` apart; watts are integrated by trapezoids. None if one of them is missing.
+    """Return the joules between two readings ``seconds`` apart, integrating watts by trapezoids; None if a reading is missing.
 
-    A counter that is lower than before has begun again.
+    A counter that is lower than before has restarted.
     """
     if before is None or after is None:
         return None
@@ -222,13 +228,13 @@ class Energy:
 
     @property
     def joules(self) -> float | None:
-        """Sum the rails; None if one could not be read for a time, for that would be a guess."""
+        """Return the sum of the rails; None if one was unreadable for a time."""
         summed = [self.rails[name] for name in self.meter.summed]
         return None if not summed or any(rail.gap_s or not rail.seconds for rail in summed) else sum(r.joules for r in summed)
 
     @property
     def seconds(self) -> float:
-        """The longest that a rail was read."""
+        """Return the longest time that a rail was read."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property

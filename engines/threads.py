@@ -9,7 +9,7 @@ import psutil
 
 
 def default_threads() -> int:
-    """Physical cores that this process may use."""
+    """Return the number of physical cores that this process may use."""
     allowed = physical = psutil.cpu_count(logical=False) or 1
     with suppress(AttributeError, OSError):  # of other systems; of sandboxes that forbid it
         allowed = len(os.sched_getaffinity(0))

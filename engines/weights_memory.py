@@ -1,10 +1,9 @@
-"""Weights as they are in memory once a backend has opened a graph: held once, and in huge pages.
+"""Keep weights in memory only once, and in huge pages, after a backend has opened a graph.
 
-A backend packs matrices into memory of its own. Copies that it made on the way, and pages of the bundle's files that it read,
-stay resident unless they are given back; a graph that reads its matrices from the files has their pages again when it does.
-The rest was allocated in small pages. A decoder reads all of it for each token, and huge pages save look-ups: the system is
-asked for them (Linux 6.1 gives them at once, older ones later, others not at all), which changes neither results nor resident
-bytes.
+A backend packs matrices into memory of its own. Temporary copies, and the pages of the bundle's files that it read, stay
+resident unless they are freed; a graph that reads its matrices from the files loads their pages again. The rest is in small
+pages. A decoder reads all weights for each token, and huge pages save address look-ups, so the system is asked for them (Linux
+6.1 provides them at once, older versions later or never). This changes neither results nor resident bytes.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def trim() -> None:
-    """Give memory that was freed back to the system; does nothing if the C library has no such call."""
+    """Return freed memory to the system; does nothing if the C library has no such call."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
-    """Give back what opening a graph of the bundle in ``folder`` left behind, and ask for huge pages under the rest.
+    """Free the leftovers of opening a graph of the bundle in ``folder``, and request huge pages for the rest.
 
-    kept: names of its files that are read where they lie. Memory that is not resident is left out, so that none is taken for
-    nothing. Returns the bytes that huge pages were asked for; 0 where the system has none.
+    kept: names of its files that are read in place. Memory that is not resident is skipped. Returns the bytes for which huge
+    pages were requested; 0 if the system has none.
     """
     trim()
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints to bundles."""
+"""Export checkpoints to bundles."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def export_checkpoint(
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
-    ``progress(what)`` hears of each step, ``notify(line)`` that an export which was stopped or killed continues. With
-    ``force`` an existing bundle is replaced, once the new one is whole. options: of :class:`ExportOptions`.
-    Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
+    ``progress(what)`` is called for each step, ``notify(line)`` when a stopped export continues. With ``force`` an existing
+    bundle is replaced once the new one is complete. options: fields of :class:`ExportOptions`. Raises UserError, one line, for
+    a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
     folder, chosen = checkpoint_folder(checkpoint_dir), ExportOptions(**options)
     try:

@@ -1,4 +1,4 @@
-"""Text backbones: Llama and its heirs, RMS norms, rotate-half RoPE, SwiGLU; what the decoder builder asks of a checkpoint."""
+"""Text backbones: Llama and its descendants, with RMS norms, rotate-half RoPE and SwiGLU."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), 
 class DecoderShape:
     """All sizes of a decoder, checked against one another.
 
-    sections: rotary pairs that turn by each of three position axes, None for 1-D positions; ``interleaved``: axes take turns.
-    biases: the projections that have one, of ``q k v o gate up down``. deepstack: layers that image features are added after.
+    sections: numbers of rotary pairs for each of three position axes, None for 1-D positions. interleaved: whether axes take
+    turns. biases: the projections with a bias, of ``q k v o gate up down``. deepstack: layers after which image features are
+    added.
     gate: ``silu``, or ``gelu_pytorch_tanh``. windows: positions that each layer sees back, 0 for all; none if all see all.
     local_theta: the rotary base of layers with a window, where it is another. whole_frames: a frame's rows see one another.
     """
@@ -62,7 +63,7 @@ class DecoderShape:
 
     @property
     def kv_size(self) -> int:
-        """Width of one layer's keys for one token."""
+        """The width of one layer's keys for one token."""
         return self.kv_heads * self.head_dim
 
     def turns_apart(self, layer: int) -> bool:
@@ -70,12 +71,12 @@ class DecoderShape:
         return self.local_theta is not None and bool(self.windows[layer])
 
     def inv_freq(self) -> list[float]:
-        """Return the rotary frequencies in float32, as transformers has them: ``[head_dim / 2]``."""
+        """Return the rotary frequencies in float32, as in transformers: ``[head_dim / 2]``."""
         return [float(value) for value in inverse_frequencies(self.rope_theta, self.head_dim)]
 
 
 def inverse_frequencies(theta: float, dim: int) -> Float32:
-    """``theta ** (-2 i / dim)`` as PyTorch rounds it, on any processor: ``[dim / 2]``.
+    """Return ``theta ** (-2 i / dim)`` as PyTorch rounds it, on any processor: ``[dim / 2]``.
 
     numpy's float32 power differs in the last bit from one instruction set to the next; float64's, rounded, does not.
     """
@@ -87,9 +88,9 @@ def inverse_frequencies(theta: float, dim: int) -> Float32:
 class LayerWeights:
     """One layer: ``qkv``, ``output``, ``gate_up`` and ``down`` ``[out, in]``, q, k, v stacked in one and gate, up in another.
 
-    Matrices are float32 as the checkpoint has them, or stored as a precision, or the checkpoint itself, rounds them. biases:
-    ``[out]``, of matrices that have one. norms: ``input``, ``mlp`` ``[hidden]`` and, of heads, ``q``, ``k`` ``[head_dim]``; of
-    what attention and MLP give, before it joins the residual, ``attended``, ``passed`` ``[hidden]``.
+    Matrices are float32 from the checkpoint, or rounded by a precision or the checkpoint itself. biases: ``[out]``, for
+    matrices with a bias. norms: ``input``, ``mlp`` ``[hidden]`` and, of heads, ``q``, ``k`` ``[head_dim]``; of what attention
+    and MLP give, before it joins the residual, ``attended``, ``passed`` ``[hidden]``.
     """
 
     matrices: Mapping[str, Float32 | Stored]
@@ -99,11 +100,11 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """The traits of a text backbone. biases: of ``q k v o gate up down`` whatever the configuration says, None if it says.
+    """The traits of a text backbone. biases: those of ``q k v o gate up down``, None if the configuration decides.
 
-    gated_biases: whether it may say so of the MLP too. head_norms: queries and keys are normed head by head before they are
-    rotated. head_dim: where the configuration leaves it out. sections: of M-RoPE, likewise, None for 1-D positions;
-    interleaved: whether its axes take turns, whatever the configuration says.
+    gated_biases: whether it may also decide for the MLP. head_norms: whether queries and keys are normed per head before
+    rotation. head_dim: the default if the configuration omits it. sections: the same for M-RoPE, None for 1-D positions.
+    interleaved: whether its axes take turns, regardless of the configuration.
     """
 
     biases: tuple[str, ...] | None = None
@@ -173,9 +174,9 @@ class Backbone:
         return checkpoint.tensor("text.norm.weight", (s.hidden,))
 
     def check(self, checkpoint: Checkpoint, s: DecoderShape) -> None:
-        """Raise UserError for the first tensor that is missing or not as the configuration means; none is read.
+        """Raise UserError for the first tensor that is missing or contradicts the configuration, without reading tensors.
 
-        Notes matrices that AWQ or GPTQ has left in float.
+        Records matrices that AWQ or GPTQ left in float.
         """
         names = ("text.embed_tokens.weight",) if s.tied else ("text.embed_tokens.weight", "text.lm_head.weight")
         for name in names:
@@ -204,7 +205,7 @@ class Backbone:
         return count
 
     def layer(self, checkpoint: Checkpoint, s: DecoderShape, layer: int) -> LayerWeights:
-        """Layer ``layer``'s weights."""
+        """Return the weights of layer ``layer``."""
         packing, every, vectors = prequantised(checkpoint.config), self.matrices(s, layer), self.vectors(s, layer)
         matrices, biases = dict[str, Float32 | Stored](), dict[str, Float32]()
         for name, parts in STACKED.items():
@@ -254,7 +255,7 @@ def text_backbone(model_type: str) -> Backbone:
 
 
 def slides(config: Mapping[str, Any]) -> bool:
-    """Return whether a layer of a ``text_config`` with its defaults attends in a sliding window."""
+    """Return whether a layer of a ``text_config`` (with its defaults) uses a sliding window."""
     if kinds := config.get("layer_types"):
         return any(kind != "full_attention" for kind in kinds)
     layers = int(config["num_hidden_layers"])

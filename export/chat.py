@@ -31,8 +31,8 @@ _CHANGING = {  # settings of generate that change greedy answers and are not fol
 def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, Any], str]:
     """Return the bundle's ``chat`` section and the text of its tokenizer file.
 
-    Raises UserError if the tokenizer or the template is missing, or if they disagree with ``config.json`` about the
-    token that stands for what is watched.
+    Raises UserError if the tokenizer or the template is missing, or if they disagree with ``config.json`` about the video's
+    placeholder token.
     """
     file = checkpoint.folder / TOKENIZER
     tokenizer, special = read_tokenizer(checkpoint, family, vocab)
@@ -97,7 +97,7 @@ def _template(checkpoint: Checkpoint) -> str:
 def _generation(
     checkpoint: Checkpoint, family: Family, tokenizer: Tokenizer, special: dict[str, str], vocab: int
 ) -> dict[str, Any]:
-    """Return what ``generate`` of transformers does to greedy answers: stop tokens and penalties of repetition."""
+    """Return the stop tokens and repetition penalties that transformers' ``generate`` uses for greedy answers."""
     file, settings, text = checkpoint.folder / GENERATION, checkpoint.json(GENERATION), checkpoint.section("text_config")
     if settings is None:
         file, settings = checkpoint.folder / "config.json", text | checkpoint.config

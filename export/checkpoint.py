@@ -52,7 +52,7 @@ _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # tests/export/tes
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor in a file. name: the file's own word; dtype: as safetensors calls it; read: some rows of it."""
+    """A tensor in a file. name: its name in the file. dtype: as safetensors calls it. read: reads some of its rows."""
 
     path: Path
     name: str
@@ -61,7 +61,7 @@ class Unread:
     read: Callable[[slice], NDArray[Any]]
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
-        """Rows ``[start, stop)`` as they are stored. Raises UserError for what cannot be read."""
+        """Read rows ``[start, stop)`` as stored. Raises UserError if they cannot be read."""
         try:
             return self.read(slice(start, stop))
         except Exception as error:  # safetensors', gguf's and the disk's own
@@ -69,7 +69,10 @@ class Unread:
 
 
 def read_safetensors(path: Path) -> dict[str, Unread]:
-    """Name -> tensor; nothing is read yet. Raises UserError for a file that is damaged, or whose header does not fit it."""
+    """Return tensors by name, without reading them.
+
+    Raises UserError for a file that is damaged, or whose header does not fit it.
+    """
     import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
     from safetensors import safe_open
 
@@ -101,7 +104,7 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 
 def snapshot_of(folder: Path) -> tuple[str, str] | None:
-    """Repository and commit of a snapshot in the cache of the Hugging Face Hub; None for any other folder."""
+    """Return repository and commit of a snapshot in the cache of the Hugging Face Hub; None for any other folder."""
     folder = folder.resolve()
     kind, *names = folder.parent.parent.name.split("--")
     return ("/".join(names), folder.name) if folder.parent.name == "snapshots" and kind == "models" and names else None
@@ -126,13 +129,13 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The folder's own name, or the repository's: what a bundle remembers of where it came from."""
+        """The folder's or the repository's name, which a bundle records as its origin."""
         snapshot = snapshot_of(self.folder)
         return self.folder.resolve().name if snapshot is None else snapshot[0]
 
     @property
     def source(self) -> str:
-        """Its name, and the commit where it is the hub's."""
+        """Its name, with the commit if it is from the hub."""
         return "@".join(snapshot_of(self.folder) or (self.name,))
 
     def json(self, name: str) -> dict[str, Any] | None:
@@ -182,7 +185,7 @@ class Checkpoint:
         return full
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
-        """Yield the same tensor as slices of whole rows of about SLICE numbers, for what must not be held at once."""
+        """Yield the same tensor as slices of whole rows of about SLICE numbers, to limit memory."""
         stored = self.check(name, shape)
         step = max(1, SLICE // max(1, int(np.prod(shape[1:]))))
         for start in range(0, shape[0], step):
@@ -197,7 +200,7 @@ class Checkpoint:
         return self.check(name, shape, ("I32",)).rows(0, shape[0])
 
     def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Unread:
-        """The tensor of canonical ``name``, unread. Raises UserError if it is missing or not of ``shape`` and ``dtypes``."""
+        """Return the unread tensor ``name``. Raises UserError if it is missing or not of ``shape`` and ``dtypes``."""
         if name not in self.tensors:
             if (packed := self.tensors.get(f"{name.removesuffix('weight')}qweight")) is not None:
                 what = "is quantised; only the decoder's layers may be, as quantization_config of config.json says"
@@ -221,7 +224,7 @@ class Checkpoint:
         return other
 
     def is_tied(self, text: Mapping[str, Any]) -> bool:
-        """Return whether the head is the embedding: as the configuration says, unless both are stored and differ.
+        """Return whether the head is the embedding: by the configuration, unless both are stored and differ.
 
         text: the configuration's ``text_config``. Where only the head is stored, it is the embedding too, as in transformers.
         """
@@ -242,7 +245,10 @@ class Checkpoint:
         return False
 
     def weight_files(self) -> list[str]:
-        """The names of the safetensors files, there or not: one whole file wins. Raises UserError for a damaged index."""
+        """Return the names of the safetensors files, existing or not; a single file takes precedence.
+
+        Raises UserError for a damaged index.
+        """
         whole = look(inside(self.folder, SINGLE)) == "file"
         return [SINGLE] if whole else sorted(set(self._weight_map().values())) or [SINGLE]
 
@@ -299,7 +305,7 @@ class ConfigOnly(Checkpoint):
 
 
 class DeclaredOnly(Checkpoint):
-    """A checkpoint of which ``config.json`` alone is known: each tensor has the shape that it is asked for, and is zero."""
+    """A checkpoint of which only ``config.json`` is known: each tensor has the requested shape, and is zero."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config, self.folder, self.notes = dict(config), Path(), []

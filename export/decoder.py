@@ -50,7 +50,7 @@ ST_SPATTN_FROM = 3  # the first sparse layer: the one above PureKV's CLIE layer,
 
 @dataclass(frozen=True, slots=True)
 class DecoderFiles:
-    """graphs: variant -> file. embedding: its file, and that of its scales if it has."""
+    """Files of a decoder. graphs: file by variant. embedding: its file, and that of its scales, if any."""
 
     graphs: dict[str, str]
     embedding: tuple[str, ...]
@@ -70,10 +70,10 @@ def write_decoder(
 ) -> DecoderFiles:
     """Write the graphs of the profile, ``decoder.weights`` and the embedding into ``folder``.
 
-    Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. A tied head is
-    the embedding's files themselves: the graphs refer to their bytes. With ``samples`` matrices are rounded by GPTQ for inputs
-    like those; see :mod:`edgevlm.export.precisions.rounding`. What ``journal`` has is not written again. Raises UserError for
-    tensors that are missing or of another shape and for an unknown precision, OSError if the disk does not take them.
+    Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. For a tied head the
+    graphs refer to the embedding's files. With ``samples`` matrices are rounded by GPTQ for such inputs; see
+    :mod:`edgevlm.export.precisions.rounding`. Steps in ``journal`` are not repeated. Raises UserError for tensors that are
+    missing or of another shape and for an unknown precision, and OSError if they cannot be written.
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
@@ -123,7 +123,10 @@ def write_decoder(
 def _stored(
     read: LayerWeights, layer: int, layout: Layout, samples: Samples | None, rotations: DecoderRotations | None, done: bool
 ) -> LayerWeights:
-    """The layer with its matrices rounded, once for all graphs, unless the checkpoint has them so; ``done``: in the file."""
+    """Return the layer with its matrices rounded, once for all graphs, unless the checkpoint rounds them.
+
+    done: they are in the file already.
+    """
     w = read if rotations is None or done else rotations.layer(read)
 
     def stored(name: str, matrix: Float32 | Stored) -> Stored:
@@ -140,13 +143,14 @@ def _stored(
 
 
 def hessian(rows: Float32) -> Float32:
-    """Return ``x.T @ x`` ``[in, in]`` of rows ``[n, in]``, over their number."""
+    """Return ``x.T @ x / n`` ``[in, in]`` of rows ``[n, in]``."""
     product: Float32 = rows.T @ rows / np.float32(len(rows))
     return product
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
-    """The layer from which the ``st-spattn`` graph is sparse: the one wanted, else ST_SPATTN_FROM or a small model's last.
+    """Return the layer from which the ``st-spattn`` graph is sparse: the requested one, else ST_SPATTN_FROM or a small model's
+    last.
 
     Raises UserError for a layer that the model does not have.
     """
@@ -183,7 +187,7 @@ class DecoderGraph:
             self.sparse = SparseAttention(self.graph, self.shape, Memory(self.graph, self.shape, self.kv))
 
     def start(self) -> None:
-        """The inputs that are not a layer's, and what is made of them once."""
+        """Add the inputs that belong to no layer, and compute their shared results."""
         g, parts = self.graph, 1 + self.shape.deepstack
         self.residual = g.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden * parts])
         if self.shape.deepstack:
@@ -215,7 +219,7 @@ class DecoderGraph:
             self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
 
     def rotated(self, name: str, rows: str) -> str:
-        """Return rows ``[1, S, E]`` as the residual has them."""
+        """Return rows ``[1, S, E]``, rotated like the residual."""
         return rows if self.rotations is None else self.rotations.residual.nodes(self.graph, name, rows)
 
     def linear(self, name: str, rows: str, w: LayerWeights, matrix: str) -> str:
@@ -234,7 +238,7 @@ class DecoderGraph:
         return outputs
 
     def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
-        """Return RMS norm of each head of ``[1, S, heads D]`` by itself; as it is without a gamma."""
+        """Return the RMS norm of each head of ``[1, S, heads D]``; unchanged without a gamma."""
         if gamma is None:
             return rows
         g, dim = self.graph, self.shape.head_dim
@@ -243,7 +247,7 @@ class DecoderGraph:
         return g.node("Reshape", [normed, g.integers(1, 0, -1)], [f"{name}.joined"])
 
     def project(self, layer: int, w: LayerWeights, residual: str, delta: str | None) -> tuple[str, str, str, str]:
-        """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
+        """Add norm, q, k and v in one matrix, and rotation; return query, key, value ``[1, S, heads D]`` and the residual."""
         s, name = self.shape, f"layer{layer}"
         normed, residual = self.operators.norm(f"{name}.input_norm", w.norms["input"], residual, delta)
         packed = self.linear(f"{name}.qkv", normed, w, "qkv")
@@ -255,7 +259,7 @@ class DecoderGraph:
         return query, self.operators.rotate(f"{name}.key", k, s.kv_heads, table), v, residual
 
     def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
-        """Output projection, norm and gated MLP: returns the new residual and the delta still to be added to it."""
+        """Add output projection, norm and gated MLP; return the new residual and the delta still to be added to it."""
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
         projected = self.post_norm(f"{name}.attended", self.linear(f"{name}.output", attention, w, "output"), w)
         normed, residual = self.operators.norm(f"{name}.mlp_norm", w.norms["mlp"], residual, projected)
@@ -278,7 +282,7 @@ class DecoderGraph:
         return rows if gain is None else self.operators.norm(f"{name}.norm", gain, rows, None)[0]
 
     def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
-        """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
+        """Add the final norm and return the vocabulary scores ``[1, R, V]`` of the remaining rows."""
         s, g = self.shape, self.graph
         residual, delta = self.residual, self.delta
         if self.rotations is not None:
@@ -290,7 +294,7 @@ class DecoderGraph:
         g.output(g.node("Reshape", [scores, g.integers(1, -1, s.vocab)], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
 
     def graphs(self, variant: str) -> dict[str, GraphBuilder]:
-        """Variant -> graph, once all is made."""
+        """Return the finished graphs by variant."""
         return {variant: self.graph}
 
 
@@ -298,7 +302,7 @@ class DecoderGraph:
 class PerLayerGraphs:
     """The dense parts of a decoder, L + 1 graphs, under construction beside the others. The caller attends between them.
 
-    ``graph`` makes an empty one of a name. ``per-layer0`` makes layer 0's query, key and value of the rows; ``per-layer{l}``
+    ``graph`` makes an empty one with a name. ``per-layer0`` makes layer 0's query, key and value of the rows; ``per-layer{l}``
     takes the attention of layer ``l - 1``, finishes that layer and projects the next one, or gives the logits:
 
         per-layer0    inputs_embeds [1, S, E]   cos, sin [1, S, D/2]

@@ -1,4 +1,4 @@
-"""Refuse folders and configurations that look like a checkpoint but cannot be exported, and say what to do instead."""
+"""Refuse folders and configurations that look like a checkpoint but cannot be exported, with advice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS = ("awq", "gptq", "gguf")  # read; transformers leaves the last behind i
 def refuse_files(path: Path, names: Collection[str] | None = None, where: object = None) -> None:
     """Raise UserError for a GGUF file, or a folder whose files explain why no checkpoint can be read from it.
 
-    names: of the files, where they are not in the folder; where: their repository.
+    names: the files, if they are not in the folder. where: their repository.
     """
     where = path if where is None else where
     if names is None:
@@ -60,7 +60,7 @@ def refuse_quantised(where: object, settings: Mapping[str, Any]) -> None:
 
 
 def refuse_config(where: object, config: Mapping[str, Any]) -> None:
-    """Raise UserError for a ``config.json`` of another program's layout, or of a quantisation that is not read."""
+    """Raise UserError for a ``config.json`` in another program's layout, or with an unsupported quantisation."""
     if "mm_vision_tower" in config or "mm_projector_type" in config:
         what = "has mm_vision_tower, so it is in the layout of the original LLaVA program, which is not read"
         raise UserError(f"{where}: {what}; give its conversion for transformers (from llava-hf, for example)")

@@ -1,4 +1,4 @@
-"""Read how a checkpoint prepares a frame from its processor files: its size, and the bundle's fields for the rest."""
+"""Read a checkpoint's preparation of frames from its processor files: the size, and the bundle's fields for the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frame_preparation(
 ) -> dict[str, Any]:
     """Return the bundle's ``vision`` fields on preparing a frame for a tower that takes ``size``, (height, width), pixels.
 
-    Where the size came of the processor's pixel budget, ``is_sized``, frames are stretched to it.
+    is_sized: the size is from the processor's pixel budget, and frames are stretched to it.
     ``processors`` are searched in order, each in ``processor_config.json`` and then in its own file. Raises UserError
     if there is none, or if it prepares frames in a way that a bundle cannot express.
     """
@@ -51,7 +51,7 @@ def frame_preparation(
 
 
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """The first file of ``processors`` that is there, and what it says, or transformers' default, of preparing frames."""
+    """Return the first existing file of ``processors``, and its settings or transformers' defaults for preparing frames."""
     joint = checkpoint.json(_JOINT)
     for name in processors:
         file, own = f"{checkpoint.folder / _JOINT} ({name})", (joint or {}).get(name)
@@ -65,7 +65,7 @@ def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str,
 
 
 def _defaults_of(checkpoint: Checkpoint, processors: tuple[str, ...], file: str, own: dict[str, Any]) -> dict[str, Any]:
-    """What the class of a processor file takes where that leaves settings out; of video processors, the model type's class."""
+    """Return the default settings of a processor file's class; for video processors, of the model type's class."""
     named = own.get("image_processor_type") or own.get("feature_extractor_type")
     if processors != ("image_processor",) or named is None:
         return processor_defaults(str(checkpoint.config.get("model_type")))
@@ -80,7 +80,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return a size of a processor file by its sides. A number is a crop's both, and otherwise the shorter one."""
+    """Return a size of a processor file by its sides. A number is both sides of a crop, otherwise the shorter edge."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}
@@ -113,12 +113,12 @@ def pixel_budget(
     clip: int,
     needs_file: bool = True,
 ) -> PixelBudget:
-    """Sizes that a checkpoint's processor gives frames, Qwen's way: whole squares of ``factor`` pixels, within a pixel budget.
+    """Return the frame sizes of a Qwen-like processor: whole squares of ``factor`` pixels, within a pixel budget.
 
-    budget: the fewest and the most pixels, where the processor files name none. clip: frames that share a budget, 1 where each
-    has its own; a stream has no length, so a budget for a clip is that of the shortest, with MOST_TOKENS a frame at most.
-    As in transformers, min_pixels and max_pixels go before ``size`` where each frame has its own, and are ignored otherwise.
-    Raises UserError for an invalid budget, and with ``needs_file`` where no file says how frames are prepared.
+    budget: the fewest and the most pixels, if the processor files name none. clip: frames that share a budget, 1 if each has
+    its own. A stream has no length, so a clip's budget is that of the shortest clip, with at most MOST_TOKENS a frame. As in
+    transformers, min_pixels and max_pixels take precedence over ``size`` if each frame has its own budget, and are ignored
+    otherwise. Raises UserError for an invalid budget, and with ``needs_file`` if no processor file exists.
     """
     if not needs_file and not any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values())):
         return PixelBudget(factor, budget[0], budget[1] * clip, clip)

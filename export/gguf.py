@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint of a language model only: llama, qwen2 and qwen3, dequantised a slice at a time."""
+"""Read a GGUF file as a checkpoint of only a language model: llama, qwen2 and qwen3, dequantised a slice at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SETTINGS = {  # of the file -> of text_config
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file, by the settings that it holds itself. ``folder`` is the file.
+    """A GGUF file with its own settings. ``folder`` is the file.
 
     Raises UserError if it is missing, damaged or of another architecture, or if the package gguf is not installed.
     """
@@ -49,7 +49,7 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{path}: reading GGUF needs the package gguf: {install('gguf')}") from None
 
         class Reader(GGUFReader):
-            """Stops where the file ends: the package continues, for as many numbers as an array claims to have."""
+            """A reader that stops at the end of the file, unlike the package, which trusts an array's claimed length."""
 
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> NDArray[Any]:
                 if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
@@ -79,7 +79,7 @@ class GgufCheckpoint(Checkpoint):
         self.tied = "text.lm_head.weight" not in self.tensors
 
     def field(self, name: str) -> Any:
-        """Return what the file says of ``name``; None if it says nothing."""
+        """Return the file's value for ``name``, or None."""
         field = self._gguf.get_field(name)
         try:
             return None if field is None else field.contents()
@@ -87,7 +87,7 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{self.folder}: {name} is not text; download it again") from None
 
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
-        """Return ``heads``: of rows that llama.cpp keeps as rotary pairs side by side, which are put in order again."""
+        """Return an unread tensor. heads: of rows that llama.cpp stores as adjacent rotary pairs, which are reordered."""
         from gguf.quants import dequantize
 
         shape, data = tuple(int(size) for size in reversed(tensor.shape)), tensor.data
@@ -103,7 +103,9 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _canonical(name: str) -> str | None:
-    """``blk.3.attn_q.weight`` is ``text.layers.3.self_attn.q_proj.weight``; None for what no decoder here has."""
+    """Translate ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``; None for a tensor that no decoder here
+    has.
+    """
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         part = _IN_LAYER.get(match[2])
         return part and f"text.layers.{match[1]}.{part}.{match[3]}"

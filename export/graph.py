@@ -1,4 +1,4 @@
-"""Writing an ONNX graph by hand: a thin builder over ``onnx.helper``, one file of external weights, a journal of its steps."""
+"""Write an ONNX graph by hand: a thin builder over ``onnx.helper``, one file of external weights, a journal of steps."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def tensor_type(dtype: np.dtype) -> int:
 
 
 def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
-    """Write arrays that follow one another on the first axis, ``length`` in total, as one .npy file; returns where they start.
+    """Write arrays that follow one another on the first axis, ``length`` in total, as one .npy file; returns the offset of the
+    first.
 
-    (``np.save`` does not say that a disk is full.)
+    (``np.save`` does not report a full disk.)
     """
     with path.open("wb") as stream:
         start = 0
@@ -56,25 +57,25 @@ def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
 
 
 def flush(stream: BinaryIO) -> None:
-    """See what was written onto the disk. Raises OSError."""
+    """Flush a file to the disk. Raises OSError."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
 def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
-    """int4 numbers in row-major order, two in a byte, the first in its low half. Their count must be even."""
+    """Pack int4 numbers in row-major order, two per byte, the first in the low half. Their count must be even."""
     nibbles = codes.astype(np.int8).reshape(-1, 2).view(np.uint8)
     return np.bitwise_or(nibbles[:, 0] & 15, np.left_shift(nibbles[:, 1], 4), dtype=np.uint8)
 
 
 class ExportJournal(JsonLines):
-    """Steps in the order in which they were finished, each with a JSON value; kept in ``path``, or only in memory."""
+    """Finished steps in order, each with a JSON value; kept in ``path``, or only in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path, key=lambda line: line[0], sync=True)
 
     def once(self, step: str, work: Callable[[], Any]) -> Any:
-        """Return what ``work`` returned, a JSON value; it is called only if the step is not finished. Raises OSError."""
+        """Return the JSON value of ``work``, which is called only if the step is not finished. Raises OSError."""
         if step not in self.records:
             self.add([step, work()])  # the files that it wrote are on the disk already
         return self.records[step][1]
@@ -83,8 +84,8 @@ class ExportJournal(JsonLines):
 class WeightsFile:
     """Tensors one after another, 64-byte aligned, written as they come, a slice at a time.
 
-    Graphs that share the file share its tensors: a name is written once. ``finish`` closes a step of the ``journal``, and the
-    tensors of steps that it has are not written again: the file is cut after the last of them.
+    Graphs that share the file share its tensors: a name is written once. ``finish`` closes a step of the ``journal``. Tensors
+    of finished steps are not written again; the file is cut after the last of them.
     """
 
     def __init__(self, stream: BinaryIO, name: str, journal: ExportJournal | None = None) -> None:
@@ -102,7 +103,7 @@ class WeightsFile:
         stream.truncate()
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """Return the initializer that refers to ``array``, appended to the file the first time that ``name`` comes.
+        """Return the initializer that refers to ``array``, which is appended to the file on the first use of ``name``.
 
         float16, uint8, int8 and int4 are stored as they are, everything else as float32.
         """
@@ -111,7 +112,7 @@ class WeightsFile:
         return self.add_slices(name, array.shape, array.dtype, slices)
 
     def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
-        """Return the same of a tensor that comes as slices of whole rows."""
+        """Return the same for a tensor in slices of whole rows."""
         if name not in self.written:
             row = self._append(name, shape, np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32), slices)
             self._new.append(row)
@@ -119,7 +120,7 @@ class WeightsFile:
         return self.written[name]
 
     def finish(self, step: str) -> None:
-        """Note in the journal that everything up to here is written. Raises OSError."""
+        """Record in the journal that everything up to here is written. Raises OSError."""
         if step not in self.journal.records:
             flush(self.stream)
             self.journal.add([step, {"file": self.name, "end": self.stream.tell(), "tensors": self._new}])
@@ -137,7 +138,7 @@ class WeightsFile:
 class GraphBuilder:
     """Nodes, initializers, inputs and outputs of one graph; names are unique and readable.
 
-    for_cpu: whether nothing but ONNX Runtime's CPU runs it, so that it may have operators that others lack.
+    for_cpu: whether only ONNX Runtime's CPU runs it, so that it may use operators that others lack.
     """
 
     def __init__(self, name: str, weights: WeightsFile, opset: int = OPSET, ir_version: int = IR_VERSION) -> None:

@@ -1,8 +1,8 @@
-"""The cache as a decoder graph has it: inputs and outputs of its KV precision, dense attention over it, and conversions.
+"""The cache in a decoder graph: inputs and outputs of its KV precision, dense attention over it, and conversions.
 
-``fp32`` and ``fp16`` memory is attended to in its own type: else all of it would be converted in each call. int8 memory is
-written and read by GroupQueryAttention itself, with ``key_scale{l}`` and ``value_scale{l}`` ``[1, Hkv, 1, D]``, two inputs more
-a layer: new rows are rounded to codes, and attention is over what the codes say.
+Attention over ``fp32`` and ``fp16`` memory uses its own type, because a conversion would convert all of it in each call.
+GroupQueryAttention itself reads and writes int8 memory, with two more inputs per layer, ``key_scale{l}`` and ``value_scale{l}``
+``[1, Hkv, 1, D]``: new rows are rounded to codes, and attention uses the rounded values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = ("key", "value")
 
 
 def stored_as(kv: KVType) -> int:
-    """Return ONNX's name of what keys and values of a precision are stored as."""
+    """Return ONNX's name of a KV precision's storage type."""
     return tensor_type(DTYPES[kv])
 
 
@@ -34,7 +34,7 @@ class Memory:
     kv: KVType
 
     def start(self) -> None:
-        """``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``, from the one input."""
+        """Make ``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``, from one input."""
         g, layers = self.graph, self.shape.layers
         total = g.input("total_len", TensorProto.INT32, [layers])
         last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])
@@ -53,7 +53,7 @@ class Memory:
         return past, [g.output(f"{part}{layer}_out", kind, memory) for part in PARTS]
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """Append key and value in place, then causal attention over the valid rows: ``[1, S, Hq D]``."""
+        """Append key and value in place, and return causal attention over the valid rows, ``[1, S, Hq D]``."""
         g, rows, attended = self.graph, [query, key, value], f"layer{layer}.attention"
         if self.kv != "fp16":
             return self.attention(layer, rows, attended)
@@ -61,7 +61,7 @@ class Memory:
         return g.cast(self.attention(layer, rows, f"{attended}.fp16"), attended, np.float32)
 
     def attention(self, layer: int, rows: list[str], attended: str) -> str:
-        """Return the same of query, key and value in the type that attention takes."""
+        """Return the same, for query, key and value in the type of the attention."""
         past, present = self.bound(layer)
         attributes: dict[str, Any] = {"num_heads": self.shape.heads, "kv_num_heads": self.shape.kv_heads, "do_rotary": 0}
         scales = []
@@ -84,7 +84,7 @@ class Memory:
         return g.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
 
     def dequantize(self, part: str, layer: int, rows: str) -> str:
-        """Stored rows ``[1, Hkv, n, D]`` in float32."""
+        """Convert stored rows ``[1, Hkv, n, D]`` to float32."""
         if self.kv == "fp32":
             return rows
         g = self.graph

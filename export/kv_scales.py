@@ -1,4 +1,4 @@
-"""Scales of an int8 cache: how far a model's keys and values reach over calibration input, run with an fp32 cache."""
+"""Measure the scales of an int8 cache: the ranges of keys and values on calibration input, with an fp32 cache."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ QUESTIONS = (
 
 
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
-    """Measure the scales of the int8 bundle that ``manifest`` describes, which is complete but for them, and list their file.
+    """Measure the scales of the int8 bundle in ``manifest``, which lacks only these, and list their file.
 
-    ``bundle.json`` is left as it was needed for that. Raises UserError if no engine is there to measure with.
+    ``bundle.json`` stays as the measurement needed it. Raises UserError if no engine is installed.
     """
     exact = {**manifest["decoder"], "kv": "fp32"}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
@@ -49,11 +49,12 @@ def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None
 def measured_scales(
     bundle: Bundle, frames: Iterable[NDArray[np.uint8]] | None = None, count: int = FRAMES, threads: int | None = None
 ) -> KVScales:
-    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and hold HEADROOM times what keys and values came to.
+    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and return scales for HEADROOM times the largest keys and
+    values.
 
-    For keys that is the longest rotary pair, for values the largest number, of each layer, KV head and channel.
-    frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError for a
-    model with too few positions for a frame and a question.
+    For keys that is the longest rotary pair, for values the largest number, of each layer, KV head and channel. frames: uint8
+    RGB ``[H, W, 3]``, by default changing fields of colour. Raises UserError for a model with too few positions for a frame and
+    a question.
     """
     exact = bundle.in_fp32()
     spec = exact.decoder
@@ -88,7 +89,7 @@ def measured_scales(
 
 
 def colour_fields(size: tuple[int, int]) -> Iterator[NDArray[np.uint8]]:
-    """Frames uint8 RGB ``[height, width, 3]`` without end: fields of colour that change, a box that moves, and fine noise."""
+    """Yield endless frames, uint8 RGB ``[height, width, 3]``: changing fields of colour, a moving box, and fine noise."""
     height, width = size
     random = np.random.default_rng(0)
     for number in range(1 << 30):

@@ -1,4 +1,4 @@
-"""An export's inputs: its options, and as one key these, the checkpoint's files and the programs that write a bundle."""
+"""An export's inputs: its options, and a fingerprint of options, checkpoint files and exporter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Samples = Mapping[str, NDArray[np.floating]]  # layer{l}.{qkv,output,gate_up,dow
 
 @dataclass(frozen=True, slots=True)
 class ActivationSampler:
-    """Makes samples, in a work folder, from what it has of them, and leaves them there. source: what they depend on."""
+    """Makes samples in a work folder, reusing existing ones, and leaves them there. source: identifies their inputs."""
 
     source: str
     sample: Callable[[Path], Samples]
@@ -38,18 +38,18 @@ class ExportOptions:
 
     st_spattn_from: the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn; 3, the layer above
         PureKV's CLIE layer, or a smaller model's last layer by default.
-    camera: (height, width) of the frames to be watched; families that keep a frame's aspect are made for a grid of that shape,
-        to which other frames are stretched.
-    precision: of the decoder's weights, a name of :mod:`edgevlm.export.precisions`; fp32 unless given, int4-zp for AWQ and GPTQ
-        checkpoints, which are stored as they are rounded already.
-    samples: round for these inputs of matrices by GPTQ; an :class:`ActivationSampler` makes them in a folder that is kept with
-        the rest where an export is stopped.
-    vision_precision: of the vision tower's linears, fp32 or int8; for TensorRT fp32 or fp16, and fp16 there unless
+    camera: (height, width) of the frames to be watched; families that keep a frame's aspect are exported for a grid of that
+        shape, to which other frames are stretched.
+    precision: of the decoder's weights, a name of :mod:`edgevlm.export.precisions`; by default fp32, and int4-zp for AWQ and
+        GPTQ checkpoints, which keep their rounding.
+    samples: inputs of matrices to round for by GPTQ; an :class:`ActivationSampler` makes them in the work folder, which a
+        stopped export keeps.
+    vision_precision: of the vision tower's linears, fp32 or int8; for TensorRT fp32 or fp16, by default fp16 unless
         ``precision`` is fp32.
-    kv: what the bundle keeps keys and values as; int8's scales are measured with onnxruntime once the graphs are written.
-    profile: what the graphs are for, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
-    positions: where prompts after a video of Qwen2-VL or Qwen2.5-VL continue, ``trained`` or as ``transformers`` does now.
-    family: the class that reads the checkpoint, a name or ``./file.py:Class``; found by its ``model_type`` unless given.
+    kv: the type of keys and values; int8's scales are measured with onnxruntime once the graphs are written.
+    profile: the runtime of the graphs, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
+    positions: the positions after a video of Qwen2-VL or Qwen2.5-VL, ``trained`` or as ``transformers`` does now.
+    family: the class that reads the checkpoint, a name or ``./file.py:Class``, by default by its ``model_type``.
     """
 
     st_spattn_from: int | None = None
@@ -68,11 +68,11 @@ class ExportOptions:
 
 
 def fingerprint(folder: Path, options: dict[str, Any]) -> str:
-    """Return SHA-256, in hexadecimal, of all that decides the bytes of a bundle.
+    """Return the SHA-256, in hexadecimal, of everything that determines the bytes of a bundle.
 
     ``folder``: small files by their content, weights and other large ones by name, size and time of change; a snapshot of the
-    Hugging Face Hub by its commit. ``options``: JSON values; arrays by name stand for their bytes.
-    Raises UserError for what cannot be read.
+    Hugging Face Hub by its commit. ``options``: JSON values; arrays by name represent their bytes. Raises UserError if a file
+    cannot be read.
     """
     try:
         files = [snapshot_of(folder)]
@@ -99,6 +99,6 @@ def _file(path: Path) -> Any:
 
 @cache
 def _exporter() -> str:
-    """Return the exporter's own files, so that a bundle of a changed one is not taken for the new one's."""
+    """Return the exporter's own files, so that a changed exporter changes the fingerprint."""
     files = sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".json"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

@@ -1,4 +1,4 @@
-"""Choose export options for a device: ``edgevlm export --device`` and ``edgevlm build``, which makes TensorRT engines on it."""
+"""Export options for a device (``edgevlm export --device``), and its TensorRT engines (``edgevlm build``)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build(
 
 
 def capacity_for(bundle: str, budget: int | None) -> int:
-    """Return the rows of each layer's memory for sessions of ``budget`` tokens (a run's default): prefix + |M| + text budget.
+    """Return the rows of each layer's memory for sessions of ``budget`` tokens (default: a run's): prefix + |M| + text budget.
 
     Raises UserError for a budget that no session of this model can have.
     """

@@ -51,12 +51,12 @@ def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: 
 
 
 def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notify, **options: Any) -> None:
-    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises UserError as that does."""
+    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises UserError as it does."""
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
 def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **options: Any) -> None:
-    """Export in this process, with options as JSON has them."""
+    """Export in this process, with options from JSON."""
     module, name = ("edgevlm.apps.bundles.gptq", "export_by_gptq") if gptq else ("edgevlm.export", "export_checkpoint")
     getattr(needed(module, "exporting"), name)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 
@@ -90,7 +90,7 @@ def list_bundles(as_json: bool) -> Iterator[str]:
 
 
 def description(bundle: Bundle) -> str:
-    """Describe the export options that tell bundles of one checkpoint apart."""
+    """Describe the export options in which bundles of one checkpoint differ."""
     spec = bundle.decoder
     rounding = "" if spec.rounding == "nearest" else f" by {spec.rounding}"
     target = "" if bundle.profile == ONNXRUNTIME else f", for {bundle.profile}"
@@ -114,7 +114,7 @@ def remove_bundles(name: str) -> list[Path]:
 
 
 def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
-    """Yield a line for each bundle, by default all in the cache, and whether every byte is what its manifest says."""
+    """Yield a line for each bundle, by default all in the cache, and whether every byte matches its manifest."""
     for folder in [find(each) for each in bundles] or cached():
         try:
             loaded = Bundle.load(folder, progress=progress)
@@ -144,7 +144,7 @@ def is_complete(target: Path) -> bool:
 
 @contextmanager
 def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
-    """Hold a lock on ``made``, by a file beside it; notify ``waiting`` where another process has it. Raises UserError."""
+    """Hold a lock on ``made``, by a file beside it; notify ``waiting`` if another process has it. Raises UserError."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         file = open(made.with_name(f".{made.name}.lock"), "a")  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""``edgevlm export --rounding gptq``: the fp32 bundle is made first, and run over text, for the activations to round for."""
+"""``edgevlm export --rounding gptq``: make the fp32 bundle first and run it over text to sample activations."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ def export_by_gptq(
 
 
 def source() -> str:
-    """Identify what samples depend on: the text that is read, and the program that reads it."""
+    """Identify the inputs of samples: the text, and the program that reads it."""
     program = hashlib.sha256(Path(activations.__file__).read_bytes()).hexdigest()
     return f"sampled over the help topics of Python {platform.python_version()} by {program}"

@@ -1,7 +1,7 @@
 """Models by their name on the Hugging Face hub, ``ORG/NAME[@revision]``, downloaded into the cache of ``huggingface_hub``.
 
-That library knows endpoint, token, proxies, cache and protocol. Transfers are done here: it keeps no part of a file from one
-run to the next, and checks no hash.
+That library handles endpoint, token, proxies, cache and protocol. Transfers are done here, because it neither resumes a file in
+a later run nor checks hashes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubError(UserError):
-    """The hub does not give what was asked for. ``what``: the message without its advice."""
+    """A request to the hub failed. ``what``: the message without its advice."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
@@ -43,7 +43,7 @@ class HubError(UserError):
 
 
 class HubId(NamedTuple):
-    """A repository's name, and a branch, tag or commit of it."""
+    """A repository's name and revision (branch, tag or commit)."""
 
     repo: str
     revision: str = "main"
@@ -68,7 +68,7 @@ def parse_id(name: str) -> HubId:
 
 
 def hub_id(model: str) -> HubId | None:
-    """Return the repository that ``model`` names; None for a folder, which wins over a repository of its name.
+    """Return the repository that ``model`` names; None for a folder, which takes precedence over a repository of the same name.
 
     ``hf:ORG/NAME`` is always a repository. Raises UserError for ``hf:`` without such a name.
     """
@@ -77,7 +77,7 @@ def hub_id(model: str) -> HubId | None:
 
 
 class Repository:
-    """A repository at one commit, and its ``folder`` in the hub's cache with whatever of it has been downloaded."""
+    """A repository at one commit, and its ``folder`` in the hub's cache with the files downloaded so far."""
 
     def __init__(self, name: HubId, notify: Notify, commit: str | None = None) -> None:
         """Ask the hub for the revision's commit, unless it is given or downloaded; offline, use the last one downloaded.
@@ -104,12 +104,12 @@ class Repository:
 
     @property
     def folder(self) -> Path:
-        """Its files, as links to the cache's blobs."""
+        """The folder of its files, which are links to the cache's blobs."""
         return self.home / "snapshots" / self.commit
 
     @property
     def files(self) -> Mapping[str, HubFile]:
-        """All of its files, as the hub lists them; empty if it cannot be asked."""
+        """All of its files, as the hub lists them; empty if the hub cannot be reached."""
         return self._ask(self.commit) if self._listed is None else self._listed
 
     @property
@@ -119,7 +119,7 @@ class Repository:
         return there[0] == MANIFEST if there else MANIFEST in self.files
 
     def fetch(self, names: Iterable[str], progress: Report) -> Path:
-        """Return its folder, with those of these files that it has. Raises HubError."""
+        """Download these files, if the repository has them, and return its folder. Raises HubError."""
         wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
         if not wanted:
             return self.folder
@@ -170,7 +170,7 @@ class Repository:
             raise explain(error, self.name, self.home) from None
 
     def remember(self) -> None:
-        """Make the revision mean this commit while the hub cannot be asked."""
+        """Store the revision's commit, for use while the hub cannot be reached."""
         if self.name.revision != self.commit:
             ref = self.home / "refs" / self.name.revision
             ref.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ class Repository:
                 stream.write(self.commit.encode())
 
     def _ask(self, revision: str) -> Mapping[str, HubFile]:
-        """Ask for a revision's commit and files; only files beside each other count, none in folders. Keeps the problem."""
+        """Ask for a revision's commit and top-level files; keep the problem, if any."""
         from huggingface_hub import HfApi
 
         self._listed = {}
@@ -203,10 +203,9 @@ class Repository:
 
 
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
-    """Append to ``part`` what it lacks of a file; attempts continue while any brings a byte, up to ATTEMPTS.
+    """Append a file's missing bytes to ``part``; retry while an attempt brings bytes, up to ATTEMPTS, with pauses between.
 
-    Each is followed by a pause, also where the server ends its answer early. All end where bytes come too slowly: a server
-    that begins again has brought none. Raises HTTPError.
+    Transfers that are too slow end all attempts; a server that starts the file again has brought no bytes. Raises HTTPError.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
@@ -251,7 +250,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
 
 
 def explain(error: Exception, name: HubId, folder: Path) -> HubError:
-    """Say in one line what went wrong with a repository, and what to do. folder: where files were being written."""
+    """Return one line about a repository's error and its fix. folder: the folder that files were written to."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, HubError):

@@ -34,10 +34,10 @@ Size = tuple[int, int]  # height, width
 
 @dataclass
 class ExportChoice:
-    """Chooses export options that were not given; ``plan``: the result, None while nothing had to be chosen.
+    """Chooses export options that were not given.
 
-    frame_shape: returns the size of the source's frames, None if unknown; called once, for models that keep a frame's aspect,
-    unless ``frame_size`` is given.
+    ``plan``: the result, None until something had to be chosen. frame_shape: returns the size of the source's frames, None if
+    unknown; called once, for models that keep a frame's aspect, unless ``frame_size`` is given.
     """
 
     request: PlanRequest
@@ -61,7 +61,7 @@ class ExportChoice:
 
     @cached_property
     def size(self) -> Size | None:
-        """The size of the frames to come, None if unknown."""
+        """Return the size of the coming frames, None if unknown."""
         return self.frame_size or self.frame_shape()
 
     def _plan(self, model: PlannedModel) -> DevicePlan:
@@ -83,7 +83,7 @@ class ExportChoice:
         return plan
 
     def suits(self, bundle: Bundle) -> bool:
-        """Return whether a bundle of the checkpoint has the options asked for, and the frame size chosen."""
+        """Return whether a bundle of the checkpoint has the requested options and the chosen frame size."""
         request, spec, vision = self.request, bundle.decoder, bundle.vision
         stored = ((request.precision, spec.precision), (request.kv, spec.kv), (request.vision_precision, vision.precision))
         if not all(asked in (None, kept) for asked, kept in stored):
@@ -98,14 +98,14 @@ class ExportChoice:
 
     @property
     def budget(self) -> int | None:
-        """Tokens to keep where a run's default does not fit, else None."""
+        """Return a budget if a run's default does not fit, else None."""
         if self.plan is None or self.request.budget is not None:
             return None
         return self.plan.budget if self.plan.budget < default_budget(self.plan.roofline.model) else None
 
 
 def nearest_published(word: str) -> str | None:
-    """Return the smallest published model whose name has ``word`` in it, or is most like it."""
+    """Return the smallest published model whose name contains ``word`` or is nearest to it."""
     names = [facts["id"] for facts in published_facts()]
     plain = {name: re.sub("[^a-z0-9]", "", name.lower()) for name in names}
     within = [name for name in names if re.sub("[^a-z0-9]", "", word.lower()) in plain[name]]
@@ -116,11 +116,10 @@ def nearest_published(word: str) -> str | None:
 def resolve_model(
     model: str, progress: Report, notify: Notify, engine: str = DEFAULT_ENGINE, choice: ExportChoice | None = None
 ) -> str:
-    """Return the bundle that ``--model`` means; what the hub has is downloaded, and a checkpoint exported into the cache.
+    """Return the bundle for ``--model``; download a hub model and export a checkpoint into the cache.
 
-    A cached bundle is used if ``engine`` runs it: the one with the options of ``choice`` (default options without it), else
-    the only other one that suits. Raises UserError if several suit, where the engine does not run what would be exported,
-    and where the hub has no such model.
+    A cached bundle is used if ``engine`` runs it: the one with the options of ``choice`` (or the defaults), else the only other
+    one that suits. Raises UserError if several suit, if the engine cannot run the export, and if the hub has no such model.
     """
     refuse_address(model)
     folder = Path(model)

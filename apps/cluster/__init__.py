@@ -1,1 +1,1 @@
-"""Cameras over several machines: which node watches which, and what happens when one is lost."""
+"""Cameras over several machines: their placement on nodes, and moves when a node is lost."""

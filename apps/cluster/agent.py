@@ -1,4 +1,4 @@
-"""A node of a cluster: opens and closes the cameras of its service as the head says, while it may."""
+"""A node of a cluster: opens and closes the cameras of its service as the head orders, while its lease holds."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ Call = Callable[..., Any]  # of a head's method by its name
 
 
 class NodeAgent(Hooks):
-    """Keeps a service at what the head orders, in threads of its own, from :meth:`start` to :meth:`close`.
+    """Applies the head's orders to a service, in its own threads, from :meth:`start` to :meth:`close`.
 
     A camera is watched, and its events are recorded, while the node's lease names it with the epoch that it was opened with;
-    so a node that was frozen, or is cut off, watches nothing that another may have. Each epoch has a folder of its own under
-    ``shared``, begun as a copy of the one before: late writes of an old node are ignored.
+    so a node that was frozen or cut off watches no camera that another may have. Each epoch has its own folder under
+    ``shared``, which starts as a copy of the previous one; late writes of an old node are ignored.
 
-    call: calls a method of the head; raises HeadAway, or the head's UserError. memory_bytes: for edgevlm.
+    call: calls a method of the head; raises HeadAway, or the head's UserError. memory_bytes: memory for edgevlm.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class NodeAgent(Hooks):
         service.hooks = self
 
     def start(self) -> None:
-        """Start. The service is open, without cameras."""
+        """Start. The service must be open, without cameras."""
         if self._local.is_symlink():
             self._local.unlink()
         shutil.rmtree(self._local, ignore_errors=True)  # of an earlier process
@@ -92,7 +92,7 @@ class NodeAgent(Hooks):
             thread.start()
 
     def close(self) -> None:
-        """Let cameras move where they fit, for DRAIN_S seconds at most; then close the rest, and leave."""
+        """Let cameras move to nodes where they fit, for at most DRAIN_S seconds; then close the rest and leave."""
         with suppress(HeadAway, UserError):
             self.call("leave", self.name, self.instance)
             end = time.monotonic() + DRAIN_S
@@ -110,12 +110,12 @@ class NodeAgent(Hooks):
             self.call("gone", self.name, self.instance)
 
     def _is_moving(self) -> bool:
-        """Ask the head whether a camera is to go from here to another node."""
+        """Return whether the head wants to move a camera from here to another node."""
         self.ask()
         return any(self.view["cameras"].get(name, {}).get("moves_to") for name in self.epochs)
 
     def ask(self) -> None:
-        """Ask the head once; join where it does not know this process. Raises HeadAway, UserError."""
+        """Ask the head once; join if it does not know this process. Raises HeadAway, UserError."""
         with self._asking:
             asked, notes = self._clock(), self.notes
             try:
@@ -145,7 +145,7 @@ class NodeAgent(Hooks):
         return {name: self.asked_for(settings, config) for name, settings in config.cameras.items()}
 
     def asked_for(self, settings: CameraSettings, config: ServeConfig | None = None, by_client: bool = False) -> Fields:
-        """Describe a camera for the head: only this node can watch a device or a file, such as ``0``."""
+        """Describe a camera for the head. Only this node can watch a device or a file, such as ``0``."""
         whole = (config or self._service.config).camera(settings)
         source = whole.address()
         anywhere = source == "demo" or re.match(r"(?!file:)[a-z]+://", source, re.IGNORECASE)
@@ -155,7 +155,7 @@ class NodeAgent(Hooks):
         }  # fmt: skip
 
     def heard(self) -> dict[str, float]:
-        """Return seconds since each node last asked the head; nothing while that does not answer."""
+        """Return seconds since each node last asked the head; empty while the head does not answer."""
         with suppress(HeadAway, UserError):
             return {} if self._told else dict(self.call("heard"))
         return {}
@@ -181,7 +181,7 @@ class NodeAgent(Hooks):
         self._told = line
 
     def _learn(self, model: str) -> None:
-        """Plan a model; one of the hub later, since a download may take longer than a lease."""
+        """Plan a model; plan a hub model later, since a download may take longer than a lease."""
         if hub_id(model) is None:
             self.needs[model] = self.plan(model)
         elif model not in self._fetching:
@@ -189,7 +189,7 @@ class NodeAgent(Hooks):
             threading.Thread(target=self._fetch, args=(model,), daemon=True).start()
 
     def _fetch(self, model: str) -> None:
-        """Ask until the hub gives the model; meanwhile it does not run here."""
+        """Retry until the hub delivers the model; until then it does not run here."""
         told = ""
         while not self._done.is_set():
             try:
@@ -205,7 +205,7 @@ class NodeAgent(Hooks):
                 return
 
     def plan(self, model: str) -> Planned:
-        """Return what ``edgevlm plan`` predicts of a model that is here; NOTHING, with a notice, where it cannot run."""
+        """Return the prediction of ``edgevlm plan`` for a local model; NOTHING, with a notice, if it cannot run."""
         config = self._service.config
         budget = None if config.budget is None else parse_budget(str(config.budget))
         try:
@@ -226,7 +226,7 @@ class NodeAgent(Hooks):
                 self._notify(f"cluster: unexpected {type(error).__name__}: {mask_credentials(str(error))}")
 
     def work(self) -> None:
-        """Close what this node may watch no longer, open what it is to watch, and apply the cluster's watches."""
+        """Close cameras that this node may no longer watch, open those it must watch, and apply the cluster's watches."""
         with self._working, self._service.watches.held():
             view = self.view
             held = self._lease.held(self._clock())  # no older than the view
@@ -284,7 +284,7 @@ class NodeAgent(Hooks):
         return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
 
     def _tell_again(self, name: str) -> None:
-        """Record the events of the camera's last node, with the same ids, and send those that it has not sent."""
+        """Record the events of the camera's last node, with the same ids, and send those not sent yet."""
         for event, unsent in self._events[name].events:
             watch = self._service.watches.watches.get(event.watch)
             sinks = (watch.sinks or None) if unsent and watch is not None and watch.on in (event.state, "both") else ()
@@ -311,15 +311,15 @@ class NodeAgent(Hooks):
             known.pop(name, None)
 
     def describe(self, name: str) -> Fields:
-        """What ``GET /v1/streams/{name}`` answers of a camera that is watched here, with the seconds that a move lost."""
+        """Return the answer of ``GET /v1/streams/{name}`` for a camera watched here, with the seconds that a move lost."""
         lost = self.moves.get(name, {}).get("lost_s")
         return {**self._service.stream(name).describe(), "node": self.name, "epoch": self.epochs.get(name), "lost_s": lost}
 
     def change(self, name: str, policy: str | None, budget: str | int | None, paused: bool | None) -> None:
         """Give a camera that is watched here another policy or budget, and an empty memory; pause it, or let it continue.
 
-        None leaves it as it is. It stays so wherever the camera moves. Raises HeadAway, UserError, after which it continues as
-        before, and FieldError for a policy that clients may not name.
+        None leaves it as it is. The change follows the camera to other nodes. Raises HeadAway and UserError, after which the
+        camera continues as before, and FieldError for a policy that clients may not name.
         """
         change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
         if change:
@@ -348,12 +348,12 @@ class NodeAgent(Hooks):
         return self.view["cameras"].keys()
 
     def may_watch(self, name: str) -> bool:
-        """Return whether the lease holds, and names it with the epoch that it was opened with."""
+        """Return whether the lease holds and names the camera with the epoch that it was opened with."""
         epoch = self._lease.held(self._clock()).get(name)
         return epoch is not None and self.epochs.get(name) == epoch
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Return whether this node may record an event, which then goes where the camera's next node finds it."""
+        """Return whether this node may record an event; if so, store it where the camera's next node finds it."""
         may = self.may_watch(event.camera)
         if may:
             self._events[event.camera].add(event)
@@ -372,7 +372,7 @@ class NodeAgent(Hooks):
         return None if name not in self.epochs else self._shared.where(name, self.epochs[name])
 
     def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Have the cluster watch what this node's configuration names now; return what was done, a line each."""
+        """Make the cluster watch the cameras of this node's configuration; return a line for each change."""
         old, new, cameras = self._asked_for(before), self._asked_for(config), self.view["cameras"]
 
         def replace(name: str) -> str:
@@ -397,7 +397,7 @@ class NodeAgent(Hooks):
     def _replaced(
         self, kind: str, old: Fields, new: Fields, known: Collection[str], replace: Callable[[str], str]
     ) -> list[str]:
-        """Replace changed ones, and retry those that failed before; return what was done, a line each."""
+        """Replace changed cameras, and retry those that failed before; return a line for each change."""
         done = []
         for name in {**old, **new}:
             if old.get(name) != new.get(name) or (name in new and name not in known):
@@ -409,7 +409,7 @@ class NodeAgent(Hooks):
         return done
 
     def add_watch(self, watch: Watch) -> None:
-        """Ask a watch on all nodes. Raises FieldError as :meth:`Watches.add`, HeadAway."""
+        """Add a watch on all nodes. Raises FieldError as :meth:`Watches.add`, HeadAway."""
         with self._following:
             self._service.watches.add(watch)
             self.call("watch", watch.name, watch.model_dump(mode="json"))
@@ -423,7 +423,7 @@ class NodeAgent(Hooks):
             self.ask()
 
     def pause_watch(self, name: str, paused: bool, camera: str | None) -> None:
-        """Pause a watch on one of its cameras, or on all, wherever they are watched. Raises UserError, HeadAway."""
+        """Pause a watch on one of its cameras, or on all, on any node. Raises UserError, HeadAway."""
         cameras = self._service.watches.watch(name).cameras or list(self.view["cameras"])
         self.call("pause_watch", name, paused, [each for each in cameras if camera in (None, each)])
         self.follow()
@@ -454,9 +454,9 @@ class NodeAgent(Hooks):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Have all nodes forget what was seen of a camera, or of all, until now at most; return the note's number.
+        """Make all nodes forget a time span, at most until now, of one camera or all; return the note's number.
 
-        Nodes that are away do so when they are back. Raises UserError for a camera that there never was, HeadAway.
+        Absent nodes follow when they are back. Raises UserError for a camera that never existed, HeadAway.
         """
         since, until = span.open_ended
         now = time.time()
@@ -465,7 +465,10 @@ class NodeAgent(Hooks):
         return number
 
     def follow_notes(self, number: int) -> Fields:
-        """Forget what the head notes; return what this note deleted here, and why it could not. Raises UserError, HeadAway."""
+        """Follow the head's notes of what to forget; return what this note deleted here, and the failures.
+
+        Raises UserError, HeadAway.
+        """
         with self._working:
             self.ask()
             self.work()
@@ -475,8 +478,8 @@ class NodeAgent(Hooks):
     def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
         """Follow a note in shared folders of cameras that are removed, or whose nodes are away.
 
-        Returns what it deleted here, and why it could not, and the nodes that are away and cameras that are not open, which
-        still have to follow it. Raises UserError, HeadAway.
+        Returns what it deleted here, the failures, and the nodes that are away and cameras that are not open, which still have
+        to follow it. Raises UserError, HeadAway.
         """
         with self._working:
             self.notes.follow_shared(number)

@@ -1,4 +1,4 @@
-"""The state of a cluster's head, which node watches which camera, changed by calls that are given the time."""
+"""The state of a cluster's head: the camera assignments, changed by calls that pass the time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Fields = dict[str, Any]
 
 @dataclass(slots=True)
 class ClusterState:
-    """All that outlives the head.
+    """The state that outlives the head.
 
-    removed: epoch and begins, from which cameras of that name continue. instances: processes by node, lost ones too.
-    notes: of what to forget, until all have; ``number`` is the newest one's. nodes_forgot, cameras_forgot: the last
-    note that each has followed. removed_nodes: whose names are not taken again.
+    removed: epoch and begins of removed cameras, from which a new camera of the same name continues. instances: processes by
+    node, lost ones too. notes: what to forget, kept until all have followed; ``number`` is the newest note's. nodes_forgot,
+    cameras_forgot: the last note that each has followed. removed_nodes: names that may not join again.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -40,20 +40,20 @@ class ClusterState:
 
 
 class Director:
-    """Places cameras on nodes. Nothing here reads a clock, a network or a disk: real heads and simulated ones are the same.
+    """Places cameras on nodes. It reads no clock, network or disk, so tests simulate it exactly.
 
-    A node asks every few seconds and watches the cameras that it is ordered, with those epochs, until LEASE_S after it asked. A
-    camera that moves has no owner until the node that had it no longer has it open. A node that has not asked for LEASE_S +
-    GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
+    A node asks every few seconds and watches the cameras of its orders, with their epochs, until LEASE_S after it asked.
 
-    save: called with the state after each change, before any node sees the change. While it raises OSError, nodes keep the
-    state saved last and no camera moves. Arguments and results of public methods are JSON.
+    A camera that moves has no owner until its old node has closed it. A node that has not asked for LEASE_S + GRACE_S is lost,
+    and its cameras go to others; by then it has stopped, whether dead, frozen or cut off. save: called with the state after
+    each change, before any node sees the change. While it raises OSError, nodes keep the last saved state and no camera moves.
+    Arguments and results of public methods are JSON.
     """
 
     def __init__(
         self, state: ClusterState | None = None, save: Callable[[ClusterState], object] = lambda state: None, now: float = 0.0
     ) -> None:
-        """Go on from a state as a head that was killed did; each node has a lease's time to ask again."""
+        """Continue from a saved state; each node has a lease's time to ask again."""
         self.state, self._save, self._id, self._saves = state or ClusterState(), save, uuid4().hex, 0
         self._is_changed, self._save_at = False, -math.inf  # when what could not be saved is tried again
         for node in self.state.nodes.values():
@@ -61,7 +61,7 @@ class Director:
         self._tell()
 
     def view(self, *, now: float = 0.0) -> Fields:
-        """Return nodes and cameras, where they are, and what else all nodes know."""
+        """Return nodes, cameras with their nodes, and the other state that all nodes share."""
         state = self.state
         return {
             "nodes": {name: {"url": node.url, "leaving": node.leaving} for name, node in state.nodes.items()},
@@ -84,11 +84,11 @@ class Director:
         *,
         now: float,
     ) -> list[str]:
-        """Take in a node with nothing open, and its configuration's cameras and watches; return a line for each not taken.
+        """Add a node with nothing open, and its configuration's cameras and watches; return a line for each one refused.
 
         about: ``memory_bytes`` and ``url`` of a :class:`Node`. Cameras are as :meth:`add` takes them. Cameras that fit nowhere,
-        and some of full nodes, go to the node. Raises UserError while another process of that name may be watching, for a node
-        that was removed, which may still keep forgotten data, and for another minor version of edgevlm.
+        and some of full nodes, move to the new node. Raises UserError while another process of that name may be watching, for a
+        removed node, which may still keep forgotten data, and for another minor version of edgevlm.
         """
         if minor(version) != minor(__version__):
             raise UserError(
@@ -133,11 +133,12 @@ class Director:
         *,
         now: float,
     ) -> Fields:
-        """Return what a node is to watch until LEASE_S after it asked, and the view, None where its ``mark`` is the newest.
+        """Return the cameras that a node must watch until LEASE_S after it asked, and the view, None if its ``mark`` is the
+        newest.
 
-        open: cameras whose memory it has open. needs: of models that it was asked about, as a :class:`Need` has them. forgot:
-        the last note that was followed in what the node keeps; cameras_forgot: in memories. Raises UserError for a node that
-        has to join again.
+        open: cameras whose memory it has open. needs: fields of a :class:`Need` for each model that it was asked about. forgot:
+        the last note followed in the node's files; cameras_forgot: in memories. Raises UserError for a node that has to join
+        again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"there is no node {name} of that process")
@@ -170,7 +171,7 @@ class Director:
         }
 
     def tick(self, now: float) -> None:
-        """Give the cameras of lost nodes to others, and save what could not be saved."""
+        """Give the cameras of lost nodes to others, and retry a failed save."""
         lost = [name for name, node in self.state.nodes.items() if now - node.seen > LEASE_S + GRACE_S]
         for name in lost:
             del self.state.nodes[name]
@@ -194,7 +195,7 @@ class Director:
         return {name: round(now - node.seen, 1) for name, node in self.state.nodes.items()}
 
     def leave(self, name: str, instance: str, *, now: float) -> None:
-        """Empty a node: its cameras go to others where they fit, and stay where they do not. It asks until all are closed."""
+        """Empty a node: its cameras move to others if they fit, and stay otherwise. The node asks until all are closed."""
         if self._is_member(name, instance):
             self.state.nodes[name].leaving = True
             held = self.placed()
@@ -203,14 +204,14 @@ class Director:
             self.keep()
 
     def gone(self, name: str, instance: str, *, now: float) -> None:
-        """Give a node up at once: it has closed all its cameras, and stops asking."""
+        """Drop a node at once, which has closed all its cameras and stops asking."""
         if self._is_member(name, instance):
             del self.state.instances[name]
             self.state.nodes[name].seen = -math.inf
             self.tick(now)
 
     def remove_node(self, name: str, *, now: float) -> None:
-        """Stop waiting for a node that does not come back. Raises UserError for one that is there."""
+        """Stop waiting for a node that does not come back. Raises UserError for one that is present."""
         self.tick(now)
         state = self.state
         if name in state.nodes:
@@ -223,7 +224,7 @@ class Director:
         self._end_notes()
 
     def add(self, name: str, given: Fields, *, now: float) -> None:
-        """Watch a camera. Raises UserError for a name in use, and, with the reason, where it fits nowhere.
+        """Watch a camera. Raises UserError for a name in use and, with the reason, for a camera that fits nowhere.
 
         given: ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
         """
@@ -244,7 +245,7 @@ class Director:
         return state.cameras[name]
 
     def remove(self, name: str, *, now: float) -> None:
-        """Watch a camera no longer. Raises UserError."""
+        """Stop watching a camera. Raises UserError."""
         each = self._camera(name)
         del self.state.cameras[name]
         self.state.removed[name] = each.epoch, each.begins
@@ -252,9 +253,10 @@ class Director:
         self.keep()
 
     def change(self, name: str, fields: Fields, begins: int | None = None, *, now: float) -> None:
-        """Set ``paused`` or ``switched`` of a camera, wherever it is watched. Raises UserError.
+        """Set ``paused`` or ``switched`` of a camera on any node.
 
-        A switched one is opened again where it is, with an empty memory, or with the newest since ``begins``.
+        Raises UserError. A switched camera is opened again on its node, with an empty memory, or with the newest since
+        ``begins``.
         """
         camera = self._camera(name)
         vars(camera).update(fields)
@@ -263,14 +265,14 @@ class Director:
         self.keep()
 
     def pause_watch(self, watch: str, paused: bool, cameras: Iterable[str], *, now: float) -> None:
-        """Pause a watch on these cameras, or let it continue there, wherever they are watched."""
+        """Pause or continue a watch on these cameras, on any node."""
         for camera in (self.state.cameras[name] for name in cameras if name in self.state.cameras):
             others = [each for each in camera.paused_watches if each != watch]
             camera.paused_watches = [*others, watch] if paused else others
         self.keep()
 
     def watch(self, name: str, fields: Fields | None, *, now: float) -> None:
-        """Ask a watch on all nodes; None removes it."""
+        """Set a watch on all nodes; None removes it."""
         if fields is None:
             self.state.watches.pop(name, None)
             self.pause_watch(name, False, self.state.cameras, now=now)
@@ -279,9 +281,9 @@ class Director:
             self.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool, *, now: float) -> int:
-        """Note what all nodes have to forget of a camera, or of all cameras; return the note's number.
+        """Record what all nodes have to forget of a camera, or of all cameras; return the note's number.
 
-        everything: cameras begin with an empty memory. Raises UserError for a camera that there never was.
+        everything: cameras begin with an empty memory. Raises UserError for a camera that never existed.
         """
         state, named = self.state, [*self.state.cameras, *self.state.removed]
         if camera is not None and camera not in named:
@@ -306,19 +308,19 @@ class Director:
         self.keep()
 
     def keep(self) -> None:
-        """Save what has changed. Raises whatever ``save`` does; then the next :meth:`tick` tries again."""
+        """Save changes. Raises the errors of ``save``, after which the next :meth:`tick` tries again."""
         self._is_changed, self._save_at = True, -math.inf
         self._save(self.state)
         self._is_changed, self._saves = False, self._saves + 1
         self._tell()
 
     def _tell(self) -> None:
-        """Let nodes have what is saved."""
+        """Publish the saved state to nodes."""
         self.told = self.view()
         self._models = {camera.model for camera in self.state.cameras.values()}
 
     def placed(self) -> dict[str, str]:
-        """Return node by camera: where those that move go."""
+        """Return the node of each camera; for moving ones their destination."""
         return {name: node for name, each in self.state.cameras.items() if (node := each.moves_to or each.node)}
 
     def _is_member(self, name: str, instance: str) -> bool:
@@ -333,13 +335,13 @@ class Director:
         return [node for node in self.state.nodes.values() if not node.leaving]
 
     def _spread(self) -> None:
-        """Place cameras that wait, and move some of full nodes, after nodes or their abilities changed."""
+        """Place waiting cameras, and move some from full nodes, after nodes or their abilities changed."""
         self._place()
         self._move(rebalance(self.state.cameras.values(), self._open_nodes(), self.placed()))
         self.keep()
 
     def _place(self) -> None:
-        """Give unwatched cameras a node, if one has room for them."""
+        """Assign unwatched cameras to nodes with room."""
         waiting = [each for each in self.state.cameras.values() if each.node is None]
         if waiting:
             held, nodes = self.placed(), self.state.nodes
@@ -378,16 +380,16 @@ def minor(version: str) -> str:
 
 
 class Lease:
-    """The time for which a node may watch without its head. Times are of the node's own clock, which never goes back."""
+    """The time for which a node may watch without its head, by the node's monotonic clock."""
 
     def __init__(self) -> None:
         self._until = -math.inf
         self.orders: dict[str, int] = {}
 
     def renew(self, asked: float, orders: dict[str, int]) -> None:
-        """The head's answer to what was asked then."""
+        """Renew the lease by the head's answer to a request of that time."""
         self._until, self.orders = asked + LEASE_S, orders
 
     def held(self, now: float) -> dict[str, int]:
-        """Return cameras that may be watched now, with their epochs; none once the lease has ended."""
+        """Return the cameras that may be watched now, with their epochs; none after the lease has ended."""
         return self.orders if now <= self._until else {}

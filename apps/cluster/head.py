@@ -29,15 +29,15 @@ class HeadAway(Exception):
 
 
 def boot_time() -> float:
-    """Return seconds of a clock that never goes back, and continues while the machine sleeps."""
+    """Return seconds of a monotonic clock that also counts while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Head:
-    """Answers the nodes; calls come one at a time. Its state outlives it, in a file below ``where``.
+    """Answers the nodes, one call at a time.
 
-    If two heads share ``where``, only the one that was started last answers: calls of the other raise UserError. So does a file
-    that cannot be read or written.
+    Its state outlives it, in a file below ``where``. If two heads share ``where``, only the one started last answers; calls to
+    the other raise UserError. So does a file that cannot be read or written.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
@@ -53,7 +53,7 @@ class Head:
         self.director = Director(self._read(), self._save, clock())
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return what a method of the director does. Raises UserError."""
+        """Call a method of the director. Raises UserError."""
         now = self._clock()
         if now >= self._look_at and (self._look is None or self._look.done()):
             self._look_at, self._look = now + LOOK_S, self._looker.submit(self._look_who_is_newest)
@@ -62,7 +62,7 @@ class Head:
         return getattr(self.director, method)(*arguments, now=now)
 
     def _look_who_is_newest(self) -> None:
-        """See whether another head was started since. A folder that is away proves nothing."""
+        """Raise UserError if another head was started since. A missing folder is ignored."""
         with suppress(OSError):
             self._is_replaced = self._is_replaced or self._shared.read(NEWEST) != self._id.encode()
 
@@ -71,7 +71,7 @@ class Head:
             raise UserError(f"another head was started over {self._where}, and has the cameras now; end this one, join that")
 
     def _save(self, state: ClusterState) -> None:
-        """Write the file in one step. Raises OSError, and UserError where there is a newer head, which may not have read it."""
+        """Write the file in one step. Raises OSError, and UserError if there is a newer head, which may not have read it."""
         self._look_who_is_newest()
         self._refuse_if_replaced()
         self._shared.write(FILE, STATE.dump_json(state))
@@ -79,7 +79,7 @@ class Head:
         self._refuse_if_replaced()
 
     def _read(self) -> ClusterState:
-        """Read the file; an empty state where there is none. Raises UserError."""
+        """Read the file; return an empty state if there is none. Raises UserError."""
         try:
             state = STATE.validate_python(_upgraded(json.loads(self._shared.read(FILE))))
             for name, node in state.nodes.items():

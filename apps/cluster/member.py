@@ -46,7 +46,7 @@ class ClusterMember:
 
 
 def join(service: Service, port: int, notify: Notify) -> ClusterMember:
-    """Return what makes a service a node. Raises UserError for settings that are no node's."""
+    """Return the member that makes a service a node. Raises UserError for settings that a node cannot have."""
     config, wanted = service.config, service.config.cluster
     if service.key is None:
         raise UserError("--cluster: other machines are let in: give all nodes the same key with --key-file")
@@ -74,7 +74,7 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
 
 
 def address_of(host: str, other: str) -> str:
-    """This machine's IP address that others reach: the one it listens at, else that by which it reaches ``other``."""
+    """Return this machine's IP address for others: the one it listens at, else the one by which it reaches ``other``."""
     try:
         found = ipaddress.ip_address(host)
         if not found.is_unspecified:

@@ -1,4 +1,4 @@
-"""A node follows the head's notes of what to forget, in what it keeps, and in its cameras' memories and folders."""
+"""How a node follows the head's notes of what to forget, in its files, memories and folders."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ Note = Mapping[str, Any]
 
 @dataclass(slots=True)
 class NoteFollower:
-    """Follows the notes of ``view()``, the head's last answer. The agent calls each method under its lock over the cameras.
+    """Follows the notes of ``view()``, the head's last answer.
 
-    Other threads read what was deleted (``counts``, by note and camera), why memories could not forget a time (``refused``),
-    and the last note that was followed in what this node keeps (``kept``) and in memories (``cameras``) without it.
+    The agent calls each method under its lock over the cameras. Other threads read without the lock: deletions (``counts``, by
+    note and camera), reasons why memories could not forget a time (``refused``), and the last note followed in files (``kept``)
+    and in memories (``cameras``).
     """
 
     node: str
@@ -45,7 +46,7 @@ class NoteFollower:
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch, and the view then
 
     def follow(self) -> None:
-        """Follow notes in what this node keeps, in open cameras, and in what it has written of others since the last call."""
+        """Follow notes in this node's files, in open cameras, and in files of other cameras written since the last call."""
         view = self.view()
         try:
             for note in view["notes"]:
@@ -63,11 +64,11 @@ class NoteFollower:
             self._closed = [each for each in self._closed if each[2] is view]
 
     def note_closed(self, name: str, epoch: int) -> None:
-        """Remember a camera that was closed with a last snapshot: a node that was away hears of notes only later."""
+        """Remember a camera that was closed with a last snapshot, because a node that was away receives notes only later."""
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Follow notes, those that wait unless given, in a camera's folder, while it is not open. Raises UserError, OSError."""
+        """Follow notes, by default the waiting ones, in a closed camera's folder. Raises UserError, OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))
@@ -89,7 +90,7 @@ class NoteFollower:
                     raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
 
     def answer(self, number: int) -> dict[str, Any]:
-        """Return what a note deleted here, by camera, and why it could not."""
+        """Return what a note deleted here, by camera, and the failures."""
         return {"streams": self.counts.get(number, {}), "refused": self.refused.get(number)}
 
     def waits_for(self, number: int) -> list[str]:
@@ -125,7 +126,7 @@ class NoteFollower:
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
 
     def _delete_emptied(self, name: str) -> None:
-        """Delete a camera's folders of before its memory was emptied."""
+        """Delete a camera's folders from before its memory was emptied."""
         view = self.view()
         begins = view["cameras"].get(name, {}).get("begins", view["removed"].get(name, 0))
         with suppress(OSError):

@@ -15,7 +15,7 @@ MOST = 1 + 1e-9  # of a node's memory and time; rounded fractions may add up to 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model's share of a node. fps: frames a second of all its cameras together; 0 where it does not run."""
+    """A model's share of a node. fps: frames a second of all its cameras together; 0 if it does not run."""
 
     weights_bytes: int = 0  # once a node
     camera_bytes: int = 0
@@ -24,7 +24,7 @@ class Need:
 
 @dataclass
 class Node:
-    """A machine. seen: when it last asked. leaving: it is being emptied, and gets no more cameras."""
+    """A machine. seen: when it last asked. leaving: whether it is being emptied and gets no more cameras."""
 
     name: str
     memory_bytes: int  # for edgevlm
@@ -39,9 +39,9 @@ class Camera:
     """A camera to be watched, and the node that watches it.
 
     only: the one node that can, such as that with the USB camera; None for any. moves_to: the next node, once ``node`` has
-    written its last snapshot. epoch: counts its placements, and fences late writes of earlier ones. begins: the epoch that
-    began with an empty memory; older ones are no longer read. problem: why no node watches it. settings: as edgevlm.toml has
-    them; switched: those that replace some of them.
+    written its last snapshot. epoch: counts its placements, so that late writes of earlier ones are ignored. begins: the epoch
+    that began with an empty memory; older ones are no longer read. problem: why no node watches it. settings: as in
+    edgevlm.toml; switched: later changes to them.
     """
 
     name: str
@@ -73,11 +73,11 @@ class Load:
         return self.node.needs.get(camera.model, Need())
 
     def runs(self, camera: Camera) -> bool:
-        """Return whether the camera could be watched here, were nothing else."""
+        """Return whether the camera could be watched here on an otherwise empty node."""
         return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:
-        """Return memory that one more camera takes, its model's weights included where it is the first."""
+        """Return the memory that one more camera takes, including weights if it is its model's first."""
         need = self.need(camera)
         return need.camera_bytes + (0 if self.cameras[camera.model] else need.weights_bytes)
 
@@ -96,7 +96,7 @@ class Load:
         return max(self.taken / self.node.memory_bytes, self.time)
 
     def with_one_more(self, camera: Camera) -> float:
-        """Return the fullness with one more camera; infinity where it does not fit."""
+        """Return the fullness with one more camera; infinity if it does not fit."""
         if not self.runs(camera):
             return math.inf
         taken, time = self.taken + self.bytes_of(camera), self.time + camera.fps / self.need(camera).fps
@@ -105,10 +105,11 @@ class Load:
 
 
 def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Give a node to each camera that has none in ``held``, or one that cannot run it: that where most is left, largest first.
+    """Assign each camera without a node in ``held``, or with one that cannot run it, to the node with most room, largest camera
+    first.
 
-    A node holds a model's weights once, a memory for each camera, and has as many frames a second as its cameras give. Returns
-    the node of each camera, and of those that fit nowhere the reason.
+    A node holds a model's weights once and a memory for each camera, and must take all their frames a second. Returns the node
+    of each camera, and the reason for each one that fits nowhere.
     """
     loads, placed, refused, waiting = {node.name: Load(node) for node in nodes}, {}, {}, []
     for camera in cameras:
@@ -129,9 +130,9 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 
 
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
-    """Moves, node by camera, from the fullest node to where a camera leaves both less full than that one is now by ``gain``.
+    """Return moves (node by camera) from the fullest node, if both nodes are then less full than it is now by ``gain``.
 
-    A move costs a camera the seconds that its memory takes to travel, so few are made: none between nodes about as full.
+    A camera loses the seconds in which its memory moves, so there are no moves between nodes of similar fullness.
     """
     loads = {node.name: Load(node) for node in nodes}
     watched: dict[str, list[Camera]] = {name: [] for name in loads}
@@ -164,7 +165,7 @@ def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[
 
 
 def why_not(loads: Collection[Load], camera: Camera) -> str:
-    """Why a camera fits nowhere, for a person."""
+    """Return why a camera fits nowhere, for a person."""
     able = [load for load in loads if load.runs(camera)]
     if not any(camera.only in (None, load.node.name) for load in loads):
         return "there is no node" if camera.only is None else f"its node {camera.only} is not there"
@@ -181,5 +182,5 @@ def why_not(loads: Collection[Load], camera: Camera) -> str:
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:
-    """Return the fraction that a camera takes of the node it would fill least."""
+    """Return the smallest fraction of a node that a camera takes."""
     return min((load.with_one_more(camera) - load.fullness() for load in loads), default=0.0)

@@ -35,9 +35,10 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """A node's settings for joining. address: HOST:PORT of the head; ip: of this node; is_head: starts the cluster there.
+    """A node's settings for joining.
 
-    folder: of the head's state. node: its name. secret: that all nodes share.
+    address: HOST:PORT of the head. ip: address of this node. is_head: whether it starts the cluster. folder: for the head's
+    state. node: its name. secret: shared by all nodes.
     """
 
     address: str
@@ -49,7 +50,7 @@ class Joining:
 
 
 class RayLink:
-    """Calls the head of a cluster. The helper process starts Ray, and is started again where it is lost."""
+    """Calls the head of a cluster. The helper process starts Ray, and is restarted if it is lost."""
 
     def __init__(self, joining: Joining) -> None:
         self._joining, self.helper = joining, Helper(wait_s=HUNG_S)
@@ -57,7 +58,7 @@ class RayLink:
         self._began = self._heard = -BACKOFF_S
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return what the head answers. Raises HeadAway, and UserError as the head does."""
+        """Return the head's answer. Raises HeadAway, and UserError as the head does."""
         with self._lock:
             if self.helper.process is None or self.helper.process.poll() is not None:
                 now = time.monotonic()
@@ -104,10 +105,10 @@ _node: RayNode | None = None  # of the helper process
 
 
 def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[str, Any]:
-    """Call the head from the helper process, where the first call starts Ray.
+    """Call the head from the helper process; the first call starts Ray.
 
-    Returns ``answer`` and the answer, ``away`` and why there is none yet, or ``ended`` and why there will be none. Raises
-    UserError as the head does.
+    Returns ``answer`` and the answer, ``away`` and the reason why there is none yet, or ``ended`` and the reason why there will
+    be none. Raises UserError as the head does.
     """
     global _node
     if _node is None:
@@ -157,7 +158,7 @@ class RayNode:
             return "away", type(error).__name__
 
     def _find(self) -> None:
-        """Get the head's actor, made where this node is the head's."""
+        """Return the head's actor; make it on the head's node."""
         import ray
 
         options: dict[str, Any] = {
@@ -202,7 +203,7 @@ def listens(address: str) -> bool:
 
 
 def _command(joining: Joining) -> list[str]:
-    """Return ``ray start``, with a folder of the node's own for sockets: two that start at once in one folder take the same."""
+    """Return the ``ray start`` command, with the node's own folder for sockets; two starts in one folder would collide."""
     own = _token(f"{os.getuid()} {joining.address} {joining.ip} {joining.node}")[:8]
     temporary = Path(tempfile.gettempdir()) / f"edgevlm-ray-{own}"
     with suppress(OSError):  # where a head before this one was; Ray takes the nodes beside it for that one
@@ -217,5 +218,5 @@ def _command(joining: Joining) -> list[str]:
 
 
 def _end_with_parent() -> None:
-    """Have this process end when its parent does, also when that was killed."""
+    """Make this process end when its parent ends or is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

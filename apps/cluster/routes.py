@@ -44,7 +44,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Noted(Strict):
-    """The body by which one node asks another to forget what the head's note of this number names."""
+    """The body with which one node asks another to follow the head's note of this number."""
 
     note: int
 
@@ -77,7 +77,7 @@ class ClusterRoutes:
             await self._app(scope, replayed(request), send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """None if the node's own application answers, also what is wrong with a body."""
+        """Answer a request; return None if the node's own application answers, also with errors of a body."""
         agent, is_first = self._agent, FROM not in request.headers
         match request.method, *request.url.path.split("/")[2:]:
             case "GET", "nodes":
@@ -118,7 +118,7 @@ class ClusterRoutes:
         return None
 
     def _nodes(self, heard: Mapping[str, float]) -> Fields:
-        """List nodes as the head knew them at its last answer."""
+        """List nodes as of the head's last answer."""
         view = self._agent.view
         cameras = Counter(each["node"] for each in view["cameras"].values())
         nodes = {**{name: {"leaving": False} for name in view["nodes_forgot"]}, **view["nodes"]}
@@ -174,7 +174,7 @@ class ClusterRoutes:
         return JSONResponse(self._unopened(new.id, await run_in_threadpool(agent.heard)), 201)
 
     async def _of_camera(self, request: Request, name: str, is_first: bool) -> Response | None:
-        """Have the node answer that watches the camera."""
+        """Forward the request to the node that watches the camera."""
         agent = self._agent
         check_known(name, agent.view["cameras"], "stream", "name")
         known = agent.view["cameras"][name]
@@ -200,7 +200,7 @@ class ClusterRoutes:
         )
 
     async def _asked_about(self, request: Request) -> str | None:
-        """Return the stream that a question is about; None if the node's own application reports what is wrong with it."""
+        """Return the stream of a question; None if the node's own application reports its errors."""
         body, cameras = await request.body(), list(self._agent.view["cameras"])
         shapes: dict[str, type[ResponsesRequest | TextRequest]] = {
             "/v1/completions": TextRequest,
@@ -236,7 +236,7 @@ class ClusterRoutes:
     async def _asked(
         self, request: Request, urls: Collection[str], body: bytes | None = None, seconds: float = LIST_S
     ) -> list[httpx.Response]:
-        """Return the answers of nodes, of those that answer, and of the node's own application first where it is asked."""
+        """Return the answers of all nodes that answer, this node's first if it is included."""
 
         async def one(url: str) -> httpx.Response | None:
             with suppress(httpx.HTTPError):
@@ -249,7 +249,7 @@ class ClusterRoutes:
         return [each for each in await asyncio.gather(*map(one, urls)) if each is not None]
 
     async def _merged(self, request: Request) -> Response:
-        """Return one list of all nodes' parts, in the order that each has."""
+        """Return one list of all nodes' parts, in each node's order."""
         own, *others = await self._asked(request, [HERE, *self._others().values()])
         if own.status_code != 200:
             return copied(own)
@@ -340,7 +340,7 @@ def away(message: str, param: str | None = None) -> ApiError:
 
 
 def replayed(request: Request) -> Callable[[], Awaitable[Any]]:
-    """Return a ``receive`` that brings the request's body again, where it has been read."""
+    """Return a ``receive`` that repeats the request's body, which has been read."""
     left = [request._body] if hasattr(request, "_body") else []
 
     async def receive() -> Any:

@@ -23,13 +23,14 @@ KEPT = 64  # events of a camera that are still to be sent
 
 
 class Shared:
-    """Methods raise OSError, but those that delete. A file's name has a slash between folders.
+    """A cluster's shared storage.
 
-    Thumbnails are there too where it is a folder; with an address they stay on the node that took them.
+    Methods raise OSError, except those that delete. File names have a slash between folders. In a folder thumbnails are shared
+    too; with an address they stay on the node that took them.
     """
 
     def __init__(self, where: str) -> None:
-        """Raises UserError for an address that fsspec does not know."""
+        """Open the storage. Raises UserError for an address that fsspec does not know."""
         self._where, self._storage = where.rstrip("/"), storage_of(where)
         self._files: Any = fsspec.filesystem("file") if isinstance(self._storage, Folder) else self._storage.files
 
@@ -54,7 +55,7 @@ class Shared:
                 self._files.pipe_file(self._path(name), content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Return epochs that have a folder, oldest first; with ``unfinished`` those too whose copy was cut short."""
+        """Return epochs that have a folder, oldest first. unfinished: include those with an incomplete copy."""
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
@@ -65,11 +66,11 @@ class Shared:
             return [each for each in epochs if unfinished or self._is_begun(camera, each)]
 
     def _is_begun(self, camera: str, epoch: int) -> bool:
-        """Whether its folder has been copied whole; those of edgevlm 0.1 had no mark, but are locked once they are used."""
+        """Return whether its folder is a complete copy; folders of edgevlm 0.1 have no mark, but are locked once used."""
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Make an epoch's folder, a copy of another's, or empty; one that exists stays."""
+        """Make an epoch's folder, empty or a copy of another's; an existing one stays."""
         folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
             if self._is_begun(camera, epoch):
@@ -103,10 +104,9 @@ class Shared:
 
 
 class MovingEvents:
-    """The newest event of each watch on a camera, and the KEPT newest older ones that are still to be sent, in its folder.
+    """The newest event of each watch on a camera, and the KEPT newest unsent ones, in the camera's folder for its next node.
 
-    So the node that watches the camera next knows them. An event is written here before it is in its node's own file. A folder
-    that cannot be written is not an error.
+    An event is written here before its node's own file. A folder that cannot be written is not an error.
     """
 
     FILE = "events.json"
@@ -127,13 +127,13 @@ class MovingEvents:
         self._replace([pair for pair in events if pair[0].id in {*newest.values(), *waiting[-KEPT:]}])
 
     def note_sent(self, store: EventStore) -> None:
-        """Mark events that have been sent meanwhile."""
+        """Mark events that have been sent since."""
         if any(unsent for _, unsent in self.events):
             waiting = store.unsent()
             self._replace([(each, unsent and each.id in waiting) for each, unsent in self.events])
 
     def forget(self, span: Span) -> None:
-        """Delete events of a time, and closings of what opened then, sent or not."""
+        """Delete events of a time span, and closings of watches that opened then, sent or not."""
         then = [each.id for each, _ in self.events if any(span.since <= at <= span.until for at in (each.time, each.opened))]
         self._replace([pair for pair in self.events if pair[0].id not in then])
 

@@ -1,1 +1,1 @@
-"""The commands of ``edgevlm``: their options as typed, and what runs them; ``edgevlm/cli.py`` lists them."""
+"""The commands of ``edgevlm`` and their options; ``edgevlm/cli.py`` lists them."""

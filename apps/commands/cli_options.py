@@ -25,7 +25,7 @@ def check_finite(param: typer.CallbackParam, value: Any) -> Any:
 
 
 def values_of(name: str) -> Callable[..., list[str]] | None:
-    """Return the shell completion of option ``name``: the values there are, and file names where none matches."""
+    """Return the shell completion of option ``name``: its values, or file names if none matches."""
 
     def complete(incomplete: str) -> list[str]:
         from edgevlm.engines.devices import device_names
@@ -47,7 +47,7 @@ def values_of(name: str) -> Callable[..., list[str]] | None:
 
 
 def option(metavar: str | None, help: str, default: str | bool = True, panel: str | None = None, **more: Any) -> Any:
-    """Return an option as ``--help`` shows it. default: in words, where the value does not say it; panel: its heading."""
+    """Return an option for ``--help``. default: the default in words, if the value is unclear. panel: its heading."""
     more.setdefault("callback", check_finite)
     return typer.Option(metavar=metavar, help=help, show_default=default, rich_help_panel=panel, **more)
 
@@ -99,10 +99,10 @@ HelpAll = Annotated[bool, flag("--help-all", "Show all options.", is_eager=True,
 def with_settings(
     model: Any, panels: Mapping[str | None, Iterable[str]], rare: Iterable[str] = (), *, typed_only: bool = False
 ) -> Callable[[Any], Any]:
-    """Give a command an option for each of these fields, under its panel; the command takes them as ``settings``.
+    """Add an option for each of these fields to a command, under its panel; the command takes them as ``settings``, an instance
+    of the model, whose errors name the option.
 
-    That is an instance of the model, whose errors name the option; where ``typed_only``, a dict of the options that were typed.
-    rare: fields that only ``--help-all`` shows.
+    typed_only: pass a dict of the typed options instead. rare: fields that only ``--help-all`` shows.
     """
     shown = {name: panel for panel, fields in panels.items() for name in fields}
     lists = {name for name in shown if get_origin(model.model_fields[name].annotation) is list}

@@ -30,7 +30,7 @@ class PlainCommand(PlainHelp, TyperCommand):
 
 
 class LazyGroup(PlainHelp, TyperGroup):
-    """Lists its commands by name and summary; ``targets`` says which ``module:attribute`` each is, a function or a Typer."""
+    """Lists its commands by name and summary. ``targets``: the ``module:attribute`` of each, a function or a Typer."""
 
     targets: ClassVar[Mapping[str, str]] = {}
 
@@ -82,7 +82,7 @@ def write_under_headings(rows: Sequence[tuple[str, ...]], formatter: Any) -> Non
 
 
 def with_default(text: str) -> str:
-    """click's ``help  [default: (8.0); x>=1]`` as ``help (default: 8)``: what a range forbids, its error says."""
+    """Rewrite click's ``help [default: (8.0); x>=1]`` as ``help (default: 8)``; errors name the range."""
     words, bracket, extra = text.rpartition("  [")
     default = next((part for part in extra.rstrip("]").split("; ") if part.startswith("default: ")), "")
     shown = default.removeprefix("default: ").removesuffix(".0").removeprefix("(").removesuffix(")")
@@ -90,7 +90,7 @@ def with_default(text: str) -> str:
 
 
 def load_command(name: str | None, target: str) -> Any:
-    """Return the command of ``module:attribute``; what the module's ``EPILOG`` has for it ends its help."""
+    """Return the command of ``module:attribute``; the module's ``EPILOG`` for it ends its help."""
     module, _, attribute = target.partition(":")
     found, epilog = getattr(import_module(module), attribute), getattr(import_module(module), "EPILOG", None)
     if isinstance(found, typer.Typer):

@@ -1,4 +1,4 @@
-"""``edgevlm cameras``, ``doctor``, ``power`` and ``state``: what this machine has, lacks, takes and keeps."""
+"""Commands that inspect the machine: ``edgevlm cameras``, ``check``, ``doctor``, ``power`` and ``state``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from edgevlm.progress import progress, to_stderr, to_stdout
 
 
 def cameras(json: Json = False) -> None:
-    """List this machine's cameras.
+    """List this machine's cameras, after taking one picture with each.
 
-    Each is asked for its modes and for one picture; if that fails, the line gives the reason.
+    If that fails, the line gives the reason.
     """
     with progress("looking through the cameras"):
         from edgevlm.apps.doctor.cameras import list_cameras
@@ -32,7 +32,7 @@ def check(
 ) -> None:
     """Check a policy, source, family or engine.
 
-    Each line is something that passed; the first thing that is wrong ends the command with status 2.
+    Prints a line for each check that passed; the first failure ends the command with status 2.
     """
     with progress(f"checking {name}"):
         from edgevlm.packages import needed
@@ -47,7 +47,7 @@ def doctor(
 ) -> None:
     """Check this machine and suggest fixes.
 
-    Exits with status 1 where a first run would fail.
+    Exits with status 1 if a first run would fail.
     """
     with progress("checking this machine"):
         from edgevlm.apps.doctor.checks import Finding, report
@@ -73,7 +73,7 @@ def power(
 ) -> None:
     """Show the power this machine draws.
 
-    One line an interval: watts of every rail, clocks and the power mode. The last line is the energy in total.
+    Prints watts of every rail, clocks and the power mode at each interval, and the total energy at the end.
     """
     from edgevlm.apps.doctor.power import show_power
 
@@ -88,7 +88,7 @@ def show(
 ) -> None:
     """Verify and describe a directory's snapshots.
 
-    The newest comes first. Exits with status 1 where none can be used.
+    The newest comes first. Exits with status 1 if none can be used.
     """
     from edgevlm.apps.credentials import state_key
     from edgevlm.apps.schemas import json_line
@@ -128,7 +128,7 @@ def show(
 def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="Write the key to this file.")]) -> None:
     """Make a key that encrypts snapshots.
 
-    Keep a copy elsewhere: without it no snapshot can be read. Programs of age read and make such keys too.
+    Keep a copy elsewhere: without the key no snapshot can be read. It is an age key.
     """
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 

@@ -59,7 +59,7 @@ def plan(
 ) -> None:
     """Estimate memory and speed before building anything.
 
-    Reads, or downloads, only a checkpoint's config.json; a bundle's weights are not read.
+    Reads or downloads only a checkpoint's config.json, no weights.
     """
     with progress("planning") as step:
         from edgevlm.apps.bundles.fetch import HubError, resolve_config
@@ -87,9 +87,9 @@ def models(
     fps: Annotated[float, option("N", "Keep up with this many frames a second.")] = 2.0,
     json: Json = False,
 ) -> None:
-    """List models, their memory and their speed here.
+    """List models with their memory and speed on this machine.
 
-    All is predicted, as by edgevlm plan, with the weights that it would choose. Nothing is downloaded.
+    The numbers are predictions of edgevlm plan, with the weights it would choose. Nothing is downloaded.
     """
     with progress("planning"):
         from edgevlm.apps.planning.plan import show_models
@@ -124,8 +124,8 @@ def export(
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs.
 
-    Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. Interrupted, the same command resumes. Without
-    --out the bundle is cached, and edgevlm run --model CHECKPOINT finds it.
+    Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. After an interrupt, the same command resumes.
+    Without --out the bundle is cached, and edgevlm run --model CHECKPOINT finds it.
     """
     if device is None and jetpack is not None:
         raise UserError("--jetpack goes with --device; give both")
@@ -166,8 +166,7 @@ def build(
 ) -> None:
     """Build a bundle's TensorRT engines on this device.
 
-    Takes minutes an engine and prints each one's path. Engines that exist and match are kept; interrupted, the same command
-    resumes.
+    Takes minutes per engine and prints each path. Keeps matching engines; after an interrupt, the same command resumes.
     """
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command
@@ -197,7 +196,7 @@ def verify(
 ) -> None:
     """Check every byte of bundles against their manifests.
 
-    A run compares sizes only. Exits with status 1 where a bundle is damaged.
+    A run compares sizes only. Exits with status 1 if a bundle is damaged.
     """
     intact = True
     with progress("starting") as step:
@@ -216,7 +215,7 @@ def pull(
 ) -> None:
     """Download a bundle from the hub, and print its directory.
 
-    Every byte is checked against the bundle's manifest. Interrupted, the same command resumes.
+    Checks every byte against the bundle's manifest. After an interrupt, the same command resumes.
     """
     with progress("asking the hub") as step:
         from edgevlm.apps.bundles import fetch
@@ -264,15 +263,12 @@ def policies(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the policies and their settings.
-
-    With each: its paper, its defaults and what differs from the paper.
-    """
+    """List the policies and their settings, with their paper, defaults and differences from the paper."""
     to_stdout(list_policies(json, name))
 
 
 def list_policies(as_json: bool, name: str | None = None) -> str:
-    """Return one policy, or all, installed ones too, and auto: a JSON object a line, or a page for a person."""
+    """Return one policy, or all (installed ones too) and auto, as JSON lines or as a page for a person."""
     from edgevlm.apps.schemas import json_line
     from edgevlm.runtime.opening import AUTO, FALLBACK
     from edgevlm.runtime.plugins import names
@@ -320,9 +316,8 @@ def calibrate(
 ) -> None:
     """Choose the best policy for a model.
 
-    Measures what policies need to know of each layer, compares the policies at equal bytes, and finds how much of each frame
-    can be left out. The bundle keeps the result, for --policy, --append and --encode auto. If interrupted, the same command
-    resumes.
+    Measures each layer, compares the policies at equal bytes, and finds how much of each frame can be skipped. The bundle keeps
+    the result, for --policy, --append and --encode auto. After an interrupt, the same command resumes.
     """
     with progress("starting") as step:
         from edgevlm.apps import calibrate as command

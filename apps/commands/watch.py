@@ -1,4 +1,4 @@
-"""Commands that watch, and that ask what was seen: ``run``, ``watch``, ``serve``, ``config``, ``ask`` and others."""
+"""Commands that watch cameras and query what was seen: ``run``, ``watch``, ``serve``, ``config``, ``ask`` and others."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def run(
 ) -> None:
     """Watch a stream and answer questions about it.
 
-    On a terminal, ask while it plays. Elsewhere the demo ends after 384 frames.
+    On a terminal, ask while the stream plays. Elsewhere the demo ends after 384 frames.
     """
     with progress("starting"):
         from edgevlm.apps.launch import launch
@@ -194,7 +194,7 @@ def serve(
 ) -> None:
     """Serve cameras over HTTP, with a page.
 
-    The page is at the address it prints. Programs ask with OpenAI's clients.
+    It prints the page's address. Programs can use OpenAI's clients.
     """
     with progress("starting"):
         server = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")
@@ -217,7 +217,7 @@ def check(
     path: Annotated[Path, typer.Argument(metavar="CONFIG", help="Check this edgevlm.toml.")] = Path("edgevlm.toml"),
     json: Json = False,
 ) -> None:
-    """Check a configuration, and open nothing."""
+    """Check a configuration without opening cameras or models."""
     from edgevlm.apps.run.output import wall_clock
     from edgevlm.apps.schemas import json_line
 

@@ -1,4 +1,4 @@
-"""``edgevlm cameras``: the cameras of this machine, each tried, with the reason where one cannot be used."""
+"""``edgevlm cameras``: try each camera of this machine and report why one cannot be used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from edgevlm.runtime.plugins import names
 
 @dataclass(frozen=True, slots=True)
 class CameraEntry:
-    """``camera``: a value of --camera; ``problem``: why it cannot be used, None if it can; ``mode``: it was opened in."""
+    """A camera. ``camera``: the value for --camera. ``problem``: why it cannot be used, None if it can.
+
+    ``mode``: the mode it was opened in.
+    """
 
     camera: str
     kind: str
@@ -52,7 +55,7 @@ def look_around(root: Path = ROOT) -> list[CameraEntry]:
 
 
 def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
-    """Take one picture; return why that failed, or None, and the camera's mode."""
+    """Take one picture; return the reason of a failure, or None, and the camera's mode."""
     try:
         connection = UsbConnection(str(path), SourceOptions(), root)
     except UserError as error:
@@ -74,7 +77,7 @@ def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
 
 
 def check_cameras(machine: Machine) -> list[Outcome]:
-    """Check every camera but the demo: whether it gives a picture, and why not."""
+    """Check that every camera except the demo gives a picture, and report why not."""
     found = machine.within(lambda: look_around(machine.root))
     if found is None:
         return [("warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again")]

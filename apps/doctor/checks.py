@@ -1,6 +1,6 @@
-"""``edgevlm doctor``: check this machine and suggest fixes. A check is a function, and its name in :data:`CHECKS`.
+"""``edgevlm doctor``: check this machine and suggest fixes. A check is a function named in :data:`CHECKS`.
 
-Each looks at a machine and returns a status, what was found, and how to fix it; None if there is nothing to say.
+It inspects a machine and returns a status, the finding and a fix, or None.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def extension(machine: Machine) -> Outcome:
 
 
 def import_problem(machine: Machine, module: str) -> str:
-    """Import a module in a process of its own, which it may crash; return why it cannot be loaded, or an empty text."""
+    """Import a module in a separate process, which it may crash; return why it cannot be loaded, or an empty text."""
     said = machine.run([sys.executable, "-c", IMPORT.format(path=sys.path, module=module)])
     if said is None:
         return f"importing {module} crashes, or takes more than {machine.limit_s:g} s"
@@ -103,7 +103,7 @@ def one_build(
 
 
 def cpu(machine: Machine) -> Outcome:
-    """Return what the cache's kernels can use of the processor."""
+    """Return the processor features that the cache's kernels can use."""
     fields = machine.fields("proc/cpuinfo")
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     name = fields.get("model name") or fields.get("Model") or fields.get("CPU part") or "of an unknown name"
@@ -169,7 +169,7 @@ def jetpack(machine: Machine) -> Outcome:
 
 
 def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None], fix: str) -> Outcome | None:
-    """Compare a version with the one that belongs to the Jetson Linux release."""
+    """Compare a version with that of the Jetson Linux release."""
     if (release := release_of(machine)) is None:
         return None
     found, wanted = find(machine), release[name]
@@ -179,7 +179,7 @@ def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None
 
 
 def cma(machine: Machine) -> Outcome:
-    """Contiguous memory, for CSI cameras and the decoders."""
+    """Check the contiguous memory for CSI cameras and the decoders."""
     if (sizes := _kilobytes(machine, "CmaFree", "CmaTotal")) is None:
         return "warn", "no CMA in /proc/meminfo: not found"
     text = f"{sizes[0] / 1e3:.0f} of {sizes[1] / 1e3:.0f} MB contiguous memory free"
@@ -243,7 +243,7 @@ def gpu(machine: Machine) -> Outcome:
 
 
 def gpu_in_use(machine: Machine) -> Outcome:
-    """Return whether ONNX Runtime here could use the GPU, asked in a process of its own."""
+    """Return whether ONNX Runtime could use the GPU, tried in a separate process."""
     if (text := machine.run([sys.executable, "-c", ASK])) is None:
         return "warn", "ONNX Runtime gave no answer", f"see what fails: {sys.executable} -c '{ASK}'"
     providers = ", ".join(name for name in text.split() if name in FASTER)
@@ -254,7 +254,7 @@ def gpu_in_use(machine: Machine) -> Outcome:
 
 
 def permissions(machine: Machine) -> Outcome | None:
-    """Return whether this user may open the GPU's nodes; that stops a run only where its engine needs them."""
+    """Return whether this user may open the GPU's nodes; only engines on a GPU need them."""
     found = [machine.path(node) for node in NODES if machine.path(node).exists()]
     closed = [str(path.relative_to(machine.root)) for path in found if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
@@ -264,7 +264,7 @@ def permissions(machine: Machine) -> Outcome | None:
 
 
 def cudnn(machine: Machine) -> Outcome:
-    """cuDNN, which ONNX Runtime loads on a GPU: of the system's packages, of a wheel, or a library where loaders look."""
+    """Look for cuDNN, which ONNX Runtime loads on a GPU, in system packages, wheels and the loader's paths."""
     found = _debs(machine, r"libcudnn\d+(?:-cuda-\d+)?") | _wheels(machine, r"nvidia-cudnn(?:-cu\d+)?")
     for folder in FOLDERS:
         names = (path.name.removeprefix("libcudnn.so.") for path in machine.path(folder).glob("libcudnn.so.*"))
@@ -280,7 +280,7 @@ def cudnn(machine: Machine) -> Outcome:
 
 
 def cuda_runtime(machine: Machine) -> Outcome | None:
-    """Return CUDA's runtime libraries on a GPU that is not a Jetson's, whose CUDA has a check of its own."""
+    """Check CUDA's runtime libraries, except on a Jetson, whose CUDA has a separate check."""
     if is_jetson(machine):
         return None
     found = _debs(machine, r"cuda-cudart-\d+-\d+") | _wheels(machine, r"nvidia-cuda-runtime(?:-cu\d+)?")
@@ -290,7 +290,7 @@ def cuda_runtime(machine: Machine) -> Outcome | None:
 
 
 def cuda_wheels(machine: Machine) -> Outcome:
-    """Return the packages that engines on a GPU, and the meter of its power, import."""
+    """Check the packages that GPU engines and the GPU's power meter import."""
     packages = machine.packages()
     wanted = ["onnxruntime-gpu"] + ["nvidia-ml-py"] * (not is_jetson(machine))  # a Jetson's power is read from the board
     if missing := [name for name in wanted if name not in packages]:
@@ -304,7 +304,7 @@ def _listed(found: dict[str, str]) -> str:
 
 
 def _debs(machine: Machine, name: str) -> dict[str, str]:
-    """Return dpkg's installed packages whose whole name matches, and their versions."""
+    """Return installed dpkg packages whose whole name matches, with their versions."""
     found = {}
     for about in (machine.read("var/lib/dpkg/status") or "").split("\n\n"):
         package = re.search(rf"^Package: ({name})$", about, re.MULTILINE)
@@ -342,7 +342,10 @@ CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outco
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """status: ``ok``, ``warn`` (works, but worse than it could), ``fail`` (a run would fail). fix: how, if there is a way."""
+    """The result of a check. status: ``ok``, ``warn`` (works, but worse than it could) or ``fail`` (a run would fail).
+
+    fix: what to do, may be empty.
+    """
 
     check: str
     status: Status
@@ -355,7 +358,7 @@ class Finding:
 
 
 def examine(machine: Machine | None = None) -> Iterator[Finding]:
-    """Yield the findings of every check, in the table's order. A check that breaks is a finding too, and stops no other."""
+    """Yield the findings of every check, in the table's order. A check that crashes is a finding too."""
     machine = machine or Machine()
     for name, (applies, check) in CHECKS.items():
         try:
@@ -370,7 +373,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def report(as_json: bool, machine: Machine | None = None, more: Sequence[Finding] = ()) -> tuple[list[str], bool]:
-    """Return the lines of the command, and whether this machine is ready for a run. more: findings of other checks."""
+    """Return the lines of the command, and whether this machine is ready for a run. more: further findings."""
     found = [*examine(machine), *more]
     statuses = [finding.status for finding in found]
     if as_json:

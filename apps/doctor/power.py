@@ -1,4 +1,4 @@
-"""``edgevlm power``: rails, clocks, power mode, processor and memory, line by line while they change."""
+"""``edgevlm power``: rails, clocks, power mode, processor and memory, a line at each interval."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mode_of(machine: Machine) -> str | None:
 
 
 def clocks_of(machine: Machine) -> dict[str, float]:
-    """Return MHz of what devfreq governs (GPU, memory, ..) and of the first processor core."""
+    """Return the MHz of devfreq devices (GPU, memory, ..) and of the first processor core."""
     found = {name: machine.number(f"{DEVFREQ}/{name}/cur_freq") for name in machine.names(DEVFREQ)}
     named = {"gpu" if f"{DEVFREQ}/{name}" in GPU_CLOCKS else name: hertz / 1e6 for name, hertz in found.items() if hertz}
     core = machine.number("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
@@ -35,10 +35,10 @@ def clocks_of(machine: Machine) -> dict[str, float]:
 def show_power(
     interval_s: float, seconds: float | None, as_json: bool, machine: Machine | None = None
 ) -> Iterator[tuple[bool, str]]:
-    """Yield lines, and whether they are data (else notes), one each ``interval_s``; the last sums up.
+    """Yield a line every ``interval_s`` and whether it is data (else a note); the last is a summary.
 
-    Ends after ``seconds``, or at ctrl-C. A line's watts are the mean since the line before; where nothing measures power they
-    are null, or "not measured".
+    Ends after ``seconds``, or at ctrl-C. A line's watts are the mean since the previous line; without a meter they are null, or
+    "not measured".
     """
     machine = machine or Machine()
     meter, missing = find_meter(machine)

@@ -1,1 +1,1 @@
-"""Plans: what a model would take of a device, before anything is built; each formula and its units in a docstring."""
+"""Plans: predict a model's memory and speed on a device; docstrings have each formula and its units."""

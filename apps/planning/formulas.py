@@ -36,7 +36,7 @@ MOST_CAMERAS = 256  # that a server takes
 class PlannedMemory:
     """Bytes of each part while a stream runs, and the peaks of export and build.
 
-    kv: the cache's arena; policy: its state beside the cache; activations: working memory of the decoder; vision: of the tower,
+    kv: the cache's arena; policy: its state beside the cache; activations: working memory of the decoder; vision: the tower's,
     with pixels and features; runtime: libraries, graphs, sessions; snapshots: a server's copies of memories, and thumbnails.
     export_peak: of ``edgevlm export``; build_peak: of TensorRT's builder, 0 without one.
     """
@@ -53,7 +53,7 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """The most that all streams take together; ONNX Runtime's sessions keep their working memory."""
+        """The most bytes that all streams take together; ONNX Runtime's sessions keep their working memory."""
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
@@ -73,7 +73,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """Seconds of arithmetic and of memory traffic, which overlap: a call takes the longer."""
+    """Seconds of arithmetic and of memory traffic of a call; they overlap, so it takes the longer of the two."""
 
     compute: float
     traffic: float
@@ -92,8 +92,8 @@ class RooflineCall:
 class Speed:
     """A stream's speed at a budget.
 
-    j_per_frame: an upper bound, the device's largest power budget times a frame's time; None if unknown. bound_by: what takes
-    most of a frame's time, vision, compute or memory bandwidth.
+    j_per_frame: an upper bound, the device's largest power budget times a frame's time; None if unknown. bound_by: the largest
+    part of a frame's time: vision, compute or memory bandwidth.
     """
 
     prefill_fps: float
@@ -129,18 +129,18 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
 
 
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return a stream's cache of prefix + ``budget`` + text rows in every layer, as ``KVCache.bytes_for`` allocates it."""
+    """Return the bytes of a stream's cache of prefix + ``budget`` + text rows in every layer, as ``KVCache.bytes_for`` does."""
     shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
     return KVCache.bytes_for(*shape, inv_freq=np.ones(model.head_dim // 2), axes=model.axes, dtype=kv)
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
-    """Return the most that a policy keeps: POLICY_ROW for every row held."""
+    """Return the most bytes that a policy keeps: POLICY_ROW for every row held."""
     return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
 
 
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
-    """Return working memory of the decoder for its largest call: ``chunk`` frames into an empty memory, up to the budget.
+    """Return the decoder's working memory for its largest call: ``chunk`` frames into an empty memory, up to the budget.
 
     Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, float32: 6 I + 3 E + 3 Q + 4 K
     numbers a row, the MLP's product, halves, gate and activation beside attention's rows. Inputs, E (1 + deepstack) a row, are
@@ -156,7 +156,9 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
 
 
 def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
-    """Return a stream's pixels ``[chunk, 3, height, width]``, ``copies`` times, and features of a chunk, float32."""
+    """Return the bytes of a stream's pixels ``[chunk, 3, height, width]``, ``copies`` times, and of a chunk's features,
+    float32.
+    """
     tower = model.tower
     grids = max(1, chunk // tower.group)
     features = grids * tower.tokens * model.hidden * (1 + model.deepstack)
@@ -164,7 +166,7 @@ def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
 
 
 def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
-    """Return working memory of ``chunk`` frames in the tower, with their pixels, held twice, and features.
+    """Return the tower's working memory for ``chunk`` frames, with their pixels (held twice) and features.
 
     N patches of width W, an MLP of width I. On a CPU, float32, all grids at once (one at a time in 8 bits): attention's 4 N W
     numbers a grid and the MLP's N (3 I + 2 W), both kept by the arena. On a GPU, in float16, one grid at a time: N (I + 4 W).
@@ -177,7 +179,7 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
 
 
 def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return a snapshot's copy of prefix + ``budget`` rows and a chunk; and thumbnails."""
+    """Return the bytes of a snapshot's copy of prefix + ``budget`` rows and a chunk, and of thumbnails."""
     row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
     return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk) + THUMBNAILS
 
@@ -189,7 +191,7 @@ def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
 
 
 def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """The most that a long question takes while it is answered: a copy of the cache with room for it; 0 without positions."""
+    """Return the most bytes that a long question takes: a copy of the cache with room for it; 0 without positions."""
     set_aside, spare = model.text_rows - model.closing, model.most_budget - budget
     longer = min(LONGEST_QUESTION, set_aside + spare) - set_aside
     return arena_bytes(model, budget + longer, kv) if longer > 0 else 0
@@ -197,7 +199,7 @@ def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model at a precision on a device. kv: type of keys and values. served: cameras of a server; 0: a run of one."""
+    """A model at a precision on a device. kv: type of keys and values. served: cameras on a server; 0: a run of one."""
 
     model: PlannedModel
     device: DeviceProfile
@@ -211,10 +213,10 @@ class Roofline:
 
     @property
     def resident_weights(self) -> int:
-        """Bytes of weights in memory while a stream runs.
+        """Return the bytes of weights in memory while a stream runs.
 
-        On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed too, beside the embedding's
-        file, of which only the rows in use are read. TensorRT keeps weights as they are stored.
+        On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed too; of the embedding's file
+        only the rows in use are read. TensorRT keeps weights as stored.
         """
         weights, layouts, group = self.weights, load_precision(self.precision).onnxruntime, self.model.group
         if self.device.kind != "cpu":
@@ -240,9 +242,9 @@ class Roofline:
         )
 
     def _rate(self, integer: bool, wide: bool) -> float:
-        """Operations a second of matrix products.
+        """Return operations a second of matrix products.
 
-        integer: of bytes with a scale a row and a column. On a CPU blocks of integers and float16 take as long as float32; a
+        integer: of bytes with a scale per row and column. On a CPU blocks of integers and float16 take as long as float32; a
         GPU multiplies all integers as float16.
         """
         if self.device.kind == "cpu":
@@ -253,7 +255,7 @@ class Roofline:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second."""
+        """Return the memory bandwidth in bytes a second."""
         return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
 
     def vision(self) -> RooflineCall:
@@ -270,7 +272,7 @@ class Roofline:
         return RooflineCall(seconds, self.weights.tower / self.bandwidth)
 
     def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
-        """Return ``rows`` rows after ``held`` in ``calls`` calls of the decoder.
+        """Return the cost of ``rows`` rows after ``held`` in ``calls`` calls of the decoder.
 
         Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) of attention, and 2 V E of
         a row's logits. Bytes: the layers' weights and the rows held, once a call; the head's with logits.
@@ -287,7 +289,7 @@ class Roofline:
         return RooflineCall(seconds, read / self.bandwidth)
 
     def kv_bytes(self, rows: int) -> float:
-        """Return keys and values of ``rows`` rows in every layer, bytes."""
+        """Return the bytes of keys and values of ``rows`` rows in every layer."""
         return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * DTYPES[self.kv].itemsize
 
     def token(self, held: int) -> RooflineCall:
@@ -337,7 +339,7 @@ class Roofline:
 
 
 def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest integer from ``least`` to ``most`` for which ``holds``, true up to some number; 0 if there is none."""
+    """Return the largest integer from ``least`` to ``most`` for which the monotonic ``holds`` is true; 0 if there is none."""
     if most < least or not holds(least):
         return 0
     low, high = least, most + 1

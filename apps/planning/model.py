@@ -1,4 +1,4 @@
-"""The numbers of a model that a plan needs: from a bundle's files, or from only the JSON files of a checkpoint."""
+"""A model's numbers for a plan, from a bundle's files or only the JSON files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PlannedModel:
     """A model. matrices: parameters of all layers' matrices; vectors: of norms and biases; tied: the head is the embedding.
 
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
-    precision, group: for weights already rounded, their precision and how many share a scale; None for its own. floats:
+    precision, group: for weights already rounded, their precision and the number that shares a scale; otherwise None. floats:
     parameters of ``matrices`` that such a checkpoint stores in float. kv: type of keys and values. files: bytes of a bundle's
     weights by ``decoder``, ``embedding`` and ``vision``.
     """
@@ -68,12 +68,12 @@ class PlannedModel:
 
     @property
     def table(self) -> int:
-        """Parameters of the embedding, and of the head."""
+        """The parameters of the embedding and the head."""
         return self.vocab * self.hidden
 
     @property
     def text_rows(self) -> int:
-        """Rows set aside for a question's turn."""
+        """The rows reserved for a question's turn."""
         text = TextBudget.fitting(self.limit)
         return text.conversation + text.question + text.answer + self.closing
 
@@ -98,7 +98,7 @@ def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner:
 
 
 def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
-    """Describe ``demo``, a folder, or an id of models.json, for frames of ``camera``, (height, width)."""
+    """Return the model of ``demo``, a folder, or an id of models.json, for frames of ``camera``, (height, width)."""
     if name == "demo" or (Path(name) / MANIFEST).exists():
         return plan_bundle(name, camera)
     facts = None if Path(name).exists() else next((each for each in published_facts() if each["id"] == name), None)
@@ -106,7 +106,7 @@ def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
 
 
 def plan_published(facts: Mapping[str, Any], camera: tuple[int, int]) -> PlannedModel:
-    """Describe an entry of models.json for frames of ``camera``, (height, width)."""
+    """Return the model of an entry of models.json for frames of ``camera``, (height, width)."""
 
     def sized(factor: int, budget: tuple[int, int], clip: int) -> tuple[int, int]:
         return PixelBudget(factor, budget[0], budget[1] * clip, clip).fitted(*camera)
@@ -115,7 +115,7 @@ def plan_published(facts: Mapping[str, Any], camera: tuple[int, int]) -> Planned
 
 
 def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
-    """The model in a checkpoint's folder, for frames of ``camera``, (height, width). Raises UserError as an export does."""
+    """Return the model of a checkpoint's folder for frames of ``camera``, (height, width). Raises UserError like an export."""
     checkpoint: Checkpoint = ConfigOnly(folder)
     if all(look(checkpoint.folder / name) == "file" for name in checkpoint.weight_files()):
         checkpoint = Checkpoint(folder)
@@ -165,7 +165,7 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
-    """Return the model in ``demo`` or a bundle's folder, for frames of ``camera`` where it takes several sizes; hashes nothing.
+    """Return the model in ``demo`` or a bundle's folder, for frames of ``camera`` if it takes several sizes; hashes nothing.
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """
@@ -197,7 +197,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
 
 
 def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
-    """Return shapes of a graph's initializers by name. Raises BundleError for a file that is not ONNX."""
+    """Return the shapes of a graph's initializers by name. Raises BundleError for a file that is not ONNX."""
     try:
         return initializer_shapes(graph.read_bytes())
     except ValueError as error:
@@ -205,7 +205,7 @@ def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _tower(family: Family, vision: VisionSpec, graph: Path, tokenizer: Tokenizer) -> TowerGeometry:
-    """Estimate a tower's geometry by its parameters, without scales and zero points; the graph does not tell it."""
+    """Estimate a tower's geometry from its parameters (without scales and zero points); the graph does not contain it."""
     parameters = sum(prod(shape) for name, shape in shapes_in(graph).items() if not name.endswith((".scales", ".zero")))
     tokens, patches = vision.tokens_per_frame, family.patches(vision)
     around = (vision.before + vision.after).format(seconds=0.0, minutes=0, second=0, frame=1)
@@ -215,6 +215,6 @@ def _tower(family: Family, vision: VisionSpec, graph: Path, tokenizer: Tokenizer
 
 
 def published_facts() -> list[dict[str, Any]]:
-    """models.json: ``id`` on the hub, ``licence``, ``checked`` and ``config``."""
+    """Read models.json: ``id`` on the hub, ``licence``, ``checked`` and ``config``."""
     facts: list[dict[str, Any]] = json.loads(files(__package__ or "").joinpath("models.json").read_text(encoding="utf-8"))
     return facts

@@ -1,4 +1,4 @@
-"""``edgevlm plan`` and ``models``: what a model takes of a device and how fast it would be, before anything is built."""
+"""``edgevlm plan`` and ``models``: a model's predicted memory and speed on a device, before anything is built."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NEARLY = 0.9  # of the fastest rate: where nothing keeps up, the most accurate w
 class PlanRequest:
     """The options as typed; :func:`choose` chooses those that are None.
 
-    device: of :mod:`edgevlm.engines.devices`; None is this machine. vision_precision: of the tower's linears on a CPU. kv: type
-    of keys and values. camera: (height, width) of frames. cameras: of a server; None: a run of one.
+    device: of :mod:`edgevlm.engines.devices`; None is this machine. vision_precision: precision of the tower's linears on a
+    CPU. kv: type of keys and values. camera: (height, width) of frames. cameras: number on a server; None: a run of one.
     """
 
     model: str
@@ -45,7 +45,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """A plan: what was asked, and what follows."""
+    """A plan: the request and the results."""
 
     roofline: Roofline
     budget: int
@@ -69,7 +69,7 @@ class DevicePlan:
         return self.speed.prefill_fps / max(1, self.roofline.served)
 
     def line(self) -> dict[str, Any]:
-        """As JSON, the most wanted fields first. MB are 1e6 bytes."""
+        """Return the JSON fields, the most important first. MB are 1e6 bytes."""
         memory, speed, roofline = self.memory, self.speed, self.roofline
         model = roofline.model
         mb = {f"{name}_mb": round(getattr(memory, name) / 1e6, 1) for name in (*PlannedMemory.__slots__, "total")}
@@ -113,7 +113,7 @@ def make_plan(request: PlanRequest) -> DevicePlan:
 
 
 def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
-    """Plan what was asked for and choose the rest.
+    """Make a plan and choose the options that were not given.
 
     Weights are the most accurate with which the usual budget, or half of it, fits and keeps up with ``request.fps``; else the
     fastest that fit, else the smallest. Raises UserError for an invalid precision or budget.
@@ -145,7 +145,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the precisions to choose from: only the one asked for, or that of a bundle or a rounded checkpoint, else all."""
+    """Return the candidate precisions: only the requested one, or that of a bundle or rounded checkpoint, else all."""
     if asked is not None:
         load_precision(asked)
         return (asked,)
@@ -160,7 +160,7 @@ def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) 
 
 
 def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
-    """Return a run's usual budget; at least half of it if less keeps up, else what fits, in whole frames."""
+    """Return a run's usual budget, or down to half of it if that keeps up, else what fits, in whole frames."""
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
         budget = min(usual, roofline.largest_budget(request.chunk, fps)) // rows * rows
@@ -182,7 +182,7 @@ def figure(rate: float) -> str:
 
 
 def describe(plan: DevicePlan) -> Iterator[str]:
-    """Yield the lines for a person: the fields of JSON, with their units in their names; estimates have two digits."""
+    """Yield the lines for a person: the JSON fields, whose names contain their units; estimates have two digits."""
     device, model, line = plan.roofline.device, plan.roofline.model, plan.line()
     yield from wrap(f"{model.name} ({model.family}) on {device.title}", 80)
     yield from wrap(assumptions(device), 80)
@@ -203,7 +203,7 @@ def show(request: PlanRequest, as_json: bool) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PublishedCheckpoint:
-    """A checkpoint of the hub: its name there, its licence and what was looked up of both."""
+    """A checkpoint of the hub: its name, its licence and which facts were looked up."""
 
     name: str
     licence: str
@@ -212,15 +212,15 @@ class PublishedCheckpoint:
 
     @property
     def parameters(self) -> int:
-        """Weights that a stream uses, without blocks of a tower that it skips."""
+        """The number of weights that a stream uses, without skipped blocks of a tower."""
         model = self.model
         return model.matrices + model.vectors + model.table * (1 if model.tied else 2) + model.tower.parameters
 
 
 def checkpoints() -> list[PublishedCheckpoint]:
-    """Return all of models.json, the smallest first: what the hub says of each, and what a plan needs of its config.json.
+    """Return the models of models.json, the smallest first: facts of the hub, and the config.json fields that a plan needs.
 
-    ``checked`` names what was looked up elsewhere, of licence and geometry; the rest is from memory. We have run none of them
+    ``checked`` lists the facts of licence and geometry that were looked up; the rest is from memory. We have run none of them
     with real weights.
     """
     found = [

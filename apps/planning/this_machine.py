@@ -28,7 +28,7 @@ SOURCES = {"here": FigureSource("Described by Linux; what is not checked is assu
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
-    """Return the Jetson that ``machine`` is, or its processor. cores: physical cores that may be used."""
+    """Return ``machine`` as a Jetson, or else as its processor. cores: physical cores that may be used."""
     machine = machine or Machine()
     if is_jetson(machine) and (profile := profile_of(machine)) is not None:
         return profile
@@ -36,7 +36,7 @@ def this_machine(machine: Machine | None = None, cores: int | None = None) -> De
 
 
 def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
-    """Describe the processor of ``machine``, with its installed memory, or the least limit of its control groups."""
+    """Describe the processor of ``machine``, with its installed memory or the lowest limit of its control groups."""
     cores = default_threads() if cores is None else cores
     cpu = machine.fields("proc/cpuinfo")
     memory = int((machine.fields("proc/meminfo").get("MemTotal") or "0 kB").split()[0]) >> 10
@@ -66,7 +66,7 @@ def device_named(name: str | None) -> DeviceProfile:
 
 
 def assumptions(device: DeviceProfile) -> str:
-    """Name this machine's assumed figures; empty for other devices."""
+    """Return this machine's assumed figures in words; empty for other devices."""
     if device.name != NAME:
         return ""
     return f"assumed: {device['bandwidth_gb_s']:g} GB/s of bandwidth, {device['system_mib'] / 1024:.1f} GiB for the system"

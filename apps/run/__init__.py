@@ -1,1 +1,1 @@
-"""Watching a stream: the run loop, what starts it and what ends it."""
+"""Watching a stream: the run loop, its start and its end."""

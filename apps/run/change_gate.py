@@ -1,4 +1,4 @@
-"""Return whether a frame shows a change, and the mean colours of an image's cells."""
+"""Detect changes between frames by the mean colours of their cells."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ THRESHOLD = 4.0  # levels of 255: above a sensor's noise, below a person who fil
 
 
 class ChangeGate:
-    """Return whether a frame, uint8 RGB ``[H, W, 3]``, differs from the last one that did; the first one does.
+    """Decides whether a frame, uint8 RGB ``[H, W, 3]``, differs from the last frame that did; the first one does.
 
-    It differs where any cell's mean does by more than THRESHOLD. Slow changes add up.
+    A frame differs if any cell's mean changed by more than THRESHOLD, so slow changes add up.
     """
 
     def __init__(self) -> None:

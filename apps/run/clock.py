@@ -1,4 +1,4 @@
-"""Wall clock as people write and read it: ``10m``, ``14:03``, ``14:03:22 (6 min ago)``."""
+"""Wall-clock times in the form that people use: ``10m``, ``14:03``, ``14:03:22 (6 min ago)``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLACK_S = 1.0  # frames wait to be watched
 def moment(text: str, now: float | None = None) -> float:
     """Parse a duration ago (``90s``, ``1h30m``), a local time or an RFC 3339 timestamp to seconds since 1970.
 
-    Raises UserError, also for a local time that its day skips or has twice.
+    Raises UserError, also for a local time that does not exist or occurs twice on that day.
     """
     now, text = time.time() if now is None else now, text.strip()
     if re.fullmatch(r"([0-9]+(\.[0-9]+)?[smhd])+", text):
@@ -53,7 +53,7 @@ def _local(at: datetime, latest: float = math.inf) -> float:
 
 
 def clock_time(seconds: float, now: float | None = None) -> str:
-    """``14:03:22 (6 min ago)`` of seconds since 1970, with its day where that is another."""
+    """Format seconds since 1970 as ``14:03:22 (6 min ago)``, with the date if it is not today."""
     now = time.time() if now is None else now
     at, today = datetime.fromtimestamp(seconds), datetime.fromtimestamp(now)
     day = "" if at.date() == today.date() else f"{at:%b} {at.day} "
@@ -61,7 +61,7 @@ def clock_time(seconds: float, now: float | None = None) -> str:
 
 
 def split_window(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``/since 10m until 5m QUESTION``, or a plain question, into the question and ``since`` and ``until`` as typed.
+    """Split ``/since 10m until 5m QUESTION``, or a plain question, into question, ``since`` and ``until`` as typed.
 
     Raises UserError.
     """
@@ -75,14 +75,14 @@ def split_window(text: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A period of wall-clock time, in seconds since 1970, both ends included; default: all time."""
+    """A period of wall-clock time, in seconds since 1970, both ends included; by default all time."""
 
     since: float = -math.inf
     until: float = math.inf
 
     @classmethod
     def typed(cls, since: str | None = None, until: str | None = None) -> Span:
-        """Parse both ends as :func:`moment` does, open where they are empty. Raises UserError, which names the end."""
+        """Parse both ends as :func:`moment` does; an empty one is open. Raises UserError, which names the end."""
         now, found = time.time(), dict[str, float]()
         for name, text in (("since", since), ("until", until)):
             if text:
@@ -95,7 +95,7 @@ class Span:
         return cls(**found)
 
     def __str__(self) -> str:
-        """`` since 13:03:22 (60 min ago) until 14:00:00``; empty if it is all."""
+        """Return `` since 13:03:22 (60 min ago) until 14:00:00``; empty for all time."""
         ends = (("since", self.since), ("until", self.until))
         return "".join(f" {name} {clock_time(at)}" for name, at in ends if math.isfinite(at))
 
@@ -105,26 +105,26 @@ class Span:
 
     @property
     def open_ended(self) -> tuple[float | None, float | None]:
-        """Since and until, None if it is open."""
+        """Return since and until, None for an open end."""
         return None if math.isinf(self.since) else self.since, None if math.isinf(self.until) else self.until
 
     @property
     def with_slack(self) -> Span:
-        """The window of pictures and rows to delete: SLACK_S longer at each end."""
+        """Return the window of pictures and rows to delete: SLACK_S longer at each end."""
         return Span(self.since - SLACK_S, self.until + SLACK_S)
 
     def of_stream(self, offset: float) -> TimeWindow:
-        """Return the window in seconds of a stream whose time 0 was at ``offset``."""
+        """Return the window in stream seconds, if the stream's time 0 was at ``offset``."""
         return TimeWindow(self.since - offset, self.until - offset)
 
     def seconds(self, offset: float) -> dict[str, Any]:
-        """Return ``since`` and ``until`` likewise, as :meth:`Session.ask` takes them."""
+        """Return ``since`` and ``until`` in stream seconds, as :meth:`Session.ask` takes them."""
         ends = zip(("since", "until"), self.open_ended, strict=True)
         return {name: at - offset for name, at in ends if at is not None}
 
 
 def nothing_held(error: NothingHeld, offset: float) -> str:
-    """Return what an empty window says, by the clock, of a stream whose time 0 was at ``offset``."""
+    """Return the message for an empty window, by the clock, for a stream whose time 0 was at ``offset``."""
     window = Span(offset + error.window.since, offset + error.window.until)
     back = "it is empty" if error.oldest_s is None else f"it reaches back to {clock_time(offset + error.oldest_s)}"
     return f"the memory holds nothing{window}; {back}"

@@ -1,4 +1,4 @@
-"""The loop of ``edgevlm run``: frames from a source into a session, answers out of it."""
+"""The loop of ``edgevlm run``: it feeds a source's frames to a session and writes its answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMEMBERED = 64  # frames whose truth is kept for questions that are being answe
 
 @dataclass(slots=True)
 class RunPlan:
-    """The plan of a run. ``at``: questions with their stream time in seconds; ``end``: those for the end of the stream."""
+    """The plan of a run. at: questions with their stream time in seconds. end: questions for the end of the stream."""
 
     frames: int | None = None
     seconds: float | None = None
@@ -58,9 +58,9 @@ class Observer(Protocol):
 class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
-    stats_every: seconds. notifier: of the service manager. alone: session and process end with this run, which ends when stdout
-    is closed. may_watch: asked before each frame; False ends the run. ``frame``: the newest one watched. listing: the command
-    that lists what the demo model can be asked.
+    stats_every: seconds. notifier: sends to the service manager. alone: session and process end with this run, which ends when
+    stdout is closed. may_watch: called before each frame; False ends the run. ``frame``: the newest one watched. listing: the
+    command that lists the demo model's questions.
     """
 
     session: Session
@@ -103,7 +103,7 @@ class RunLoop:
                 self.session.check_window(**Span.typed(**window).seconds(0.0))
 
     def __call__(self) -> None:
-        """Run to the end and write the summary; a signal raises KeyboardInterrupt if the run had to be woken."""
+        """Run to the end and write the summary; a signal raises KeyboardInterrupt if the run was waiting."""
         ticking = threading.Thread(target=self._tick, name="edgevlm-stats", daemon=True)
         with self.shutdown:
             ticking.start()
@@ -118,7 +118,7 @@ class RunLoop:
                     self._close()
 
     def _close(self) -> None:
-        """Write the last snapshot first, whatever the source does meanwhile; then the summary."""
+        """Write the last snapshot, whatever the source does meanwhile, then the summary."""
         self.notifier.send(Notifier.STOPPING)
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         with suppress(RuntimeError):  # no more threads: the process's end closes it
@@ -136,13 +136,14 @@ class RunLoop:
 
     @property
     def offset(self) -> float | None:
-        """Wall clock of the stream's time 0; None for a recording, whose time is its own, and before the first frame."""
+        """The wall clock at stream time 0; None before the first frame and for a recording, which has its own time."""
         return self._offset if self.source.live else None
 
     def ask(self, text: str, conversation: str | None = None) -> None:
-        """Ask and write the answer as it comes; from any thread. Does nothing once the run is to end.
+        """Ask, and write the answer as it comes; any thread may call it.
 
-        ``/since 10m QUESTION`` asks about a window of time, in a recording before its newest frame.
+        Does nothing once the run is ending. ``/since 10m QUESTION`` asks about a time window, in a recording counted back from
+        its newest frame.
         """
         if self.shutdown.asked:
             return
@@ -240,7 +241,7 @@ class RunLoop:
             self.ask(self.plan.end.pop(0))
 
     def truth(self, question: str, time_s: float) -> str | None:
-        """Return the right answer at the frame of that time, where the source knows it and the frame is recent."""
+        """Return the right answer at the frame of that time, if the source knows it and the frame is recent."""
         scenes = [scene for at, scene in list(self._scenes) if at == time_s]
         return scenes[-1].truth(question) if scenes else None
 
@@ -252,7 +253,7 @@ class RunLoop:
         return None if question is None else question.text
 
     def _tick(self) -> None:
-        """Report statistics and signs of life until the run stops, and bring its end soon once that is asked for."""
+        """Report statistics and signs of life until the run stops; end it soon once a stop is requested."""
         news, due = source_news(self.source), time.monotonic() + self.stats_every
         try:
             while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))):
@@ -270,9 +271,10 @@ class RunLoop:
             self.session.cancel()  # the loop may be waiting for the end of an answer
 
     def _tell_manager(self) -> None:
-        """Send the status, and a sign of life: a frame, a piece of an answer or, while waiting, a running or retried source.
+        """Send the status, and a sign of life after a frame, a piece of an answer or, while waiting, a running or retried
+        source.
 
-        A model call that does not return, or a camera whose threads hang in a driver, gives none, and only a restart helps.
+        A model call that does not return, or a camera whose threads hang in a driver, gives none, and needs a restart.
         """
         source, before = self.source, self._seen
         self._seen = self._steps, source.attempts

@@ -1,4 +1,4 @@
-"""Show a session's memory frame by frame; in the demo, compare what several policies forget of the same stream."""
+"""Show a session's memory frame by frame; in the demo, compare several policies on the same stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MemoryView:
     """A session's memory. ``frames``: those still in memory, in order; the first of a group of frames.
 
     ``patches``: ``[frames, groups, tokens]``, the fraction of a layer group's heads and layers that hold each token, 0 to 1.
-    ``groups``: the first and the last layer of each. ``waiting``: frames of an unfinished chunk.
+    ``groups``: the first and the last layer of each group. ``waiting``: frames of an unfinished chunk.
     """
 
     policy: str
@@ -45,7 +45,7 @@ class MemoryView:
 
     @property
     def all_layers(self) -> NDArray[np.float64]:
-        """Over all layers, ``[frames, tokens]``."""
+        """The patches averaged over all layers, ``[frames, tokens]``."""
         return np.average(self.patches, axis=1, weights=[1 + last - first for first, last in self.groups])
 
     @property
@@ -55,7 +55,7 @@ class MemoryView:
 
 
 def view_memory(session: Session) -> MemoryView:
-    """Look at a session, in its turn."""
+    """Read a session's memory, in its turn."""
     return session.model.scheduler.run(session, _view, session, period=LOOK_S)
 
 
@@ -81,9 +81,9 @@ def _view(session: Session) -> MemoryView:
 
 
 class MemoryWatch:
-    """Keeps a thumbnail of each frame and notes which are held.
+    """Keeps a thumbnail of each frame and records which are held.
 
-    ``offset``: wall clock of the stream's time 0, seconds. ``seen``: when the newest frame was. thumbnails: closed with it.
+    ``offset``: wall clock at stream time 0, seconds. ``seen``: time of the newest frame. thumbnails: closed with this object.
     """
 
     def __init__(self, session: Session, thumbnails: Thumbnails) -> None:
@@ -111,7 +111,7 @@ class MemoryWatch:
 class LaneView(NamedTuple):
     """One policy's memory at one moment, and how many of the questions ``asked`` about departed objects it answered right.
 
-    stopped_s: the stream's time at which the memory was full and nothing could be evicted.
+    stopped_s: the stream time at which a memory without eviction was full.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Lane:
 
     @contextmanager
     def stopping(self) -> Iterator[Session]:
-        """Yield the session; where the block finds the cache full, stop this memory, not the comparison."""
+        """Yield the session; if the block finds the cache full, stop this memory, not the comparison."""
         try:
             yield self.session
         except UserError:
@@ -142,10 +142,10 @@ class Lane:
 
 
 class SideBySide:
-    """Looks at the run's memory for the terminal, and in the demo at a full cache and a sliding window beside it.
+    """Shows the run's memory on the terminal and, in the demo, a full cache and a sliding window beside it.
 
-    These see every frame too, and all are asked again and again where departed objects were. ``session`` is the run's own,
-    which the run feeds and closes. Used by the thread that watches; :attr:`view` by any. open_session: None compares nothing.
+    These watch the same frames, and all are asked repeatedly where departed objects were. ``session`` is the run's own, which
+    the run feeds and closes. Only the watching thread may use it, except :attr:`view`. open_session: None compares nothing.
     """
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:

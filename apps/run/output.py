@@ -20,7 +20,7 @@ NO_FIT = "a guess: the demo model knows only its own world; edgevlm models lists
 
 @dataclass(frozen=True, slots=True)
 class AnswerEvent:
-    """A finished answer, from what was watched up to ``time_s`` of the stream.
+    """A finished answer about the stream up to ``time_s``.
 
     ``truth``: in the demo world; ``evidence``: the moments it was read from; ``offset``: wall clock of the stream's time 0, or
     None for a recording; ``fits``: False if the demo model watches anything but the demo world.
@@ -39,7 +39,9 @@ class AnswerEvent:
 
     @property
     def seen(self) -> str:
-        """The time its evidence was last seen, in words; empty if that is now or unknown; or a note that it does not fit."""
+        """The time when its evidence was last seen, in words; empty if that is now or unknown; or a note that the model does
+        not fit.
+        """
         if not self.fits:
             return NO_FIT
         if self.evidence is None or self.evidence.held is None:
@@ -67,7 +69,7 @@ class StatsEvent(Stats):
         return self.words()
 
     def words(self, span: str = "") -> str:
-        """Write the figures in one line; ``span``: a run's frames and seconds in words, instead of the last interval's."""
+        """Return the figures in one line. span: a run's frames and seconds in words, instead of the last interval's."""
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
@@ -82,7 +84,10 @@ class StatsEvent(Stats):
 
 
 class Output(Protocol):
-    """Output of a run's answers and figures. Called from several threads; ``piece``: of an answer that is being generated."""
+    """Output of a run's answers and figures. Called from several threads.
+
+    ``piece``: a part of an answer that is being generated.
+    """
 
     def answer(self, answer: AnswerEvent) -> None: ...
     def piece(self, text: str) -> None: ...
@@ -140,9 +145,9 @@ class JsonOutput(TextOutput):
 
 
 def evidence_fields(evidence: Evidence | None, offset: float | None = None, fits: bool = True) -> dict[str, object]:
-    """Return ``evidence``, moments for JSON, best first, ``evidence_held``, None where unknown, and ``model_fits_source``.
+    """Return ``evidence`` (moments for JSON, best first), ``evidence_held`` (None if unknown) and ``model_fits_source``.
 
-    A moment has its wall clock, ``time``, where ``offset`` is known. There is none if the answer's evidence was evicted.
+    A moment has its wall clock, ``time``, if ``offset`` is known. There is no moment if the evidence was evicted.
     """
     if evidence is None or not fits:
         return {"evidence": [], "evidence_held": None, "model_fits_source": fits}

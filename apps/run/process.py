@@ -1,4 +1,4 @@
-"""A run as a process: signals that end it, streams that go away, and what a service manager and a person hear of it."""
+"""A run as a process: signals, closed streams, and notices to a service manager and a person."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Shutdown:
     """While entered, the first signal calls ``stop`` and interrupts only what is in :meth:`waiting`.
 
-    A second one raises KeyboardInterrupt wherever the main thread is; but not SIGHUP, nor the signal of :meth:`ask`, which both
-    come when a terminal goes away. An ignored SIGHUP stays so, as under nohup. Does nothing in other threads than the main one.
+    A second one raises KeyboardInterrupt wherever the main thread is, except for SIGHUP and the signal of :meth:`ask`, which
+    both come when a terminal goes away. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ class Shutdown:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal raise KeyboardInterrupt in the block, if this is the main thread."""
+        """Let a signal raise KeyboardInterrupt in the block, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -59,7 +59,7 @@ class Shutdown:
             self._waiting = False
 
     def ask(self) -> None:
-        """End as if a signal had come; from any thread."""
+        """End as if a signal had come; any thread may call it."""
         if not self.asked and signal.SIGTERM in self._before:
             self._own = True
             os.kill(os.getpid(), signal.SIGTERM)
@@ -91,7 +91,7 @@ def is_gone(stream: TextIO) -> bool:
 
 
 def silence_if_gone() -> bool:
-    """Send stdout to the null device where its reader has gone; return whether it has."""
+    """Redirect stdout to the null device if its reader has gone; return whether it has."""
     if gone := is_gone(sys.stdout):
         silence(sys.stdout)
     return gone
@@ -100,8 +100,8 @@ def silence_if_gone() -> bool:
 class Notifier:
     """Sends sd_notify(3) messages to the socket that ``NOTIFY_SOCKET`` names: a path, or ``@name`` in the abstract namespace.
 
-    Does nothing without one, and does not wait. ALIVE is sent where the manager wants it from this process
-    (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
+    Does nothing without one, and does not wait. ALIVE is sent if the manager wants it from this process (``WATCHDOG_USEC``,
+    ``WATCHDOG_PID``).
     """
 
     READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
@@ -122,7 +122,7 @@ class Notifier:
 
 
 def source_news(source: Source) -> Iterator[str | None]:
-    """Yield a line whenever the source has stopped giving frames or continues, without credentials; else None."""
+    """Yield a line, without credentials, whenever the source stops or continues; otherwise None."""
     reported, since = None, 0.0
     while True:
         state, problem, line = source.state, source.problem, None
@@ -137,7 +137,7 @@ def source_news(source: Source) -> Iterator[str | None]:
 
 
 class ResidentMemory:
-    """Reads this process's resident bytes; where the system lets nothing be opened, returns those read last."""
+    """Reads this process's resident bytes; if no file can be opened, returns the last value."""
 
     def __init__(self) -> None:
         self._process, self._nbytes = psutil.Process(), 0

@@ -1,4 +1,4 @@
-"""Small pictures of watched frames, for people: a ring under a cap of bytes, in a file where there is a state folder."""
+"""Thumbnails of watched frames: a ring under a cap of bytes, in a file if there is a state folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ TINY = 160
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """When a frame was taken. time_s: of the stream; wall: seconds since 1970; held: memory had some of it at the last look."""
+    """When a frame was taken. time_s: stream time. wall: seconds since 1970.
+
+    held: whether the memory held any of it at the last look.
+    """
 
     time_s: float
     wall: float
@@ -29,10 +32,9 @@ class Taken:
 
 
 class Thumbnails(TimedDatabase):
-    """JPEGs by frame number. Above the cap those of forgotten frames go first, oldest first, then every second one.
+    """JPEGs by frame number. Above the cap those of forgotten frames are deleted first, oldest first, then every second one.
 
-    every: seconds from one write to the disk to the next; a crash loses what came since. No method but :meth:`delete` raises
-    for what the disk does.
+    every: seconds between writes to the disk; a crash loses later pictures. Only :meth:`delete` raises disk errors.
     """
 
     FILE, TABLE, TIMES, HAS_CAMERA, CAP = "thumbnails.sqlite", "thumbnails", ("wall",), False, 16 << 20
@@ -60,7 +62,7 @@ class Thumbnails(TimedDatabase):
             self._added = self._change("INSERT OR REPLACE INTO thumbnails VALUES (?, ?, ?, 1, ?)", *values) or self._added
 
     def keep(self, held: set[int], newest: int) -> None:
-        """Note which frames up to ``newest`` are held, prune, and write to the disk where it is time to."""
+        """Record which frames up to ``newest`` are held, prune, and write to the disk if it is time."""
         with self._lock:
             for (frame,) in self._rows("SELECT frame FROM thumbnails WHERE held AND frame <= ?", newest):
                 if frame not in held:
@@ -70,12 +72,12 @@ class Thumbnails(TimedDatabase):
                 self._attempt(self._flush, None)
 
     def begin(self, frame: int) -> None:
-        """The stream continues with this frame number: pictures from there on are of frames that are not known."""
+        """Continue with this frame number, and delete pictures from there on, whose frames the memory does not know."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 
     def taken(self, frames: Sequence[int] | None = None) -> dict[int, Taken]:
-        """For each frame that has a picture, or each of ``frames``, when it was taken; oldest first."""
+        """Return when each frame with a picture, or each of ``frames``, was taken; oldest first."""
         only = "" if frames is None else "WHERE frame IN (SELECT value FROM json_each(?))"
         values = () if frames is None else (json.dumps(frames),)
         rows = self._rows(f"SELECT frame, time_s, wall, held FROM thumbnails {only} ORDER BY frame", *values)
@@ -91,7 +93,7 @@ class Thumbnails(TimedDatabase):
             super().close()
 
     def _change(self, statement: str, *values: object) -> bool:
-        """Change what the next commit brings to the disk; whether that was possible."""
+        """Change the database before the next commit; return whether that was possible."""
 
         def work() -> bool:
             if not self._open().in_transaction:
@@ -111,7 +113,7 @@ class Thumbnails(TimedDatabase):
 
 
 def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """Make a picture, uint8 ``[H, W, 3]``, ``most`` pixels wide at the most."""
+    """Shrink a picture, uint8 ``[H, W, 3]``, to at most ``most`` pixels wide."""
     import cv2
 
     width = min(most, image.shape[1])
@@ -120,7 +122,7 @@ def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
 
 
 def as_jpeg(image: NDArray[np.uint8]) -> bytes:
-    """Encode uint8 RGB ``[H, W, 3]``; tiny pictures keep all their colours, since they are shown many pixels large."""
+    """Encode uint8 RGB ``[H, W, 3]``; tiny pictures keep full colour resolution, because they are shown enlarged."""
     import cv2
 
     settings = [cv2.IMWRITE_JPEG_QUALITY, 80]

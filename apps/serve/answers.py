@@ -1,4 +1,4 @@
-"""Models of the JSON that the routes of ``edgevlm serve`` answer."""
+"""Models of the JSON that the routes of ``edgevlm serve`` return."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Model(Named):
 
 class Stream(Named):
     name: str = field("Its name, in any script.")
-    source: str = field("What is watched, without credentials.")
+    source: str = field("The source, without credentials.")
     model: str = field("The model that watches.")
     policy: str = maybe("The policy in use. In a cluster this and other fields are missing while the camera is not open.")
     budget: int = maybe("Vision tokens kept per layer.")
     fps: float = field("Frames per second asked for.")
     frames_watched: int = maybe("Frames that the memory has watched, before a restart too.")
-    watched_fps: float = maybe("Frames per second that are watched.")
+    watched_fps: float = maybe("Frames per second that the model watches.")
     skipped_fps: float = maybe("Frames per second that are skipped because the model is busy.")
     state: str = field("initialising, running, stalled, reconnecting, ended, failed, paused, or in a cluster starting.")
     problem: str | None = field("Why it is not running, without credentials.")
@@ -59,7 +59,7 @@ class Event(Record):
     watch: str = field("The watch's name.")
     camera: str = field("The stream's name.")
     state: str = field("open or close.")
-    time: str = field("When: RFC 3339, UTC.")
+    time: str = field("Time: RFC 3339, UTC.")
     probability: float = field("Probability of the answer.")
     evidence: list[Moment] = field("Frames it was read from, as in an answer.")
 
@@ -88,28 +88,28 @@ class WatchState(WatchSettings, Named):
 
 class Forgotten(Record):
     object: str = field("forget.")
-    streams: dict[str, dict[str, int]] = field("How many rows, thumbnails, events, lines and so on were deleted, by camera.")
-    waiting: list[str] = maybe("In a cluster: nodes that are away, and cameras that are not open; they follow later.")
+    streams: dict[str, dict[str, int]] = field("Numbers of deleted rows, thumbnails, events, lines and so on, by camera.")
+    waiting: list[str] = maybe("In a cluster: nodes that are away and cameras that are not open, which will forget later.")
 
 
 class Reloaded(Record):
     object: str = field("reload.")
-    done: list[str] = field("What was done, a line each.")
+    done: list[str] = field("The changes, one line each.")
 
 
-WATTS = (float | None, field("Power of the machine, where it has a meter."))
-SINCE, UNTIL = (str, field("From when: RFC 3339, UTC.")), (str, field("Until when."))
+WATTS = (float | None, field("Power of the machine in watts, if it has a meter."))
+SINCE, UNTIL = (str, field("Start of the period: RFC 3339, UTC.")), (str, field("Until when."))
 
 
 def content(*kinds: type[BaseModel] | str, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Return the ``responses`` of a route that answers one object of a model, or these media types."""
+    """Return the ``responses`` of a route that returns one object of a model, or these media types."""
     if isinstance(kinds[0], str):
         return {status: {"content": {each: {} for each in kinds}}}
     return {status: {"model": kinds[0]}}
 
 
 def list_of(*models: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
-    """Return the ``responses`` of a route that answers a list of such objects. more: fields beside object and data."""
+    """Return the ``responses`` of a route that returns a list of such objects. more: fields beside object and data."""
     kinds: Any = reduce(or_, models)
     fields: dict[str, Any] = {"object": (str, field("list, or digest.")), "data": (list[kinds], field("")), **more}
     return content(create_model(f"{models[0].__name__}List", __base__=Record, **fields))

@@ -29,7 +29,7 @@ DEEPEST = 64  # nesting of a tool's schema
 
 
 def shallow(value: Any) -> Any:
-    """Return ``value``. Raises ValueError for what is nested deeper than DEEPEST."""
+    """Return ``value``. Raises ValueError if it is nested deeper than DEEPEST."""
     level = [value]
     for _ in range(DEEPEST):
         level = [each for of in level for each in (of.values() if isinstance(of, dict) else of if isinstance(of, list) else ())]
@@ -39,19 +39,19 @@ def shallow(value: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """Unknown fields are errors, and so are values of another type."""
+    """A model in which unknown fields and values of another type are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Lenient(BaseModel):
-    """Unknown fields are ignored: programs written for other servers send theirs. :func:`unknown` names them."""
+    """A model that ignores unknown fields, which programs for other servers send. :func:`unknown` lists them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 def unknown(given: BaseModel, at: str = "") -> Iterator[str]:
-    """Yield the path of each unknown field that holds something, like ``messages.0.name``."""
+    """Yield the path of each unknown non-empty field, like ``messages.0.name``."""
     yield from (f"{at}{name}"[:200] for name, value in (given.model_extra or {}).items() if value not in (None, [], {}))
     for name in type(given).model_fields:
         value = getattr(given, name)
@@ -77,7 +77,9 @@ Stops = (
     ]
     | None
 )  # fmt: skip
-ASKED_STREAM = "The stream: its name, or what ends in `/NAME`. A video part may name it instead; unless given, the only one."
+ASKED_STREAM = (
+    "The stream: its name, or text ending in `/NAME`. A video part may name it instead. The default is the only stream."
+)
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 AskedModel = Annotated[str, Field(max_length=512, description=ASKED_STREAM)]
 ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=2, max_length=MAX_CHOICES)]
@@ -158,7 +160,7 @@ class Message(Lenient):
 
 
 class Function(Lenient):
-    """strict: it is followed where a call is asked for."""
+    """A function. strict: its schema is always followed when a call is required."""
 
     name: ToolName
     description: Text | None = None
@@ -167,7 +169,7 @@ class Function(Lenient):
 
 
 class Tool(Lenient):
-    """Tools of other types than ``function`` are ignored."""
+    """A tool; types other than ``function`` are ignored."""
 
     type: str = "function"
     function: Function | None = None
@@ -183,7 +185,7 @@ class StreamOptions(Lenient):
 
 
 class NamedSchema(Lenient):
-    """strict: it is followed either way."""
+    """A schema with a name. It is followed whatever ``strict`` is."""
 
     json_schema: dict[str, Any] | bool = Field(default=True, alias="schema")
     name: Any = None
@@ -197,7 +199,7 @@ class ResponseFormat(Lenient):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's."""
+    """vLLM's field for a structured answer."""
 
     choice: ChoiceTexts | None = None
 
@@ -209,7 +211,7 @@ def one_answer(number: int | None) -> int | None:
 
 
 class Asked(Lenient):
-    """Fields of OpenAI, vLLM and llama.cpp that every way to ask for a text honours.
+    """Fields of OpenAI, vLLM and llama.cpp that every text interface supports.
 
     repeat_penalty is llama.cpp's name of repetition_penalty. since, until: use only what was seen then.
     """
@@ -228,12 +230,12 @@ class Asked(Lenient):
     seed: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = None
     stop: Stops = None
     n: Annotated[int | None, AfterValidator(one_answer)] = 1
-    since: Moment | None = Field(None, description="Look at what was seen from then on: `10m`, `14:03` or RFC 3339.")
-    until: Moment | None = Field(None, description="Look at what was seen up to then, written like `since`.")
+    since: Moment | None = Field(None, description="Use only frames from this time on: `10m`, `14:03` or RFC 3339.")
+    until: Moment | None = Field(None, description="Use only frames up to this time, written like `since`.")
 
 
 class ChatRequest(Asked):
-    """OpenAI's fields that mean something here."""
+    """The fields of OpenAI's request that have an effect here."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Tokens = None
@@ -248,11 +250,11 @@ class ChatRequest(Asked):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether its pictures and the form of its answer take no time to prepare."""
+        """Return whether the request needs no preparation of pictures or of a grammar."""
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
-        """Return what :meth:`Session.ask` takes beside the question and its window, and ignored fields. Raises FieldError."""
+        """Return the arguments of :meth:`Session.ask` beside question and window, and ignored fields. Raises FieldError."""
         given: dict[str, Any] = {
             "temperature": self.temperature or 0.0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
@@ -280,12 +282,12 @@ class ChatRequest(Asked):
 
     @property
     def longest(self) -> int | None:
-        """The largest number of answer tokens; None for no limit."""
+        """Return the largest number of answer tokens; None for no limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
-        """The field that restricts the answer, by what, and to what; None if it may be any text."""
+        """Return the field that restricts the answer, how, and to what; None if it may be any text."""
         form = self.response_format
         if self.structured_outputs is not None and self.structured_outputs.choice is not None:
             return "structured_outputs.choice", OneOf, self.structured_outputs.choice
@@ -301,24 +303,24 @@ class ChatRequest(Asked):
 
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
-        """Name and window of the last video part that is a stream. Raises FieldError."""
+        """Return name and window of the last video part that is a stream. Raises FieldError."""
         urls = [part.url for _, part in self._parts() if part.is_stream]
         return stream_of(urls[-1]) if urls else ("", {})
 
     @property
     def stream_name(self) -> str | None:
-        """The stream asked about: of the last video part, else after the model's last ``/``; None for the only one."""
+        """Return the stream's name: from the last video part, else after the model's last ``/``; None for the only stream."""
         return self._asked[0] or self.model.rpartition("/")[2] or None
 
     @property
     def window(self) -> dict[str, str]:
-        """``since`` and ``until`` as they were given, in fields or in the stream's URL, which wins. Raises FieldError."""
+        """Return ``since`` and ``until`` as given in the stream's URL or else in fields. Raises FieldError."""
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
-        """Prepare the newest pictures, up to the limit; returns the older ones' fields too.
+        """Prepare the newest pictures, up to the limit; also return the older ones' fields.
 
-        Raises FieldError for what is not allowed, is not an image, or has no room in the last message.
+        Raises FieldError for a picture that is not allowed, is not an image, or does not fit in the last message.
         """
         last, shown, left = f"messages.{len(self.messages) - 1}.", list[Pixels](), list[str]()
         parts = [(field, part) for field, part in reversed(self._parts()) if not part.is_stream]
@@ -351,7 +353,7 @@ class ChatRequest(Asked):
 
     @property
     def functions(self) -> list[Function]:
-        """The functions the answer may call. Raises FieldError if the required one is missing."""
+        """Return the functions that the answer may call. Raises FieldError if the required one is missing."""
         given = [] if self.tool_choice == "none" else [each.function for each in self.tools or () if each.function is not None]
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
@@ -366,10 +368,10 @@ class ChatRequest(Asked):
         return self.tool_choice not in (None, "none", "auto") and bool(self.functions)
 
     def dialogue(self, stream: CameraStream) -> tuple[Dialogue, list[str]]:
-        """Return the messages as the chat template takes them, and the known fields that are ignored. Raises FieldError.
+        """Return the messages for the chat template, and the known fields that are ignored.
 
-        Where a template has no tools, a system message precedes the last question, a result of a tool is the user's message
-        and a call the assistant's text.
+        Raises FieldError. For a template without tools, a system message precedes the last question, a tool's result becomes
+        the user's message, and a call the assistant's text.
         """
         last, is_demo = self.messages[-1], stream.model.is_demo
         shows = isinstance(last.content, list) and not all(part.is_text for part in last.content)
@@ -394,7 +396,7 @@ class ChatRequest(Asked):
         return Dialogue(tuple(_plain(messages)), continues=continues), ignored
 
     def _without_effect(self, stream: CameraStream) -> Iterator[str]:
-        """Yield the known fields that do nothing here."""
+        """Yield the known fields that have no effect here."""
         yield from (f"tools.{place}" for place, each in enumerate(self.tools or ()) if each.function is None)
         knows, forced = stream.session.chat.knows_tools, self.must_call and writes_json(stream.model)
         if self.tool_choice != "none" and self.tools and not knows:
@@ -458,7 +460,7 @@ class TextRequest(Asked):
 
 
 def stream_of(url: str) -> tuple[str, dict[str, str]]:
-    """Return ``front-door`` and ``{"since": "10m"}`` of ``edgevlm://front-door?since=10m``. Raises FieldError."""
+    """Parse ``edgevlm://front-door?since=10m`` to ``front-door`` and ``{"since": "10m"}``. Raises FieldError."""
     match = re.fullmatch(r"(?i:edgevlm)://([^/?#]+)/?(?:\?([^#]*))?", url)
     window = dict(parse_qsl(match[2] or "", keep_blank_values=True)) if match else {}
     if match is None or window.keys() - {"since", "until"} or not all(0 < len(text) <= 40 for text in window.values()):

@@ -24,7 +24,7 @@ TIMEOUT_S = 600.0
 
 
 def questions(typed: str | None) -> Iterator[str]:
-    """Yield the one typed, or stdin's, one a line."""
+    """Yield the typed question, or the lines of stdin."""
     if typed not in (None, "-"):
         yield str(typed)
         return
@@ -38,7 +38,7 @@ def questions(typed: str | None) -> Iterator[str]:
 def ask_server(
     question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
 ) -> None:
-    """Print the answer as it comes, then on stderr when its evidence was seen. window: as typed. Raises UserError."""
+    """Print the answer as it comes, then on stderr the time of its evidence. window: as typed. Raises UserError."""
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:
@@ -116,7 +116,7 @@ def journal_of(url: str, query: Mapping[str, str], key_file: Path | None) -> lis
 def replied(
     url: str, key_file: Path | None, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
 ) -> Iterator[httpx.Response]:
-    """The answer to a POST, to a GET where there is no body. Raises UserError, one line, also for what is read of it inside."""
+    """Yield the reply to a POST, or to a GET if there is no body. Raises UserError, one line, also for errors in the block."""
     shown, method, headers = mask_credentials(url), "GET" if body is None else "POST", {}
     if key_file is not None:
         key = secret(f"file:{key_file}")

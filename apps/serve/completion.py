@@ -37,7 +37,7 @@ class Completion:
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
     def __init__(self, request: ChatRequest, stream: CameraStream, ignored: Iterable[str] = ()) -> None:
-        """ignored: fields of another shape that the request was made of."""
+        """Prepare the question. ignored: ignored fields of the original request."""
         self.request, self.stream, self.began = request, stream, time.perf_counter()
         self._asked, self._ignored = Dialogue(()), [*islice(ignored, COUNTED)]
         self._offset = stream.observer.offset
@@ -47,7 +47,7 @@ class Completion:
         self._noted = 0  # tokens whose probability was sent
 
     def ask(self, settings: ServerSettings) -> None:
-        """Ask the stream, once what the question shows is fetched. Raises UserError."""
+        """Ask the stream after fetching the question's pictures. Raises UserError."""
         self._asked, ignored = self.request.dialogue(self.stream)
         with wrong(self._window_field):
             window = Span.typed(**self.request.window).seconds(self._offset)
@@ -58,7 +58,7 @@ class Completion:
 
     @contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """UserErrors of a stream that was closed meanwhile say so."""
+        """Convert UserErrors of a stream that was closed meanwhile."""
         try:
             yield
         except UserError:
@@ -67,7 +67,7 @@ class Completion:
             raise self._interrupted() from None
 
     def _interrupted(self) -> ApiError:
-        """Return the error of a question whose answer somebody else has cancelled."""
+        """Return the error for an answer that another request or the server has cancelled."""
         name = self.stream.name
         if self.stream.closed:
             why = f"{name} was switched, forgotten, opened again or removed before the answer was complete; ask again"
@@ -103,7 +103,7 @@ class Completion:
             yield chunk
 
     async def parts(self) -> AsyncGenerator[str | ToolUse, None]:
-        """Yield the answer's text and its calls as they come."""
+        """Yield the answer's text and tool calls as they come."""
         forced = self.request.must_call and not isinstance(self.answer, str) and writes_json(self.stream.model)
         names = [each.name for each in self.request.functions] if forced or self._asked.tools else []
         reader = CallReader(names, whole=forced, only_one=self.request.parallel_tool_calls is False)
@@ -157,7 +157,7 @@ class Completion:
             self.answer.cancel()
 
     def usage(self) -> dict[str, Any]:
-        """Tokens: the memory's count as prompt tokens that were cached."""
+        """Return the token counts; the memory's tokens count as cached prompt tokens."""
         held = prompt = said = 0
         if not isinstance(self.answer, str):
             held, said = self.stream.session.stats.tokens, len(self.answer.token_ids)

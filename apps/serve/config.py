@@ -62,9 +62,10 @@ class Section(BaseModel):
 
 
 class CameraSettings(Section):
-    """One camera. Omitted settings are as at the top of the file. source: as ``edgevlm run --camera`` takes it, or a secret.
+    """One camera. Omitted settings are as at the top of the file. source: a value for ``edgevlm run --camera``, or a secret.
 
-    name: for people, in any script; its table's unless given. username, password: of an address; any characters, or secrets.
+    name: for people, in any script; by default its table's name. username, password: login for an address; any characters, or
+    secrets.
     """
 
     source: str = "demo"
@@ -79,26 +80,23 @@ class CameraSettings(Section):
     encode: Encode | None = None
 
     def address(self) -> str:
-        """Return the source to open, with its login and secrets filled in. Raises UserError."""
+        """Return the source with its login and secrets filled in. Raises UserError."""
         login = (None if each is None else secret(each) for each in (self.username, self.password))
         return with_login(secret(self.source), *login)
 
 
 class ServerSettings(Section):
-    """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: further names that the page is reached by. root_path: the
-    path under which a proxy serves it, where the proxy neither removes it nor names it in a header.
+    """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: further host names of the page.
 
-    source_hosts: names, addresses and networks that cameras added by clients may have; any but this machine's own unless given.
-    any_source: clients may add anything, also files, devices and pipelines.
-
-    max_requests: questions that run or wait at once; the next is answered 429. max_rate: requests a second of one address, over
-    some seconds; the next is answered 429. max_body: bytes of a request, and of a picture that is fetched for one.
-    max_question_tokens: maximum length of a question with its history and tools, for cameras opened later. Memory for it is
-    allocated when the question comes, within the model's positions. max_pictures: maximum pictures of a question, frames of a
-    video included; those beyond PICTURES count as tokens of the question.
-
-    media_hosts: ``HOST`` or ``HOST:PORT`` that pictures may be fetched from, media_private: also where such a name leads to a
-    private address. media_folders: whose videos may be shown.
+    root_path: the path under which a proxy serves it, if the proxy neither removes it nor names it in a header. source_hosts:
+    names, addresses and networks of cameras that clients may add; by default any except this machine. any_source: clients may
+    add anything, also files, devices and pipelines. max_requests: questions that run or wait at once; the next gets status 429.
+    max_rate: requests a second from one address, over some seconds; the next gets status 429. max_body: bytes of a request, and
+    of a picture fetched for one. max_question_tokens: maximum length of a question with its history and tools, for cameras
+    opened later. Memory for it is allocated when the question comes, within the model's positions. max_pictures: maximum
+    pictures of a question, frames of a video included; those beyond PICTURES count as tokens of the question. media_hosts:
+    ``HOST`` or ``HOST:PORT`` from which pictures may be fetched. media_private: allow such hosts at private addresses.
+    media_folders: folders of videos that questions may use.
     """
 
     host: str = "127.0.0.1"
@@ -120,7 +118,7 @@ class ServerSettings(Section):
 
 
 class KeptSettings(Section):
-    """The days and megabytes of events, or of a camera's pictures, to keep; pictures count."""
+    """The days and megabytes of events, or of a camera's pictures, to keep. Megabytes include pictures."""
 
     days: Days = EventStore.DAYS
     megabytes: Megabytes = EventStore.CAP >> 20
@@ -132,11 +130,12 @@ class ThumbnailSettings(KeptSettings):
 
 
 class JournalSettings(KeptSettings):
-    """every: minutes from one line of a camera to the next, 0 for no journal. prompt: what the model is asked for one.
+    """The journal.
 
-    changed: a tenth of that time after the last line the next is due once the model has appended this many frames of changes
-    (under ``append = "changed"``). max_tokens: the most in a line. context: tokens of earlier lines to put before a
-    question that shares words with them; 0 for none. days, megabytes: how long and how much to keep.
+    every: minutes between lines of a camera, 0 for no journal. prompt: the question for a line. changed: write the next line
+    early, from a tenth of that time on, once the model has appended this many frames of changes (under ``append = "changed"``).
+    max_tokens: the most tokens of a line. context: tokens of earlier lines to put before a question that shares words with
+    them; 0 for none. days, megabytes: the most to keep.
     """
 
     days: Days = Journal.DAYS
@@ -149,11 +148,12 @@ class JournalSettings(KeptSettings):
 
 
 class ClusterSettings(Section):
-    """join: ``head`` or ``head:PORT`` to begin a cluster, or the head's address, ``HOST`` or ``HOST:PORT``; none unless given.
+    """A node's place in a cluster.
 
-    snapshots: a folder that all nodes share, or an address, like ``s3://bucket/shop``, where cameras' snapshots and the head's
-    state go. node: this one's name, the machine's unless given. address: an IP address of this machine that the others reach;
-    found out unless given. memory: megabytes for edgevlm, as `edgevlm plan` finds unless given.
+    join: ``head`` or ``head:PORT`` to begin a cluster, or the head's address, ``HOST`` or ``HOST:PORT``; by default none.
+    snapshots: a folder that all nodes share, or an address, like ``s3://bucket/shop``, for cameras' snapshots and the head's
+    state. node: this node's name, by default the machine's. address: an IP address of this machine for the other nodes, by
+    default found automatically. memory: megabytes for edgevlm, by default as `edgevlm plan` finds.
     """
 
     join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None
@@ -164,7 +164,7 @@ class ClusterSettings(Section):
 
 
 def by_id(cameras: Any) -> Any:
-    """Return cameras by id; one whose table has a name that is not an id is shown by that name."""
+    """Return cameras by id; a table name that is not an id becomes the camera's name for people."""
     if not isinstance(cameras, dict):
         return cameras
     found: dict[str, Any] = {}
@@ -179,10 +179,10 @@ def by_id(cameras: Any) -> Any:
 
 
 class ServeConfig(Section):
-    """All of edgevlm.toml. state: the folder of snapshots and events; the user's state folder unless given.
+    """The whole edgevlm.toml.
 
-    snapshots: an address, like ``s3://bucket/shop``, below which snapshots go instead. state_key: what they are encrypted with,
-    ``env:NAME`` or ``file:PATH``.
+    state: the folder of snapshots and events, by default the user's state folder. snapshots: an address for snapshots, like
+    ``s3://bucket/shop``, instead of that folder. state_key: the key that encrypts them, ``env:NAME`` or ``file:PATH``.
     """
 
     model: str = "demo"
@@ -224,13 +224,13 @@ class ServeConfig(Section):
         return self
 
     def camera(self, settings: CameraSettings) -> CameraSettings:
-        """Return a camera's settings, with what it leaves out filled in."""
+        """Return a camera's settings, with omitted ones filled in."""
         shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name in type(self).model_fields}
         return CameraSettings(**{**shared, **settings.model_dump(exclude_none=True)})
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """The key that clients have to give. Raises UserError if it is invalid, and where other machines could ask without."""
+    """Return the key that clients must send. Raises UserError if it is invalid, or missing while other machines can connect."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")
@@ -240,7 +240,7 @@ def server_key(server: ServerSettings) -> str | None:
 
 
 def as_far_as_running(before: ServeConfig, wanted: ServeConfig) -> tuple[ServeConfig, list[str]]:
-    """``wanted`` as far as a running server can follow it, and a line for each key that waits for a restart."""
+    """Return ``wanted`` without changes that need a restart, and a line for each of those."""
     kept = {name: getattr(before, name) for name in FIXED}
     kept_of_server = {name: getattr(before.server, name) for name in FIXED_OF_SERVER}
     waits = [name for name, value in kept.items() if getattr(wanted, name) != value]
@@ -257,7 +257,7 @@ def settings_of(
 ) -> ServeConfig:
     """Read a file, then apply ``assigned`` (KEY=VALUE each), then ``given`` without its Nones. Raises UserError.
 
-    cameras: ``NAME=SRC`` or SRC; a name may have blanks; unnamed ones are demo, camera, camera-2, ..
+    cameras: ``NAME=SRC`` or SRC; a name may contain blanks. Unnamed cameras become demo, camera, camera-2, ..
     """
     values = {} if path is None else read_toml(path)
     for text in assigned or ():
@@ -311,7 +311,7 @@ def check_config(values: Mapping[str, Any], where: str, path: Path | None = None
 
 
 def missing_secrets(config: ServeConfig, path: Path) -> list[str]:
-    """Return a line for each key whose ``env:NAME`` or ``file:PATH`` cannot be read."""
+    """Return a line for each key with an unreadable ``env:NAME`` or ``file:PATH``."""
     found = list[tuple[tuple[str, ...], str]]()
     for key, value in _leaves(config.model_dump()):
         try:
@@ -330,7 +330,7 @@ def _leaves(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _located(found: list[tuple[tuple[str, ...], str]], where: str, path: Path | None) -> list[str]:
-    """Write ``where, line N: KEY: WHAT`` for each key and what is wrong with it, by line."""
+    """Return ``where, line N: KEY: ERROR`` for each wrong key, by line."""
     numbers = {} if path is None else _lines_of(path.read_text(encoding="utf-8"))
     faults = []
     for key, what in found:
@@ -340,7 +340,7 @@ def _located(found: list[tuple[tuple[str, ...], str]], where: str, path: Path | 
 
 
 def _lines_of(text: str) -> dict[tuple[str, ...], int]:
-    """Return the line of each table and key of a TOML file, as far as each is on a line of its own."""
+    """Return the line number of each table and key of a TOML file that is on its own line."""
     found, counts, table = dict[tuple[str, ...], int](), Counter[tuple[str, ...]](), tuple[str, ...]()
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"""\s*(\[{0,2})\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*[]=]""", line)
@@ -356,7 +356,7 @@ def _lines_of(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _assignment(text: str) -> dict[str, Any]:
-    """``server.max_rate=30`` as a table: a value as in edgevlm.toml, or a text without quotes. Raises UserError."""
+    """Parse ``server.max_rate=30`` to a table. The value is as in edgevlm.toml, or a text without quotes. Raises UserError."""
     name, equals, value = text.partition("=")
     for line in (text, f"{name}={json.dumps(value.strip())}") if equals else ():
         with suppress(tomllib.TOMLDecodeError):

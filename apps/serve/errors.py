@@ -1,4 +1,4 @@
-"""Errors of ``edgevlm serve``, in OpenAI's shape."""
+"""Errors of ``edgevlm serve``, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from edgevlm.errors import NoThreads, UserError, reason
 
 CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # of errors that no route raised
 STATUSES = {
-    400: "A field is wrong; the error names it.",
+    400: "A field is invalid; the error names it.",
     401: "The key is missing or wrong.",
-    403: "A page of another site asks.",
-    404: "It is not there.",
-    405: "The path has no such method.",
-    408: "The body does not come.",
-    409: "The stream was switched, forgotten or removed before it had answered; ask again.",
+    403: "The request comes from another site's page.",
+    404: "The resource does not exist.",
+    405: "The path does not support this method.",
+    408: "The request's body did not arrive in time.",
+    409: "The stream was changed, forgotten or removed before it answered; ask again.",
     413: "The body is too large.",
     421: "The Host header does not match this server.",
-    429: "There are too many requests; ask again after `Retry-After` seconds.",
-    500: "The server has a fault.",
-    503: "It is not ready, or has too many connections; ask again after `Retry-After` seconds.",
+    429: "Too many requests; retry after `Retry-After` seconds.",
+    500: "The server failed.",
+    503: "The server is not ready, or has too many connections; retry after `Retry-After` seconds.",
 }
 
 
@@ -40,7 +40,7 @@ class ErrorFields(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """OpenAI's shape of an error."""
+    """An error in OpenAI's format."""
 
     error: ErrorFields
 
@@ -55,7 +55,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class ApiError(HTTPException):
-    """An error in OpenAI's shape. soon: seconds after which to ask again, of 429 and 503."""
+    """An error in OpenAI's format. soon: seconds until a retry, for 429 and 503."""
 
     def __init__(
         self, status: int, message: str, code: str | None, param: str | None = None, soon: int = 1, headers: Any = None
@@ -87,7 +87,7 @@ def _as_api_error(error: Exception) -> ApiError:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """Name the wrong field, and the rule it broke: of several shapes that were tried, of the one that was meant."""
+    """Return the wrong field and the rule it broke; for a union, those of the intended variant."""
     errors = error.errors()
     found = max(errors, key=lambda each: (not each["type"].endswith("_type"), len(each["loc"])))
     where, *_ = found["loc"]
@@ -103,7 +103,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def _field(place: Sequence[Any]) -> str:
-    """Return the path of a field, without the names of shapes that pydantic tried."""
+    """Return the path of a field, without the names of variants that pydantic tried."""
     first, *rest = [*map(str, place[1:])] or [""]
     return ".".join([first, *(part for part in rest if not re.search(r"^[A-Z]|\[|constrained-", part))])[:200]
 

@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def writes_json(model: Model) -> bool:
-    """Return whether the model's tokens can write JSON; those of the demo are words."""
+    """Return whether the model's tokens can spell JSON; the demo's tokens are words."""
     if model not in _writers:
         try:
             _writers[model] = bool(Grammar(model, {"type": "object"}))
@@ -42,10 +42,10 @@ def writes_json(model: Model) -> bool:
 
 
 class Grammar:
-    """A logits processor of one answer, which is JSON of a schema, without whitespace."""
+    """A logits processor that makes one answer JSON of a schema, without whitespace."""
 
     def __init__(self, model: Model, schema: Any) -> None:
-        """Raises UserError for an invalid schema, and for a tokenizer that cannot write JSON."""
+        """Compile the schema. Raises UserError for an invalid schema, and for a tokenizer that cannot write JSON."""
         try:
             if len(text := json.dumps(schema)) > MAX_GRAMMAR:
                 raise ValueError(f"it has {len(text):,} characters, more than {MAX_GRAMMAR:,}")
@@ -66,7 +66,9 @@ class Grammar:
         self._allowed = self._compute()  # the first takes longest, and is not computed on the model's thread
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits ``[vocabulary]`` of the token after ``token_ids``: minus infinity for those that break the grammar."""
+        """Return the logits ``[vocabulary]`` of the token after ``token_ids``, with minus infinity for tokens that break the
+        grammar.
+        """
         if token_ids:
             before, now = time.thread_time(), time.monotonic()
             self._began = self._began or now
@@ -99,7 +101,7 @@ def _multiples(schema: Any) -> Iterator[int]:
 
 
 def _branches(schema: Any) -> Iterator[int]:
-    """Yield the number of alternatives of each ``anyOf`` and ``oneOf`` that refers to another part: it may be recursive."""
+    """Yield the number of alternatives of each ``anyOf`` and ``oneOf`` that refers to another part and may be recursive."""
     for part in _parts(schema):
         for among in (part.get("anyOf"), part.get("oneOf")):
             if isinstance(among, list) and any("$ref" in each for each in _parts(among)):

@@ -115,7 +115,7 @@ class Guard:
             asyncio.get_running_loop().run_in_executor(None, trim)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an error, then discard the body for a while: a proxy whose upload is cut off reports 502 instead."""
+        """Send an error, then discard the body for a while, because a proxy whose upload is cut off reports 502 instead."""
         response, headers = respond(error), Headers(scope=scope)
         response.headers["connection"] = "close"
         if "expect" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
@@ -134,7 +134,7 @@ class Guard:
         await send({"type": "http.response.body"})
 
     def _prefix(self, headers: Headers, path: str) -> str:
-        """Return the prefix under which a proxy serves this server, where the proxy has left it on the path; else nothing."""
+        """Return the prefix under which a proxy serves this server, if the proxy left it on the path; else nothing."""
         prefixes = [named_prefix(headers), self._service.config.server.root_path.rstrip("/")]
         return next((each for each in filter(None, prefixes) if path == each or path.startswith(f"{each}/")), "")
 
@@ -171,7 +171,7 @@ def named_prefix(headers: Headers) -> str:
 
 
 def plain_path(path: str) -> str:
-    """Return a path without empty parts, and with one ``/v1`` where clients leave it out or double it."""
+    """Return a path without empty parts, and with exactly one ``/v1``, which some clients omit or double."""
     return ASKING.sub("/v1", re.sub("/+", "/", path).rstrip("/") or "/")
 
 
@@ -180,7 +180,7 @@ def too_large(limit: int) -> ApiError:
 
 
 def is_ours(header: str, server: ServerSettings) -> bool:
-    """Return whether a ``Host`` header has a name of this server, or an address, to which no site's name can be pointed."""
+    """Return whether a ``Host`` header is a name of this server or an IP address, which is safe from DNS rebinding."""
     name = host_name(header)
     try:
         return name in (*LOOPBACK, server.host, *server.hosts) or bool(name and ip_address(name))
@@ -189,7 +189,10 @@ def is_ours(header: str, server: ServerSettings) -> bool:
 
 
 def is_own_page(headers: Headers, server: ServerSettings) -> bool:
-    """Return whether no page of another site asks. Browsers say so on secure pages; else the origin's host decides."""
+    """Return whether the request is not from another site's page.
+
+    Browsers report it on secure pages; else the origin's host decides.
+    """
     origin = headers.get("origin")
     if origin is None or headers.get("sec-fetch-site") in ("same-origin", "none"):
         return True
@@ -203,7 +206,7 @@ def host_name(place: str) -> str:
 
 
 def given_keys(headers: Headers) -> list[str]:
-    """Return what a request gives as its key: the password of Basic, what follows Bearer, and X-Api-Key."""
+    """Return the keys in a request: the password of Basic, the token of Bearer, and X-Api-Key."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
         with suppress(ValueError):

@@ -71,7 +71,7 @@ Time = Annotated[float, BeforeValidator(wall_time), WithJsonSchema({"type": "str
 
 
 class NewStream(Strict):
-    """A camera to watch. id: or a name in any script that one is made of. name: for people."""
+    """A camera to watch. id: an id, or a name in any script from which one is made. name: for people."""
 
     id: NamedId
     name: Name | None = None
@@ -91,7 +91,7 @@ class NewStream(Strict):
 
 
 class StreamChange(Strict):
-    """Omitted fields stay as they are."""
+    """A change of a stream; omitted fields stay as they are."""
 
     state: Literal["running", "paused"] | None = None
     policy: Words | None = None
@@ -99,7 +99,7 @@ class StreamChange(Strict):
 
 
 class Window(BaseModel):
-    since: Time | None = Field(None, description="From then on: `10m`, `14:03` or RFC 3339.")
+    since: Time | None = Field(None, description="Start of the period: `10m`, `14:03` or RFC 3339.")
     until: Time | None = Field(None, description="Up to then.")
 
     @field_validator("until")
@@ -134,7 +134,7 @@ class WindowQuery(Window):
 
 
 class JournalQuery(WindowQuery):
-    search: Words | None = Field(None, description="Words that all occur.")
+    search: Words | None = Field(None, description="Words that must all occur.")
 
 
 class DigestQuery(JournalQuery):
@@ -144,7 +144,7 @@ class DigestQuery(JournalQuery):
 
 class EventQuery(WindowQuery):
     watch: NamedId | None = None
-    text: Words | None = Field(None, description="Part of the question, or of the name of watch or camera.")
+    text: Words | None = Field(None, description="Part of the question, or of the watch's or camera's name.")
 
 
 class TestedSource(Strict):
@@ -169,7 +169,7 @@ class Server:
             raise ApiError(404, str(error), "not_found", param) from None
 
     async def ask(self, asked: ChatRequest | TextRequest | ResponsesRequest) -> Response:
-        """Ask; 429 where too many wait."""
+        """Ask a stream; fail with status 429 if too many questions wait."""
         chat = asked if isinstance(asked, ChatRequest) else asked.as_chat()
         settings, stream = self.service.config.server, self.stream(chat.stream_name, "model")
         if isinstance(asked, ResponsesRequest):
@@ -204,7 +204,7 @@ class Server:
 
 
 class Reply(Response):
-    """An answer, whole or as it comes. It is cancelled once its client is gone; however it ends, its place is free then."""
+    """An answer, whole or streamed. It is cancelled once its client is gone, and frees its place however it ends."""
 
     def __init__(self, server: Server, completion: Completion, streamed: bool) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 def add_openai(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", **COMPLETION)
     async def chat_completions(asked: ChatRequest) -> Response:
-        """Ask a stream: `model` is its name, or ends in `/NAME`. The question is about what is in the stream's memory."""
+        """Ask a stream: `model` is its name, or ends in `/NAME`. The answer is based on the stream's memory."""
         return await server.ask(asked)
 
     @router.post("/v1/completions", **COMPLETION)
@@ -325,17 +325,17 @@ def add_openai(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/responses", **COMPLETION)
     async def responses(asked: ResponsesRequest) -> Response:
-        """Ask a stream through OpenAI's newer interface. Nothing is stored: a conversation is sent along as `input`."""
+        """Ask a stream through OpenAI's newer interface. Nothing is stored: send the whole conversation as `input`."""
         return await server.ask(asked)
 
     @router.get("/v1/models", responses=list_of(answers.Model))
     async def models() -> dict[str, Any]:
-        """Return the streams, as models that can be asked."""
+        """Return the streams, as models."""
         return {"object": "list", "data": [model_entry(stream) for stream in server.service.streams.values()]}
 
     @router.get("/v1/models/{name}", responses=content(answers.Model))
     async def model(stream: TheStream) -> dict[str, Any]:
-        """Return a stream, as a model that can be asked."""
+        """Return a stream, as a model."""
         return model_entry(stream)
 
 
@@ -350,7 +350,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/policies", responses=list_of(answers.Policy))
     def policies() -> dict[str, Any]:
-        """Return the policies that a camera's memory can have."""
+        """Return the available policies of a camera's memory."""
         known = [describe(find_policy(name)) for name in dict.fromkeys([*POLICIES, *names("policies")])]
         return {"object": "list", "data": [{"id": one.policy, "object": "policy", "idea": one.idea} for one in known]}
 
@@ -362,7 +362,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/streams/test")
     def test_source(tested: TestedSource) -> dict[str, Any]:
-        """Open a source once and tell what it shows: size, frames a second, a JPEG in base64. Nothing is added."""
+        """Open a source once and return its size, frames a second, and a JPEG in base64. Adds nothing."""
         if not server.testing.acquire(blocking=False):
             raise ApiError(429, "another camera is being tested; try again in a moment", "rate_limit_exceeded")
         try:
@@ -379,7 +379,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
     def change_stream(stream: TheStream, change: StreamChange) -> dict[str, Any]:
         """Pause a camera, let it continue, or give it another policy or budget. A paused one can be asked.
 
-        Another policy or budget begins a new memory and, except in a cluster, lasts until the server restarts.
+        A new policy or budget begins a new memory and, except in a cluster, lasts until the server restarts.
         """
         if change.policy is not None or change.budget is not None:
             stream = service.switch(stream.name, change.policy, change.budget)
@@ -422,13 +422,14 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:
-        """Return what is held: for each frame its time, thumbnail, fraction held, in all and by group of layers, and one
-        hexadecimal digit a token; and how many frames wait for their chunk."""
+        """Return the memory: for each frame its time, thumbnail, fraction held (in total and by group of layers) and one
+        hexadecimal digit per token; also how many frames wait.
+        """
         return stream.memory()
 
     @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))
     async def stream_events(stream: TheStream) -> Response:
-        """Server-sent events: answer, state, stats, notice, watch, journal. A listener that does not keep up is dropped."""
+        """Stream server-sent events: answer, state, stats, notice, watch, journal. A slow listener is dropped."""
 
         async def listen() -> AsyncIterator[dict[str, str]]:
             queue = stream.events.listen()
@@ -443,14 +444,14 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/forget", responses=content(answers.Forgotten))
     def forget(what: Forget) -> dict[str, Any]:
-        """Delete what was seen in a time: rows, snapshots, thumbnails, events, journal lines. It does not come back."""
+        """Delete what was seen in a period: rows, snapshots, thumbnails, events, journal lines. This cannot be undone."""
         if what.stream is not None and what.stream not in service.removed():
             server.stream(what.stream)
         return {"object": "forget", "streams": service.forget(what.stream, what.span())}
 
     @router.post("/v1/reload", responses=content(answers.Reloaded))
     def reload() -> dict[str, Any]:
-        """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` lists the changes."""
+        """Read the configuration again, as SIGHUP does, and reopen changed cameras. `done` lists the changes."""
         if server.load is None:
             raise ApiError(400, "this server has no configuration to read again", "invalid_value")
         return {"object": "reload", "done": service.reload(server.load())}
@@ -461,18 +462,21 @@ def add_events(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/journal", responses=list_of(answers.Line))
     def journal(asked: Annotated[JournalQuery, Query()]) -> dict[str, Any]:
-        """Return what cameras have written in words, newest first."""
+        """Return journal lines, newest first."""
         return {"object": "list", "data": [line.json() for line in service.lines(**dict(asked))]}
 
     @router.get("/v1/events", responses=list_of(answers.Event))
     def watch_events(asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
-        """Return watches that opened and closed, newest first."""
+        """Return events of watches that opened and closed, newest first."""
         return {"object": "list", "data": [each.json() for each in service.delivery.store.query(**dict(asked))]}
 
     @router.get("/v1/digest", responses=list_of(answers.Opening, answers.Line, since=answers.SINCE, until=answers.UNTIL))
     def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
-        """Return what happened meanwhile, by time: `opening`, when a watch was open, and `line`, of the journal, each with
-        what it was read from. limit: how many, the newest ones."""
+        """Return the events of a period, by time: `opening` (a watch was open) and `line` (of the journal), each with its
+        evidence.
+
+        limit: number of newest entries.
+        """
         span = {"since": asked.since or 0.0, "until": time.time() if asked.until is None else asked.until}
         found = service.digest(**span, camera=asked.camera, search=asked.search)
         return {"object": "digest", **{name: wall_clock(at) for name, at in span.items()}, "data": found[-asked.limit :]}
@@ -481,7 +485,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     def event_picture(
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
-        """Return what an event was read from: the picture of its evidence at that place, from 0."""
+        """Return a picture of an event's evidence, by its place, from 0."""
         return as_picture(service.delivery.store.picture(event, place), "this event has no such picture, or no longer")
 
 
@@ -495,7 +499,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/watches", status_code=201, responses=content(answers.WatchState, status=201))
     def add_watch(watch: Watch) -> dict[str, Any]:
-        """Ask a question again and again, until it is removed or, except in a cluster, the server restarts."""
+        """Add a watch, which repeats a question until it is removed or, except in a cluster, the server restarts."""
         watches.add(watch)
         return watches.describe(watch.name)
 
@@ -506,7 +510,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.patch("/v1/watches/{name}", responses=content(answers.WatchState))
     def change_watch(name: WatchName, change: WatchChange) -> dict[str, Any]:
-        """Pause a watch, or let it continue: on one camera, or on all. One that is open closes."""
+        """Pause or continue a watch, on one camera or on all. Pausing closes an open watch."""
         if change.camera is not None:
             server.stream(change.camera, "camera")
         watches.pause(name, change.state == "paused", change.camera)
@@ -514,7 +518,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.delete("/v1/watches/{name}", status_code=204)
     def remove_watch(name: WatchName) -> None:
-        """Delete a watch. Where it is open it closes."""
+        """Delete a watch. An open watch closes."""
         watches.remove(name)
 
 
@@ -527,7 +531,7 @@ def add_health(router: APIRouter, server: Server) -> None:
 
     @router.get("/health/ready", responses=content(answers.Health))
     async def ready() -> dict[str, str]:
-        """Return 200 once every stream that is not paused has been watched; 503 before."""
+        """Return 200 once every stream that is not paused has watched a frame; 503 before."""
         streams = server.service.streams.values()
         waiting = [stream for stream in streams if not (stream.paused or stream.session.stats.frames)]
         if waiting:
@@ -538,7 +542,7 @@ def add_health(router: APIRouter, server: Server) -> None:
 def add_rest(router: APIRouter, server: Server) -> None:
     @router.get("/metrics", response_class=Response, responses=content("text/plain"))
     def metrics() -> Response:
-        """Prometheus text format."""
+        """Return metrics in Prometheus text format."""
         return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/", include_in_schema=False)
@@ -559,7 +563,7 @@ def as_picture(jpeg: bytes | None, otherwise: str) -> Response:
 
 
 async def close_listeners(server: Server) -> None:
-    """Let responses come to their end, answers too."""
+    """Let responses, also answers, finish."""
     server.closing.set()
     for stream in server.service.streams.values():
         stream.session.cancel()

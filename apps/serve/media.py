@@ -1,4 +1,4 @@
-"""Pictures and videos in a question: what may be fetched or opened, and how much of it is decoded."""
+"""Pictures and videos in a question: the allowed sources, and limits on decoding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ONE_AT_A_TIME = threading.Lock()  # over decoding: a picture may take 50 MB bef
 
 
 def read_picture(url: str, settings: ServerSettings) -> Image:
-    """The picture at a ``data:`` or ``http(s):`` address, RGB ``[H, W, 3]``. Raises UserError for what is not allowed."""
+    """Return the picture at a ``data:`` or ``http(s):`` address, RGB ``[H, W, 3]``. Raises UserError for forbidden ones."""
     if url[:6].lower().startswith(("http:", "https:")):
         return decode_picture(_fetch(url, settings))
     return decode_picture(_inline(url, "give a picture as data:image/...;base64,... or at an http address"))
@@ -46,7 +46,8 @@ def decode_picture(data: bytes) -> Image:
 def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
     """Return up to ``count`` frames, evenly spaced, RGB ``[H, W, 3]``, of a ``data:`` or a ``file:`` in an allowed folder.
 
-    Links are resolved first; a missing file is refused like a forbidden one. Raises UserError, also for a video without frames.
+    Links are resolved first; a missing file gives the same error as a forbidden one. Raises UserError, also for a video without
+    frames.
     """
     opened: Callable[[], Video]
     if "://" in url[:16]:
@@ -62,7 +63,7 @@ def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
 
 
 def _inline(url: str, wanted: str) -> bytes:
-    """Decode ``data:TYPE;base64,..`` or base64 only: either alphabet, any white space, padded or not. Raises UserError."""
+    """Decode ``data:TYPE;base64,..`` or plain base64: either alphabet, any white space, padded or not. Raises UserError."""
     head, text = url.split(",", 1) if "," in url[:256] else ("data:;base64" if BASE64.fullmatch(url[:256]) else "", url)
     if not re.fullmatch(r"(?is)\s*data:[^,]*;\s*base64\s*", head):
         raise UserError(wanted)
@@ -89,7 +90,7 @@ def _allowed_file(url: str, settings: ServerSettings) -> Path:
 
 
 def _fetch(url: str, settings: ServerSettings) -> bytes:
-    """GET from an allowed host, at the address that was checked; redirects are not followed."""
+    """Fetch from an allowed host, at the checked address, without following redirects."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port

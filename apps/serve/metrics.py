@@ -21,23 +21,25 @@ OF_STREAMS: dict[str, tuple[Any, str, Callable[[Any], float]]] = {
     "camera_skipped_fps": (GAUGE, "Frames skipped per second while the model is busy.", lambda each: each.rates()[1]),
     "camera_frames": (COUNTER, "Frames watched.", lambda each: each.last.frames),
     "camera_dropped_frames": (COUNTER, "Frames dropped.", lambda each: each.last.dropped),
-    "camera_reconnects": (COUNTER, "Connections that came back.", lambda each: each.last.reconnects),
+    "camera_reconnects": (COUNTER, "Reconnections of the source.", lambda each: each.last.reconnects),
     "kv_cache_compressions": (COUNTER, "Compressions.", lambda each: each.last.compressions),
 }
 
 
 class Metrics(Collector):
-    """A service's metrics, computed on request. unfinished: questions that run or wait. answer_s: an answer takes."""
+    """A service's metrics, computed on request. unfinished: open questions. answer_s: seconds that an answer takes."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         self.unfinished, self.answer_s = 0, 0.0
         of: dict[str, Any] = {"labelnames": ("stream",), "registry": self.registry}
-        queued, first = "From a question until the model begins with it.", "From a question to its first token."
+        queued, first = "Time from a question until the model starts on it.", "Time from a question to its first token."
         self._queued = Histogram("edgevlm_request_queue_time_seconds", queued, buckets=BUCKETS, **of)
         self._ttft = Histogram("edgevlm_time_to_first_token_seconds", first, buckets=BUCKETS, **of)
         self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", **of)
-        self.refused = Counter("edgevlm_requests_refused", "Questions that found no place.", registry=self.registry)
+        self.refused = Counter(
+            "edgevlm_requests_refused", "Questions that were refused because too many waited.", registry=self.registry
+        )
         self._asked: set[str] = set()  # streams that have figures of answers
         self._service, self._resident = service, ResidentMemory()
         self.registry.register(self)
@@ -59,8 +61,8 @@ class Metrics(Collector):
         yield family("num_requests_waiting", "Questions that wait.", {(): self.unfinished - running})
         yield family("process_resident_bytes", "Resident memory.", {(): self._resident.nbytes()})
         if (watts := service.power.watts()) is not None:
-            yield family("power_watts", "What the machine's meter measures.", {(): watts})
-        yield family("camera_up", "1 while frames come.", {name: each.state == "running" for name, each in streams.items()})
+            yield family("power_watts", "Power that the machine's meter measures.", {(): watts})
+        yield family("camera_up", "1 while frames arrive.", {name: each.state == "running" for name, each in streams.items()})
         for title, (kind, text, value) in OF_STREAMS.items():
             found = {name: value(each) for name, each in streams.items() if each.last is not None}
             yield family(title, text, found, kind=kind)
@@ -68,11 +70,11 @@ class Metrics(Collector):
             is_open = {of: each["state"] == "open" for of, each in states.items()}
             known = {of: each["probability"] for of, each in states.items() if each["probability"] is not None}
             yield family("watch_open", "1 while a watch is open.", is_open, "stream", "watch")
-            yield family("watch_probability", "That the answer of a watch is yes.", known, "stream", "watch")
+            yield family("watch_probability", "Probability that the answer of a watch is yes.", known, "stream", "watch")
         if service.has_events:
             delivery = service.delivery
             counted = delivery.recorded.copy()
-            yield family("watch_events", "Watches that opened and closed.", counted, "stream", "watch", "state", kind=COUNTER)
+            yield family("watch_events", "Openings and closings of watches.", counted, "stream", "watch", "state", kind=COUNTER)
             for title, text, counts, kind in (
                 ("sink_waiting_events", "Events still to be sent.", delivery.store.waiting(), GAUGE),
                 ("sink_sent_events", "Events that were sent.", delivery.delivered, COUNTER),
@@ -82,7 +84,7 @@ class Metrics(Collector):
 
 
 def family(title: str, text: str, found: Mapping[Any, float], *labels: str, kind: Any = GAUGE) -> Metric:
-    """Make a metric of values by their labels' values, one or a tuple. labels: ``stream`` unless given."""
+    """Make a metric from values by label value (one or a tuple). labels: the label names, by default ``stream``."""
     metric: Metric = kind(f"edgevlm_{title}", text, labels=() if () in found else labels or ("stream",))
     for of, value in found.items():
         metric.add_metric((of,) if isinstance(of, str) else of, value)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""``POST /v1/responses``: OpenAI's newer requests, asked as chat completions are."""
+"""``POST /v1/responses``: OpenAI's newer requests, handled as chat completions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Item(Lenient):
     output: Content = None
 
     def message(self, place: int) -> Message | None:
-        """Return the same as a message of a chat; None for an item of another type. Raises FieldError."""
+        """Return the item as a message of a chat; None for an item of another type. Raises FieldError."""
         if self.type == "function_call" and self.name:
             function = CalledFunction(name=self.name, arguments=self.arguments)
             return Message(role="assistant", tool_calls=[ToolCall(id=self.call_id, function=function)])
@@ -132,19 +132,19 @@ class ResponsesRequest(Lenient):
         return ["instructions", *items] if self.instructions else items
 
     def place_of(self, field: str) -> str:
-        """Return the field here that one of :meth:`as_chat` was made of."""
+        """Return the field here from which a field of :meth:`as_chat` was made."""
         field = re.sub(r"^messages\.(\d+)", lambda found: self._places[int(found[1])], field)
         return {"messages": "input", "max_completion_tokens": "max_output_tokens"}.get(field, field)
 
     def ignored(self) -> Iterator[str]:
-        """Yield the fields that are not known, and the items of other types."""
+        """Yield the unknown fields and the items of other types."""
         yield from unknown(self)
         items = [] if isinstance(self.input, str) else self.input
         yield from (f"input.{place}" for place, item in enumerate(items) if item.message(place) is None)
 
 
 class ModelResponse(Completion):
-    """One answer in the shapes of this interface."""
+    """One answer in the format of this interface."""
 
     prefix = "resp_"
 

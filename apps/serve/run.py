@@ -68,7 +68,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
         app = make_app(service, load)
 
         class AnnouncingServer(uvicorn.Server):
-            """Prints its address once it serves, reloads at SIGHUP, and ends streaming responses at shutdown."""
+            """A server that prints its address once it serves, reloads at SIGHUP, and ends streaming responses at shutdown."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
@@ -118,9 +118,9 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
 
 
 class TimedProtocol(H11Protocol):
-    """Closes connections that bring no request for a while, and those whose client does not read.
+    """Closes connections without a request for a while, and those whose client does not read.
 
-    most: files that may be open; with more, each new connection ends the oldest that is idle, or itself.
+    most: the most open files; beyond that, each new connection closes the oldest idle one, or itself.
     """
 
     most: float = math.inf
@@ -146,7 +146,7 @@ class TimedProtocol(H11Protocol):
         self.stuck.cancel()
 
     def _close_if_idle(self, before: object) -> None:
-        """Close it where no request came since, and none is being answered."""
+        """Close the connection if no request came since and none is being answered."""
         if self.cycle is before and self.is_idle:
             self.transport.close()
         elif not self.transport.is_closing():
@@ -154,7 +154,7 @@ class TimedProtocol(H11Protocol):
 
 
 def open_files() -> float:
-    """Count the descriptors of this process; infinite where there is none left to count with."""
+    """Return the number of this process's descriptors; infinite if none is left for counting."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -162,7 +162,7 @@ def open_files() -> float:
 
 
 def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
-    """Apply the configuration as it is now; a wrong one changes nothing and is reported."""
+    """Apply the present configuration; an invalid one changes nothing and is reported."""
     try:
         for line in service.reload(load()):
             notify(line)
@@ -171,7 +171,7 @@ def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) ->
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
-    """Reopen cameras with a torn memory, and tell a service manager that the server starts, and that all its streams get on."""
+    """Reopen cameras with a torn memory; report to a service manager the start and that all streams make progress."""
     notifier, before = Notifier(), dict[str, tuple[int, int]]()
     while not serving.wait(ALIVE_S):
         notifier.send(Notifier.STARTING)
@@ -189,7 +189,7 @@ def report(service: Service, serving: threading.Event, done: threading.Event) ->
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, so that no other server gets the port while models are loaded. Raises UserError."""
+    """Return a listening socket, so that no other server gets the port while models load. Raises UserError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family, kind, protocol)  # asyncio sends small pieces at once only on sockets that say TCP

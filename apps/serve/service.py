@@ -1,4 +1,4 @@
-"""Models and the cameras they watch: what a server serves, without HTTP."""
+"""The models and cameras of a server, without HTTP."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # no file, no pip
 
 @contextmanager
 def field(name: str) -> Iterator[None]:
-    """UserErrors name this field."""
+    """Convert UserErrors in the block to a FieldError of this field."""
     try:
         yield
     except UserError as error:
@@ -62,13 +62,13 @@ def field(name: str) -> Iterator[None]:
 
 
 def check_client_policy(policy: str | None) -> None:
-    """Raise FieldError for a policy that clients may not name: one in a file is a program."""
+    """Raise FieldError for a policy that clients may not name: a policy in a file is a program."""
     if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
         raise FieldError("policy", "there is no such policy; GET /v1/policies lists them")
 
 
 class Hooks:
-    """Decisions of a service that a cluster's node makes otherwise."""
+    """Decisions of a service that a cluster's node overrides."""
 
     def camera_folder(self, service: Service, name: str) -> Path:
         return service.state / name
@@ -119,7 +119,7 @@ class Service:
         self.watches = Watches(self._watchers, lambda: self.delivery, notify, lambda: self.hooks)
 
     def open(self) -> None:
-        """Open sinks, all cameras and watches. Raises UserError for the first that cannot be, and closes the others."""
+        """Open sinks, cameras and watches. Raises UserError for the first failure, and closes the others."""
         try:
             if self.config.sinks or self._sinks:
                 _ = self.delivery
@@ -136,7 +136,10 @@ class Service:
             raise
 
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
-        """Open a camera and watch it, unless ``paused``. Raises UserError; FieldError for what a client may not name."""
+        """Open a camera and watch it, unless ``paused``.
+
+        Raises UserError, and FieldError for settings that clients may not use.
+        """
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
             if name in self.streams:
@@ -160,7 +163,7 @@ class Service:
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
         """Give a camera another policy or budget and an empty memory, until the server restarts.
 
-        That memory is not saved. Raises UserError, and the camera continues from its last snapshot as before.
+        The new memory is not saved. After a UserError the camera continues from its last snapshot.
         """
         check_client_policy(policy)
         with self._lock, field("policy" if policy else "budget"):
@@ -173,10 +176,10 @@ class Service:
                 raise
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete what one camera, or all, removed ones too, saw in a time; returns counts by camera.
+        """Delete what one camera or all (removed ones too) saw in a period; returns counts by camera.
 
-        All of it begins an empty memory; a recording is then paused, after a restart too.
-        Raises UserError; what was deleted before stays deleted.
+        Deleting everything begins an empty memory and pauses a recording, also after a restart. Raises UserError; earlier
+        deletions stay.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -186,7 +189,7 @@ class Service:
             return done
 
     def forget_kept(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """As :meth:`forget`, of what is kept beside the memories of cameras that are watched."""
+        """Do :meth:`forget` for all data except the memories of open cameras."""
         with self._lock:
             done: dict[str, Forgotten] = {}
             for each, path in self.removed().items():
@@ -200,7 +203,7 @@ class Service:
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
-        """Forget in a camera's folder, or at its address, that nothing uses. Raises UserError."""
+        """Forget in a camera's unused folder or address. Raises UserError."""
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
@@ -223,7 +226,10 @@ class Service:
         return {"thumbnails": count}
 
     def check_client(self, settings: CameraSettings) -> AllowedHosts | None:
-        """Return the hosts that a client's camera may reach; None for any. Raises FieldError for what clients may not name."""
+        """Return the hosts that a client's camera may reach; None for any.
+
+        Raises FieldError for a source that clients may not use.
+        """
         check_client_policy(settings.policy)
         source, server = settings.source, self.config.server
         places = (source, settings.username or "", settings.password or "")
@@ -242,7 +248,7 @@ class Service:
         return hosts
 
     def remove(self, name: str, keep_model: bool = False, again: bool = False) -> None:
-        """Stop watching a camera; its snapshots stay. again: it is opened again, and its open watches stay open.
+        """Stop watching a camera; its snapshots stay. again: the camera will be reopened, so its open watches stay open.
 
         Raises UserError for an unknown stream.
         """
@@ -257,7 +263,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Record the end of openings whose watch or camera was removed while this program was away."""
+        """Close the openings whose watch or camera was removed while this program was not running."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
@@ -290,7 +296,7 @@ class Service:
             return done + self.hooks.replace_watches(self, before.watches, config.watches)
 
     def replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Watch what another configuration names; what was done, a line each."""
+        """Watch the cameras of another configuration; return a line for each change."""
         done = []
         for name in {**before.cameras, **config.cameras}:
             running, settings = self.streams.get(name), config.cameras.get(name)
@@ -310,7 +316,7 @@ class Service:
 
     @property
     def delivery(self) -> Delivery:
-        """Events and the sinks that they are sent to; opened when it is first asked for. Raises UserError."""
+        """Return the delivery of events to sinks, opened on first use. Raises UserError."""
         if self._delivery is None:
             with self._lock:
                 if self._delivery is None:
@@ -320,7 +326,10 @@ class Service:
         return self._delivery
 
     def _program(self) -> Program:
-        """Describe this program to sinks. All nodes of a cluster share one id, so a camera that moves keeps its entities."""
+        """Return this program's description for sinks.
+
+        All nodes of a cluster share one id, so a camera that moves keeps its entities.
+        """
         cluster = self.config.cluster
         if cluster.join is not None:
             return Program(short_hash(mask_credentials(cluster.snapshots or "")), self.page, shared=True)
@@ -333,7 +342,7 @@ class Service:
 
     @property
     def journal(self) -> Journal | None:
-        """The journal of the cameras; None without one. Raises UserError."""
+        """The journal of the cameras, or None. Raises UserError."""
         kept = self.config.journal
         if self._journal is None and (kept.every or (self.state / Journal.FILE).exists()):
             with self._lock:
@@ -342,7 +351,7 @@ class Service:
         return self._journal
 
     def lines(self, **query: Any) -> list[Line]:
-        """Return lines that :meth:`Journal.query` finds; of their evidence ``jpeg_url`` where the thumbnail is still kept."""
+        """Return the lines of :meth:`Journal.query`, with ``jpeg_url`` in their evidence if the thumbnail is still kept."""
 
         def pictured(line: Line, seen: Mapping[str, Any]) -> dict[str, Any]:
             stream = self.streams.get(line.camera)
@@ -352,7 +361,7 @@ class Service:
         return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """Return the events of a period, by time, as ``GET /v1/digest`` does: open watches, and lines of the journal."""
+        """Return the open watches and journal lines of a period, by time, as ``GET /v1/digest`` does."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
@@ -360,7 +369,7 @@ class Service:
         return [fields for _, fields in sorted(found, key=itemgetter(0))]
 
     def stream(self, name: str | None) -> CameraStream:
-        """Return a stream by name; the only one where no name is given. Raises UserError."""
+        """Return a stream by name, or the only one if no name is given. Raises UserError."""
         if name is None:
             if len(self.streams) == 1:
                 return next(iter(self.streams.values()))
@@ -370,7 +379,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return two counters by stream name, of its own loop and of its model; one rises while the stream is alive."""
+        """Return two counters per stream, of its loop and of its model; one of them rises while the stream is alive."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces
@@ -378,7 +387,7 @@ class Service:
         return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Open cameras again whose memory an error has torn, from their last snapshots. Returns at once."""
+        """Reopen cameras with a torn memory from their last snapshots. Returns at once."""
         now = time.monotonic()
         for name, stream in self.streams.items():
             if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):
@@ -396,7 +405,7 @@ class Service:
                     torn.notice(f"cannot continue: {torn.problem}")
 
     def close(self) -> None:
-        """End all streams, each with a last snapshot, at the same time and for CLOSING_S seconds at most; then the models."""
+        """Close all streams in parallel, each with a last snapshot, within CLOSING_S seconds; then close the models."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}
@@ -486,7 +495,7 @@ class Power:
         self._watts: float | None = None
 
     def watts(self) -> float | None:
-        """The mean since they were asked for before, a second at least; None if nothing is measured."""
+        """Return the mean power since the last call, over at least a second; None if nothing is measured."""
         with self._lock:
             if self._meter is not None and time.monotonic() - self._since >= 1.0:
                 if self._energy is not None:

@@ -1,4 +1,4 @@
-"""One watched camera of a service: source, session, run loop and thread, its journal, and those who listen to it."""
+"""One watched camera of a service: source, session, run loop, thread, journal and listeners."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class Broadcast:
-    """Events to any number of listeners in event loops; one that does not keep up is dropped."""
+    """Sends events to any number of listeners in event loops; one that does not keep up is dropped."""
 
     def __init__(self) -> None:
         self._listeners: dict[asyncio.Queue[Event | None], asyncio.AbstractEventLoop] = {}
@@ -88,7 +88,7 @@ class Broadcast:
 
 
 class SignsOfLife(Notifier):
-    """Counts what a run of its own would report to a service manager."""
+    """Counts the signs of life that a separate run would report to a service manager."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -113,16 +113,19 @@ class Owner(Protocol):
 
 
 class CameraStream:
-    """A camera, watched by a thread of its own until :meth:`close`. It is its run loop's output and observer.
+    """A camera, watched by its own thread until :meth:`close`.
 
-    ``ends``: it is a recording. ``problem``: why nothing is watched, where the source does not say.
-    ``hosts``: that its source may reach; None: any.
+    It is its run loop's output and observer. ``ends``: whether it is a recording. ``problem``: why nothing is watched, if the
+    source has no reason. ``hosts``: hosts that its source may reach; None: any.
     """
 
     def __init__(
         self, service: Owner, name: str, settings: CameraSettings, options: SourceOptions, folder: Path | None, paused: bool
     ) -> None:
-        """Raises UserError, and leaves nothing open. folder: of pictures and snapshots; None keeps nothing on the disk."""
+        """Open source and session. Raises UserError, and leaves nothing open.
+
+        folder: for pictures and snapshots; None keeps nothing on the disk.
+        """
         self.name, self.settings, self.folder, self.paused = name, settings, folder, paused
         self.model = model = service.model(settings.model or "demo")
         self.events, self.signs, self.pieces, self.hosts = Broadcast(), SignsOfLife(), 0, options.hosts
@@ -181,7 +184,7 @@ class CameraStream:
 
     @property
     def state(self) -> str:
-        """A source's, or ``paused``."""
+        """The source's state, or ``paused``."""
         return "paused" if self.paused else "failed" if self.problem else self._source.state.value
 
     @property
@@ -191,19 +194,19 @@ class CameraStream:
 
     @property
     def resumed_at(self) -> float | None:
-        """The time of the snapshot it continued from, in seconds since 1970; None if its memory was empty."""
+        """The time of the snapshot that it continued from, in seconds since 1970; None if it began with an empty memory."""
         resumed = None if self._writer is None else self._writer.resumed
         return None if resumed is None else float(resumed.about["written"])
 
     def rates(self) -> tuple[float, float]:
-        """Frames a second that are watched, and that are skipped because the model is busy, over the last ten seconds."""
+        """Frames a second watched, and skipped because the model is busy, over the last ten seconds."""
         if len(counts := list(self._counts)) < 2:
             return 0.0, 0.0
         (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]
         return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
     def ask(self, asked: Dialogue, **sampling: Any) -> Answer | str:
-        """Answer as it is generated; a text where the demo model was never taught the question. Raises UserError."""
+        """Return the answer as it is generated, or a text if the demo model was never taught the question. Raises UserError."""
         taught = self.loop.as_taught(asked.text)
         if taught is None and "logits_processor" in sampling:
             taught = asked.text  # it must be one of the choices
@@ -216,7 +219,7 @@ class CameraStream:
         return self.session.ask(asked.with_text(taught), **sampling)
 
     def answered(self, question: str, answer: Answer) -> dict[str, Any]:
-        """Send the listeners an answer, once it is finished; returns its :meth:`evidence`."""
+        """Send a finished answer to the listeners; returns its :meth:`evidence`."""
         event = AnswerEvent(
             answer.time_s, question, answer.so_far.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
             self.loop.truth(question, answer.time_s), evidence=answer.evidence,
@@ -226,20 +229,20 @@ class CameraStream:
         return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
-        """``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``; empty if it is unknown."""
+        """Return ``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``; empty if unknown."""
         if answer.evidence is None and self.loop.fits:
             return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None, self.loop.fits)
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Where a frame's thumbnail is, if it has one; where its time is given, one that was taken then."""
+        """Return the path of a frame's thumbnail, if there is one; with a time, only a thumbnail of that time."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None
 
     def forget(self, span: Span) -> Forgotten:
-        """Delete what was seen then: rows of the memory, snapshots of before, thumbnails. Raises UserError."""
+        """Delete what was seen in a period: rows, earlier snapshots, thumbnails. Raises UserError."""
         window, shown = span.with_slack.of_stream(self.observer.offset), self.loop.frame
         if shown is not None and window.since <= shown.time_s <= window.until:
             self.loop.frame = None
@@ -262,11 +265,11 @@ class CameraStream:
         }  # fmt: skip
 
     def wall(self, time_s: float) -> str | None:
-        """Wall clock of a time of the stream, RFC 3339; None before the first frame."""
+        """Return the wall clock of a stream time, RFC 3339; None before the first frame."""
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """Return the memory by frame: ``patches`` has one hexadecimal digit a token, the fraction of layers and heads."""
+        """Return the memory by frame; ``patches`` has one hexadecimal digit per token, the fraction of layers and heads."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)
@@ -296,7 +299,7 @@ class CameraStream:
         return jpeg
 
     def pause(self) -> None:
-        """Let go of the camera, after the frame that is being taken in; the memory stays and can be asked."""
+        """Release the camera after the frame in progress; the memory stays and can be asked."""
         self.paused = True
         self.loop.stop()
         self._source.close()
@@ -310,7 +313,7 @@ class CameraStream:
             self._wake.set()
 
     def close(self) -> None:
-        """End it, with a last snapshot."""
+        """Close the camera, with a last snapshot."""
         self._closing.set()
         self._wake.set()
         if self.journal is not None:
@@ -344,7 +347,7 @@ class CameraStream:
     def piece(self, text: str) -> None: ...
 
     def watch(self, frame: Frame) -> None:
-        """A frame that the session has taken in."""
+        """Handle a frame that the session has watched."""
         self.observer.watch(frame)
         self.watcher.watch(frame)
 
@@ -386,7 +389,7 @@ class CameraStream:
         self._source.close()
 
     def _open_again(self) -> None:
-        """Open the source again after the session's time. Raises UserError."""
+        """Reopen the source after the session's time. Raises UserError."""
         self._source.close()
         self._source = self._open_source()
         self._go_on()
@@ -398,7 +401,7 @@ class CameraStream:
         return open_source(self._address, None, self._options)
 
     def _go_on(self) -> None:
-        """Continue a recording after what was watched of it; advance a camera's clock by the time since the newest frame."""
+        """Continue a recording after its last watched frame; advance a camera's clock by the time since then."""
         if not self._source.skip(self.session.time_s):
             self._since = self.session.time_s + Instant.now().since(self.observer.seen)
 
@@ -411,7 +414,7 @@ class CameraStream:
 
 
 class JournalWriter(threading.Thread):
-    """Asks a stream for lines: at intervals, and when much has changed."""
+    """Asks a stream for journal lines, at intervals and when much has changed."""
 
     def __init__(self, stream: CameraStream, journal: Journal, settings: JournalSettings) -> None:
         super().__init__(name=f"edgevlm-journal-{stream.name}", daemon=True)

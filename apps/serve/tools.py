@@ -65,10 +65,10 @@ def _own_references(schema: Any, before: str) -> Any:
 
 
 class CallReader:
-    """Split an answer's text, as it arrives, into text and tool calls: Hermes', Qwen's ``<tool_call>{..}</tool_call>``.
+    """Split an answer's text, as it arrives, into text and tool calls, ``<tool_call>{..}</tool_call>`` as in Hermes and Qwen.
 
-    names: functions that may be called; text that calls others is text. whole: the answer is one call, without these marks.
-    only_one: what follows the first call is left out. called: whether there was one.
+    names: functions that may be called; calls of others stay text. whole: the answer is one call, without these marks.
+    only_one: drop everything after the first call. called: whether there was a call.
     """
 
     def __init__(self, names: Sequence[str], *, whole: bool = False, only_one: bool = False) -> None:
@@ -76,7 +76,7 @@ class CallReader:
         self.called = False
 
     def feed(self, piece: str) -> Iterator[str | ToolUse]:
-        """Take a further piece; yields what is known by then. Text that may be the beginning of a call waits."""
+        """Add a piece of text; yield the complete parts. Text that may begin a call waits."""
         self._text += piece
         while self._names and not self._whole:
             said, mark, rest = self._text.partition(OPENING)
@@ -96,7 +96,7 @@ class CallReader:
             yield from self.end()
 
     def end(self) -> Iterator[str | ToolUse]:
-        """Yield what is left: a call that was not closed, or text."""
+        """Yield the rest: a call that was not closed, or text."""
         text, self._text = self._text, ""
         yield from self._kept(ToolUse.parse(text.removeprefix(OPENING), self._names) or text)
 

@@ -1,4 +1,4 @@
-"""One camera and one watch, without HTTP: what ``edgevlm watch`` runs."""
+"""``edgevlm watch``: one camera and one watch, without HTTP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEVER_S = 86_400.0  # from one snapshot to the next, where no one returns to it
 
 
 class Lines(Sink):
-    """A line for people on standard output."""
+    """A sink that prints a line for people on standard output."""
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         if event.state == "open":
@@ -44,7 +44,7 @@ class Lines(Sink):
 
 
 def checked_watch(settings: dict[str, Any]) -> Watch:
-    """Return a watch by options of the command line; None for what was not given. Raises UserError, which names the option."""
+    """Return a watch from command-line options (None: not given). Raises UserError, which names the option."""
     try:
         return Watch.model_validate({name: value for name, value in settings.items() if value is not None})
     except ValidationError as error:

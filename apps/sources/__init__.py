@@ -1,8 +1,8 @@
 """Sources of frames: edgevlm's own kinds, those of other packages, and classes in a user's file.
 
-A package's kind is an entry point of the group ``edgevlm.sources``: a :class:`Source` class, made with what to open and
-:class:`SourceOptions`, or a generator function. ``--camera name`` or ``name://rest`` opens it,
-``./file.py:Name[:rest]`` a file's.
+A package's kind is an entry point of the group ``edgevlm.sources``: a :class:`Source` class, made with the target and
+:class:`SourceOptions`, or a generator function. ``--camera name`` or ``name://rest`` opens it; ``./file.py:Name[:rest]`` opens
+one in a file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OWN = (*RECORDED, "csi", "demo", "gstreamer", "network", "usb")
 
 
 def open_source(camera: str | None = None, video: str | None = None, options: SourceOptions | None = None) -> Source:
-    """Open ``--camera`` or ``--video``; the demo when neither is given. Raises SourceError, one line.
+    """Open ``--camera`` or ``--video``, or the demo if neither is given. Raises SourceError, one line.
 
     A recorded source waits for its reader unless ``options.realtime``; a live one never does.
     """
@@ -48,7 +48,7 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
 
 
 def check_source(camera: str | None, video: str | None) -> tuple[str, str]:
-    """Return :func:`kind_of` it. Raises SourceError if it is invalid, as far as this shows without opening it."""
+    """Return :func:`kind_of` a source. Raises SourceError for errors that show without opening it."""
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
     kind, target = kind_of(camera, video)
@@ -80,7 +80,7 @@ def _open(kind: str, target: str, options: SourceOptions) -> Source:
 
 
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
-    """Return the kind (of :data:`OWN`, a package's, or ``file.py:Class``) and what to open; the demo by default.
+    """Return the kind (of :data:`OWN`, a package's, or ``file.py:Class``) and the target; the demo by default.
 
     Raises SourceError if it is invalid.
     """

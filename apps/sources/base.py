@@ -1,4 +1,4 @@
-"""A source of frames, and what every kind has in common."""
+"""The source of frames, the base of every kind."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class StageTimer:
         self.captured_s = self._last = time.monotonic()
 
     def captured(self) -> None:
-        """End the stage ``capture``; the frame's latency begins."""
+        """End the stage ``capture``, from which the frame's latency counts."""
         self.mark("capture")
         self.captured_s = self._last
 
     def resume(self) -> None:
-        """Leave a pause that is over out of every stage."""
+        """Exclude a pause that just ended from every stage."""
         now = time.monotonic()
         self.captured_s += now - self._last
         self._last = now
@@ -57,7 +57,7 @@ class StageTimer:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, seconds, which never runs backwards.
+    """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, in seconds, which never decreases.
 
     ``scene``: the truth after this frame (demo world only). ``pixels``: the image prepared for the model by ``Source.prepare``.
     """
@@ -87,15 +87,15 @@ class State(str, Enum):
 class SourceOptions:
     """Options for opening and reading a source; each kind uses what applies to it. Raises SourceError for an invalid value.
 
-    fps: frames a second taken, by their times. size: (width, height) in pixels; pixel_format: a FourCC like ``MJPG``;
-    camera_fps: frames a second; all three are requests to a camera, and ``camera_fps`` dates frames that carry no times.
-    realtime: play a recording at ``speed`` times its own pace. rule: what happens to frames while the reader is busy; None:
-    ``drop-oldest`` for a live source, ``block`` for others. wait: wait for a camera that is not there yet. seed: of the demo
-    world, and of the jitter of ``backoff_s``, the first and longest pause between two attempts to connect.
+    fps: frames a second to take, by their times. size: (width, height) in pixels; pixel_format: a FourCC like ``MJPG``;
+    camera_fps: frames a second. All three are requests to a camera, and ``camera_fps`` also times frames without timestamps.
+    realtime: play a recording at ``speed`` times its own pace. rule: the treatment of frames while the reader is busy; None:
+    ``drop-oldest`` for a live source, ``block`` for others. wait: wait for a camera that is not there yet. seed: for the demo
+    world, and for the jitter of ``backoff_s``, the first and longest pause between two attempts to connect.
 
-    open_timeout_s: give up a connection that takes longer. stall_timeout_s: without a frame for this long the source is
-    STALLED. read_timeout_s: without one for this long it is reconnected. hosts: that an address may reach, also by redirects
-    and playlists; None for any.
+    open_timeout_s: give up a connection that takes longer. stall_timeout_s: seconds without a frame until the source is
+    STALLED. read_timeout_s: seconds without a frame until it reconnects. hosts: hosts that an address may reach, also by
+    redirects and playlists; None for any.
     """
 
     fps: float = 2.0
@@ -131,7 +131,7 @@ class SourceOptions:
 class Source(ABC):
     """Frames sampled at a rate by their own timestamps.
 
-    A live source captures whether it is read or not, and drops frames by ``rule``; any other waits for its reader.
+    A live source captures whether or not it is read, and drops frames by ``rule``; any other waits for its reader.
     """
 
     name: str
@@ -146,12 +146,12 @@ class Source(ABC):
 
     @cached_property
     def drops(self) -> Counter[str]:
-        """Frames that were due and are lost, by cause."""
+        """The number of due frames that were lost, by cause."""
         return Counter()
 
     @property
     def dropped(self) -> int:
-        """All of :attr:`drops`."""
+        """The sum of :attr:`drops`."""
         return self.drops.total()
 
     @abstractmethod
@@ -159,10 +159,10 @@ class Source(ABC):
         """Return the next sampled frame, None at the end. Raises SourceError when the source cannot continue."""
 
     def interrupt(self) -> None:  # noqa: B027
-        """End a read that waits for frames, from any thread."""
+        """End a read that waits for frames; any thread may call it."""
 
     def skip(self, time_s: float) -> bool:
-        """Pass over a recording up to the frame of ``time_s``, before the first :meth:`read`; False for a live source."""
+        """Skip a recording up to ``time_s``, before the first :meth:`read`; return False for a live source."""
         while (frame := self.read()) is not None and frame.time_s < time_s:
             pass
         return True
@@ -181,7 +181,7 @@ class Source(ABC):
 
 
 class FrameSampler:
-    """Picks frames by their timestamps: the first one, then at most ``fps`` a second; all where ``fps`` is None."""
+    """Picks frames by their timestamps: the first one, then at most ``fps`` a second; all if ``fps`` is None."""
 
     def __init__(self, fps: float | None) -> None:
         self._step = 0.0 if fps is None else 1 / fps
@@ -204,8 +204,8 @@ class FrameSampler:
 class Grabbed:
     """A picture before it is converted, by the source's own time in seconds.
 
-    intra: it does not depend on earlier pictures. decoded: False for data without a new picture, before the first keyframe for
-    one: the link is alive.
+    intra: whether it is independent of earlier pictures. decoded: False for data without a new picture, such as data before the
+    first keyframe, which shows that the link is alive.
     """
 
     stamp_s: float | None = None
@@ -215,9 +215,9 @@ class Grabbed:
 
 
 class Connection(ABC):
-    """One open link to a camera, read by one thread until it breaks. A broken one is replaced, not mended.
+    """One open link to a camera, read by one thread until it breaks. A broken one is replaced, not repaired.
 
-    Opening raises SourceError; SourceRefused where waiting does not help.
+    Opening raises SourceError, or SourceRefused if waiting does not help.
     """
 
     finished: bool = False  # it was a recording, which has been read to its end

@@ -8,7 +8,7 @@ from edgevlm.calib.demo.world import World
 
 
 class DemoSource(Source):
-    """Endless; each frame tells the truth about every question the demo model was taught."""
+    """An endless source, whose frames have the truth for every question that the demo model was taught."""
 
     name = "demo"
 

@@ -1,4 +1,4 @@
-"""The cameras of this machine: what /dev and /sys say of them, and the connection to one."""
+"""The cameras of this machine, as /dev and /sys describe them, and the connection to one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A Video4Linux node. ``links``: names of it that stay when it is plugged in elsewhere."""
+    """A Video4Linux node. ``links``: its names that persist when it is plugged in elsewhere."""
 
     path: Path
     name: str
@@ -38,7 +38,7 @@ class Device:
 
 
 def devices(root: Path = ROOT) -> list[Device]:
-    """List every /dev/videoN, in the order of N; ``root`` stands for / and may be another folder."""
+    """List every /dev/videoN, in the order of N. root: replaces / in paths."""
     links: dict[Path, list[Path]] = {}
     for link in sorted((root / "dev" / "v4l").glob("by-*/*")):
         links.setdefault(link.resolve(), []).append(link)
@@ -58,7 +58,7 @@ def devices(root: Path = ROOT) -> list[Device]:
 
 
 def problem_of(path: Path, root: Path = ROOT) -> str | None:
-    """Return why a node cannot be opened or gives no pictures, as far as Linux tells; None if it does not."""
+    """Return why a node cannot be opened or gives no pictures, if Linux reports it; else None."""
     for process in (root / "proc").glob("[0-9]*"):
         try:
             if process.name != str(os.getpid()) and any(os.readlink(each) == str(path) for each in (process / "fd").iterdir()):
@@ -73,10 +73,10 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
 
 
 class UsbConnection(Capture):
-    """A device open through OpenCV's V4L2 backend, with one buffer, so that what is read is new.
+    """A device opened through OpenCV's V4L2 backend, with one buffer, so that frames are new.
 
-    ``target``: an index, /dev/videoN, or a name that stays, /dev/v4l/by-id/... Size, rate and pixel format are requests; the
-    driver takes the nearest, which :attr:`mode` names. ``links``: names of the camera that are tried before the target.
+    ``target``: an index, /dev/videoN, or a persistent name, /dev/v4l/by-id/... Size, rate and pixel format are requests; the
+    driver takes the nearest, which :attr:`mode` names. ``links``: names of the camera to try before the target.
     """
 
     repeats = True
@@ -108,7 +108,7 @@ class UsbConnection(Capture):
 
 
 def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
-    """Return names that stay the camera's when it is plugged in again, in its port, and gets another number."""
+    """Return the camera's persistent names, which do not change when it is plugged in again and gets another number."""
     node = (root / "dev" / f"video{target}" if target.isdigit() else Path(target)).resolve()
     return [
         link for device in devices(root) if device.path.resolve() == node for link in device.links if "by-path" in link.parts
@@ -116,7 +116,7 @@ def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
 
 
 def device_path(target: str, root: Path = ROOT) -> Path:
-    """Return the node of an index or path. Raises SourceError, with the cameras there are, where there is none."""
+    """Return the node of an index or path. If there is none, raises SourceError that lists the cameras."""
     path = root / "dev" / f"video{target}" if target.isdigit() else Path(target)
     if look(path) == "nothing":
         present = ", ".join(str(device.path) for device in devices(root)) or "none"

@@ -18,7 +18,7 @@ CSI_SIZE, CSI_FPS = (1920, 1080), 30.0  # unless asked for: every Jetson sensor 
 
 
 def is_pipeline(text: str) -> bool:
-    """Return whether it has an exclamation mark between blanks, as pipelines have and paths and URLs do not."""
+    """Return whether a text has an exclamation mark between blanks, which only pipelines have, not paths or URLs."""
     return re.search(r"\s!\s", text) is not None
 
 
@@ -49,10 +49,10 @@ def csi_problem() -> str | None:
 
 
 class GstPipeline(Connection):
-    """A pipeline, completed by a conversion to RGB and an appsink. A file plays at its own speed and comes to an end."""
+    """A pipeline, completed by a conversion to RGB and an appsink. A file plays at its own speed and ends."""
 
     def __init__(self, pipeline: str, options: SourceOptions, *, newest: bool = True) -> None:
-        """newest: drop pictures that were not taken in time."""
+        """Start the pipeline. newest: drop pictures that were not read in time."""
         self._gst = gst = load_gst()
         self._timeout = int(options.read_timeout_s * gst.SECOND)
         try:
@@ -103,7 +103,7 @@ class GstPipeline(Connection):
 
 
 def csi_pipeline(target: str, options: SourceOptions) -> str:
-    """Return the pipeline of ``csi://N``, N a sensor's number. Raises SourceError if it is invalid.
+    """Return the pipeline of ``csi://N`` for sensor number N. Raises SourceError if it is invalid.
 
     The platform's converter (nvvidconv) scales pictures and turns them into BGRx, so they leave its memory once.
     """

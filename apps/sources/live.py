@@ -1,4 +1,4 @@
-"""Frames read ahead in a thread of their own: recordings, and cameras that are reconnected when the connection breaks."""
+"""Frames read ahead in a separate thread: recordings, and cameras with reconnection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADRIFT = 4  # abandoned connections that have not ended yet: with more, no new o
 
 
 class Slot:
-    """Holds one frame between two threads. A new frame replaces one that is there (``drop-oldest``) or waits (``block``)."""
+    """Holds one frame between two threads. A new frame replaces the present one (``drop-oldest``) or waits (``block``)."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -42,7 +42,7 @@ class Slot:
         self._closed = False
 
     def put(self, frame: Frame) -> bool:
-        """Offer a frame; return whether it replaced one that had not been taken. A closed slot takes none."""
+        """Offer a frame; return whether it replaced an unread one. A closed slot takes none."""
         with self._changed:
             while self.rule == "block" and self._frame is not None and not self._closed:
                 self._changed.wait()
@@ -54,7 +54,7 @@ class Slot:
             return replaced
 
     def take(self, timeout_s: float) -> Frame | None:
-        """Return the frame that is there or comes within ``timeout_s``, else None; at once when closed."""
+        """Return the frame in the slot or the next one within ``timeout_s``, else None; return at once if closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
             frame, self._frame = self._frame, None
@@ -93,8 +93,8 @@ class ThreadedSource(Source):
 class ReadAhead(ThreadedSource):
     """Reads another source in its own thread, from the first :meth:`read` on.
 
-    Each frame is decoded and prepared while the one before it is being watched. ``drops`` counts as ``replaced`` those not
-    taken in time under ``drop-oldest``. ``paced`` holds the source to ``speed`` times the pace of its timestamps.
+    Each frame is decoded and prepared while the previous one is watched. ``drops`` counts frames not read in time under
+    ``drop-oldest`` as ``replaced``. ``paced`` holds the source to ``speed`` times the pace of its timestamps.
     """
 
     def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
@@ -153,7 +153,7 @@ class ReadAhead(ThreadedSource):
 def pauses(first_s: float, longest_s: float, random: Random) -> Iterator[float]:
     """Yield pauses of ``first_s * 2^n``, at most ``longest_s``, each shortened by up to half at random.
 
-    Cameras that fail together (a switch, a power cut) are then not all tried at the same moment.
+    Cameras that fail together (a switch, a power cut) then do not all reconnect at the same moment.
     """
     while True:
         yield min(first_s, longest_s) * random.uniform(0.5, 1)
@@ -186,7 +186,7 @@ class Link:
         self.thread.start()
 
     def quiet_s(self) -> float:
-        """Return the seconds since it last moved."""
+        """Return the seconds since its last data."""
         return 0.0 if self.holding else time.monotonic() - self.moved_s
 
     def _run(self) -> None:
@@ -220,7 +220,7 @@ class Link:
 class LiveSource(ThreadedSource):
     """Reads what ``connect`` opens. Raises SourceError, one line, when the first connection fails, unless ``options.wait``.
 
-    Frames are captured whether :meth:`read` is called or not. Times are seconds since the first ``read``, by the monotonic
+    Frames are captured whether or not :meth:`read` is called. Times are seconds since the first ``read``, by the monotonic
     clock, so they continue through reconnects. ``drops`` by cause: ``replaced`` (a newer frame came before it was read),
     ``corrupt`` (cannot be decoded), ``keyframe`` (came before a connection's first keyframe, or the first after a corrupt one),
     ``repeated`` (bit by bit the one before, from a USB camera), ``late`` (came from an abandoned connection).
@@ -299,7 +299,7 @@ class LiveSource(ThreadedSource):
         self._slot.close()
 
     def _watch(self, link: Link) -> None:
-        """Return when the link is over or has been quiet for too long; set the state when it stalls."""
+        """Wait until the link is over or has been quiet for too long; set the state when it stalls."""
         options = self._options
         with self._changed:
             while not self._closing and not link.over:
@@ -348,7 +348,7 @@ class LiveSource(ThreadedSource):
         link.moved_s, link.holding = time.monotonic(), False
 
     def _admits(self, link: Link, connection: Connection, grabbed: Grabbed) -> bool:
-        """Return whether a picture can be used; the first one that can makes the source RUNNING."""
+        """Return whether a picture is usable; the first usable one makes the source RUNNING."""
         with self._changed:
             if link.abandoned:
                 self.drops["late"] += 1

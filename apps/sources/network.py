@@ -1,4 +1,7 @@
-"""Network cameras. HTTP is asked here, with logins and allowed hosts; FFmpeg reads the answers, and RTSP by itself."""
+"""Network cameras.
+
+This module makes HTTP requests, with logins and allowed hosts; FFmpeg reads the responses, and RTSP directly.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +56,10 @@ LARGEST, MORE = 16 << 20, 1 << 20  # bytes of a first picture; and beside four t
 
 
 def connect(url: str, options: SourceOptions) -> Connection:
-    """Open one connection. Raises SourceError; SourceRefused where the camera's answer will stay the same.
+    """Open one connection.
 
-    With ``options.hosts`` only allowed hosts are reached, by redirects and playlists too; FFmpeg resolves nothing, and what
-    redirects inside RTSP is refused.
+    Raises SourceError, or SourceRefused if a retry would fail too. With ``options.hosts`` only allowed hosts are reached, by
+    redirects and playlists too; FFmpeg resolves no names, and redirects inside RTSP are refused.
     """
     parts, hosts = split_address(url), options.hosts
     if parts.scheme.lower() in ("http", "https"):
@@ -118,14 +121,14 @@ def split_address(url: str) -> SplitResult:
 
 
 def is_raw(parts: SplitResult) -> bool:
-    """Return whether a password seems to have cut the address short: ``rtsp://user:12/34@host`` names the host user."""
+    """Return whether a special character in a password seems to have cut the address short, as in ``rtsp://user:12/34@host``."""
     return "@" not in parts.netloc and "@" in parts._replace(scheme="", netloc="").geturl()
 
 
 def _request(
     url: str, camera: SplitResult, hosts: AllowedHosts | None, options: SourceOptions, headers: dict[str, str] | None = None
 ) -> HTTPResponse:
-    """Ask for an address, with the camera's credentials (Basic or Digest). Raises SourceError; Unchanged for status 304."""
+    """Request an address, with the camera's credentials (Basic or Digest). Raises SourceError, or Unchanged for status 304."""
     parts, known = urlsplit(url), http.HTTPPasswordMgrWithDefaultRealm()
     if camera.username is not None:
         own = camera._replace(netloc=camera.netloc.rpartition("@")[2], path="/", query="", fragment="").geturl()
@@ -164,7 +167,7 @@ class Unchanged(SourceError):
 
 
 class BoundHandler(http.AbstractHTTPHandler):
-    """Opens HTTP addresses, those that redirects name too, on hosts that are allowed."""
+    """Opens HTTP addresses, also redirected ones, on allowed hosts only."""
 
     http_request = https_request = http.AbstractHTTPHandler.do_request_
 
@@ -187,9 +190,9 @@ Ask = Callable[[dict[str, str]], HTTPResponse]
 
 
 class PictureConnection(Connection):
-    """Pictures over HTTP: an endless answer of them (Motion JPEG), or one an answer, asked for again ``fps`` times a second.
+    """Pictures over HTTP: an endless response (Motion JPEG), or single pictures requested ``fps`` times a second.
 
-    Each is decoded by itself, so its size and kind may change; there are no times. ``ask`` sends the request again, with
+    Each is decoded separately, so its size and format may change; there are no timestamps. ``ask`` repeats the request, with
     headers; an unchanged picture yields none.
     """
 
@@ -222,7 +225,7 @@ class PictureConnection(Connection):
         return Grabbed(corrupt=not data, decoded=changed or not still)
 
     def _again(self) -> Grabbed | None:
-        """Wait for a still picture's next turn and ask for it; None if the stream of pictures is over."""
+        """Wait until the next still picture is due and request it; None if the stream of pictures is over."""
         headers = self._response.headers
         if not self._seen or headers.get_content_maintype() == "multipart":
             self.problem = None if self._seen else f"no JPEG or PNG picture in the answer; it sends {self._kind}"
@@ -248,9 +251,9 @@ class PictureConnection(Connection):
 class FfmpegConnection(Connection):
     """Decodes one video stream. Timeouts end every call, opening as well as reading.
 
-    A recording behind a URL is played at its own speed and comes to an end. ``response``: HTTP's open answer, which is read;
-    FFmpeg opens nothing by itself then, and what a playlist names is asked for here: on public hosts, the camera's own, or
-    those of ``options.hosts``. Raises SourceError, in words without the address.
+    A recording behind a URL is played at its own speed and ends. ``response``: the open HTTP response to read; FFmpeg then
+    opens nothing itself, and this class requests the addresses of a playlist, on public hosts, the camera's own, or those of
+    ``options.hosts``. Raises SourceError, without the address.
     """
 
     def __init__(
@@ -329,7 +332,7 @@ class FfmpegConnection(Connection):
             raise SourceError(explain(failed, self._camera)) from None
 
     def _feed(self, url: str, *_: object) -> Feed:
-        """Open what FFmpeg reads: first the answer, then each address that it names. Raises SourceError."""
+        """Open FFmpeg's inputs: first the response, then each address in it. Raises SourceError."""
         options, response, camera = self._options, self._response, self._camera
         if self._feeds or response is None:
             hosts = options.hosts
@@ -344,9 +347,9 @@ class FfmpegConnection(Connection):
         return self._feeds[-1]
 
     def _decode(self, video: Video) -> Iterator[Grabbed]:
-        """Yield pictures as they are decoded; one that cannot be is passed on as corrupt.
+        """Yield pictures as they are decoded, undecodable ones as corrupt.
 
-        Decoders give nothing before the first keyframe, which may be many seconds away: those packets are passed on too.
+        Packets before the first keyframe, which may be many seconds away, are yielded too.
         """
         started, patience = False, time.monotonic() + KEYFRAME_WAIT_S
         for packet in video.container.demux(video.stream):

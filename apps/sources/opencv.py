@@ -1,4 +1,4 @@
-"""OpenCV without its own messages, which would hide ours, and the devices that its VideoCapture opens."""
+"""OpenCV without its own messages, which would hide ours, and devices opened by its VideoCapture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_cv2() -> Any:
 
 
 class Capture(Connection):
-    """A Video4Linux device, by OpenCV's VideoCapture, which takes the arguments."""
+    """A Video4Linux device in OpenCV's VideoCapture, which takes the arguments."""
 
     def __init__(self, *arguments: Any) -> None:
         self._cv2 = load_cv2()
@@ -41,7 +41,7 @@ class Capture(Connection):
         return bool(self._capture.isOpened())
 
     def property(self, name: str) -> float:
-        """Return the property ``cv2.CAP_PROP_<name>``, 0 where there is none."""
+        """Return the property ``cv2.CAP_PROP_<name>``, 0 if there is none."""
         return float(self._capture.get(getattr(self._cv2, f"CAP_PROP_{name}")))
 
     def grab(self) -> Grabbed | None:

@@ -1,4 +1,4 @@
-"""Decode a picture: the only way, for folders, cameras and requests alike."""
+"""Decode pictures of folders, cameras and requests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 
 
 def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
-    """Decode to uint8 RGB ``[H, W, 3]``: turned as EXIF says, transparency over white, 16 bits scaled to 8.
+    """Decode to uint8 RGB ``[H, W, 3]``, with EXIF rotation, transparency over white, and 16 bits scaled to 8.
 
-    Raises SourceError for what is not an image, is damaged, or has more pixels; its size is checked before it is decoded.
+    Raises SourceError for data that is not an image, is damaged, or has too many pixels; the size is checked before decoding.
     """
     with needs("reading pictures", "cpu"):
         from PIL import Image as pillow
@@ -61,10 +61,9 @@ def check_size(width: int, height: int, most_pixels: int = MOST_PIXELS) -> None:
 
 
 def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yield each JPEG or PNG in a stream of bytes as soon as it is whole; empty bytes for one that was cut short.
+    """Yield each JPEG or PNG in a stream of bytes as soon as it is complete, and empty bytes for one that was cut short.
 
-    Anything may be between them, like multipart headers, whatever their line ends, lengths and boundaries are. ``read`` returns
-    no bytes at the end.
+    Any data may be between them, like multipart headers. ``read`` returns no bytes at the end.
     """
     data, size = bytearray(), 1 << 16
     while block := read(size):
@@ -89,9 +88,9 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return where a JPEG ends, and True; else from where to look again, or minus the place where another one begins.
+    """Return the end of a JPEG and True; else the offset to search from next, or minus the offset of the next JPEG.
 
-    ``at``: of a segment, or of the scan; ``seen``: bytes of it that were searched before.
+    at: offset of a segment or of the scan. seen: bytes of it that were searched before.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -1,4 +1,4 @@
-"""Sources of packages and of a user's file: classes, and generator functions, both checked as they are read."""
+"""Sources in packages and users' files: classes and generator functions, checked while they are read."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class FrameCheck:
 class GeneratorSource(Source):
     """The frames that a generator function yields: ``image``, or ``(seconds, image)``.
 
-    The function is called with those of ``target``, ``fps`` and ``options`` that it takes. Frames without a time come ``fps`` a
-    second, from 0 s on; of the others ``fps`` a second are taken. Closing the source closes the generator.
+    The function is called with the arguments among ``target``, ``fps`` and ``options`` that it declares. Frames without a time
+    get times from 0 s on, at ``fps``; from the others ``fps`` a second are taken. Closing the source closes the generator.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], target: str, options: SourceOptions, check: FrameCheck) -> None:
@@ -72,8 +72,8 @@ class GeneratorSource(Source):
 def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
     """Open a source by its name or ``./file.py:Name``.
 
-    Raises SourceError for anything but a Source class and a generator function. Reading it raises SourceError, which names the
-    source and its place, for whatever it raises, and for frames and times of other types.
+    Raises SourceError for anything but a Source class and a generator function. Reading it raises SourceError, with the
+    source's name and location, for any error in it, and for frames and times of other types.
     """
     made: Any = load_class("sources", name)
     what = f"source {name}"

@@ -1,4 +1,4 @@
-"""Sources that come to an end: video files, folders of pictures, and video from a pipe. They wait for their reader."""
+"""Sources that end: video files, folders of pictures, and video from a pipe. They wait for their reader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S = 0.2  # how long a read waits before it looks whether the source was clo
 
 
 class Recording(Source):
-    """A source that waits for its reader and ends; a subclass finds the next picture and decodes those that are due."""
+    """A source that waits for its reader and ends. A subclass finds the next picture and decodes due ones."""
 
     given = 0  # frames read so far
 
@@ -64,7 +64,7 @@ class Recording(Source):
 
 
 class VideoSource(Recording):
-    """Reads a file to its end, as fast as it is asked. Times are the container's, mended (:class:`RecordedClock`)."""
+    """Reads a file to its end, as fast as its reader asks. Times are the container's, corrected by :class:`RecordedClock`."""
 
     def __init__(self, path: str | Path, fps: float | None) -> None:
         self.path = Path(path)
@@ -101,7 +101,7 @@ class VideoSource(Recording):
 class FolderSource(Recording):
     """Pictures in natural order: img2 comes before img10. A damaged one takes its time and is counted.
 
-    ``rate``: pictures a second, ``fps`` unless given, so that each is taken.
+    ``rate``: pictures a second, by default ``fps``, so that each is taken.
     """
 
     def __init__(self, folder: str | Path, fps: float | None, rate: float | None = None) -> None:
@@ -140,9 +140,10 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 class StdinSource(Recording):
-    """YUV4MPEG2 or Motion JPEG from a pipe; whoever writes it waits. Times are frame numbers over the stream's rate.
+    """YUV4MPEG2 or Motion JPEG from a pipe; its writer waits.
 
-    ``rate``: of Motion JPEG, frames a second. Frames that are not sampled are read and not decoded.
+    Times are frame numbers over the stream's rate. ``rate``: frames a second of Motion JPEG. Frames that are not sampled are
+    read but not decoded.
     """
 
     def __init__(self, fps: float | None, rate: float | None = None, descriptor: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Open a video and decode its pictures, by PyAV: the only way, for files, pipes, addresses and requests alike."""
+"""Open and decode videos with PyAV, for files, pipes, addresses and requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_av() -> Any:
 class Video:
     """An open container; its pictures are those of the best stream that is not cover art. Raises SourceError.
 
-    source, options: as ``av.open`` takes them; from an open file FFmpeg reads nothing else.
+    source, options: as for ``av.open``; with an open file FFmpeg reads nothing else.
     """
 
     def __init__(self, source: Any, most_pixels: int = MOST_PIXELS, threads: str = "AUTO", **options: Any) -> None:
@@ -75,13 +75,13 @@ class Video:
         return max(found, key=lambda each: (bool(each.disposition & 1), each.codec_context.width * each.codec_context.height))
 
     def frames(self) -> Iterator[Any]:
-        """Yield PyAV's frames in the order they are shown, deinterlaced; None for a picture that cannot be decoded."""
+        """Yield PyAV's frames in display order, deinterlaced; None for a picture that cannot be decoded."""
         for packet in self.packets():
             yield from self.decode(packet)
         yield from self.drain()
 
     def packets(self) -> Iterator[Any]:
-        """Yield the packets of a recording; a damaged one ends where nothing more is found."""
+        """Yield the packets of a recording; a damaged one ends at its last readable packet."""
         with suppress(self._errors.FFmpegError, OSError, ValueError):  # the last two of reading the file
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
@@ -101,7 +101,7 @@ class Video:
         return frames if self._filter is None else self._filter(frames)
 
     def is_corrupt(self, frame: Any) -> bool:
-        """Return whether a part of it was lost, or of a picture before it since the last keyframe."""
+        """Return whether a part of this picture, or of one since the last keyframe, was lost."""
         known = frame.pts in self._spoiled
         self._spoiled.discard(frame.pts)
         return known or bool(frame.is_corrupt)
@@ -157,9 +157,9 @@ def open_video(path: Path, **options: Any) -> Video:
 
 @dataclass
 class Feed:
-    """Bytes as PyAV reads a file: those that have come, until a deadline and up to ``largest`` after :meth:`renew`.
+    """A file for PyAV with the received bytes, until a deadline and up to ``largest`` bytes after :meth:`renew`.
 
-    It ends there, and where reading fails; ``problem`` says why. Exceptions would be printed by PyAV.
+    It ends there, and at a read error; ``problem`` has the reason. PyAV would print exceptions.
     """
 
     take: Callable[[int], bytes]
@@ -173,7 +173,7 @@ class Feed:
         self.renew()
 
     def renew(self) -> None:
-        """Begin a picture: the deadline holds for all of it, however slowly its bytes arrive."""
+        """Begin a picture; the deadline applies to the whole picture, even if its bytes arrive slowly."""
         self._deadline, self._left = time.monotonic() + self.timeout_s, self.largest
 
     def read(self, count: int) -> bytes:
@@ -197,7 +197,7 @@ class Feed:
 
 
 class Deinterlacer:
-    """Passes frames through FFmpeg's yadif, which leaves progressive ones alone, one frame late."""
+    """Passes frames, with a delay of one, through FFmpeg's yadif, which does not change progressive ones."""
 
     def __init__(self, time_base: Fraction) -> None:
         self._time_base, self._kind = time_base, (0, 0, "")
@@ -234,7 +234,7 @@ class Deinterlacer:
 
 
 class RecordedClock:
-    """Makes the stamps of a recording strictly increasing from 0; there is no arrival to hold them against.
+    """Makes the timestamps of a recording strictly increase from 0.
 
     With stamps ``s``, an origin ``o`` (``-s[0]`` at first) and the declared time of one picture ``p``::
 
@@ -266,8 +266,8 @@ class RecordedClock:
 def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[Image]:
     """Decode up to ``count`` pictures, evenly spaced in time. Raises SourceError if there is none, or after ``limit_s``.
 
-    The video is read twice, as what its container claims of length and index may be wrong or missing: for the times of its
-    packets, then to decode each wanted picture from the keyframe before it.
+    The video is read twice, because the container's length and index may be wrong or missing: first for packet times, then to
+    decode each wanted picture from the keyframe before it.
     """
     until = time.monotonic() + limit_s
 

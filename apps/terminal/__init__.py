@@ -1,1 +1,1 @@
-"""The terminal of a run: what it shows and what is typed into it."""
+"""The terminal of a run: its display and its input."""

@@ -24,13 +24,13 @@ GENERAL = ("What is happening now?", "What has changed?", "What did you see firs
 
 
 class Commands:
-    """Carries out typed lines. ``say`` writes a line for the person who typed."""
+    """Executes typed lines. ``say`` writes a line for the person who typed."""
 
     def __init__(self, run: RunLoop, say: Notify) -> None:
         self._run, self._say = run, say
 
     def __call__(self, line: str) -> None:
-        """Carry out a slash command or ask a question; an error is one line."""
+        """Execute a slash command or ask a question; an error is one line."""
         try:
             if is_command(line):
                 for each in self._command(line.split()[0]):
@@ -69,7 +69,7 @@ def is_command(line: str) -> bool:
 
 @contextmanager
 def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None]:
-    """Take each line that comes on ``descriptor`` as typed, from a thread of its own, while the block runs.
+    """Treat each line on ``descriptor`` as typed, in a separate thread, while the block runs.
 
     A live source is asked when the line comes; a recording that is played as fast as possible is asked at its end.
     """
@@ -97,7 +97,7 @@ def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None
 
 
 def stdin_lines(as_json: bool) -> int | None:
-    """The descriptor that questions may come on: a pipe or file, or a terminal that cannot be drawn on; None otherwise."""
+    """Return the descriptor for questions: a pipe, a file, or a terminal that cannot be drawn on; otherwise None."""
     try:
         descriptor = sys.stdin.fileno()
         elsewhere = os.isatty(descriptor) and (as_json or not sys.stdout.isatty())

@@ -1,4 +1,4 @@
-"""The panel above the prompt: the picture, what the memory holds, and in the demo what three memories still know."""
+"""The panel above the prompt: the picture, the memory's content and, in the demo, three memories side by side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Panel(NamedTuple):
 
 
 def make_panel(view: Sequence[LaneView], image: Image | None, columns: int, lines: int) -> Panel:
-    """Draw what is held, beside the newest frame where that fits."""
+    """Draw the memory's content, beside the newest frame if there is room."""
     lines = min(lines, TALL)
     wide, high = fit(image, columns * 2 // 5, lines) if image is not None and lines >= 6 and columns >= 60 else (0, 0)
     right = columns - wide - 2 if wide else columns
@@ -39,7 +39,7 @@ def make_panel(view: Sequence[LaneView], image: Image | None, columns: int, line
 
 
 def _memory(memory: MemoryView, columns: int) -> list[Line]:
-    """Return how full the memory is, and which frames it holds."""
+    """Return lines with the memory's use and its frames."""
     numbers = f" {memory.tokens:,} of {memory.budget:,} tokens" if columns >= 40 else f" {memory.tokens:,}"
     bar = gauge(memory.tokens / memory.budget, max(4, columns - 7 - len(numbers)))
     return [
@@ -49,7 +49,7 @@ def _memory(memory: MemoryView, columns: int) -> list[Line]:
 
 
 def _lanes(view: Sequence[LaneView], columns: int, lines: int) -> list[Line]:
-    """Return each memory's name, use and score and, where they fit, the frames that it holds."""
+    """Return each memory's name, use and score and, if there is room, its frames."""
     rows: list[Line] = []
     for lane in view:
         knows = f"knows {lane.right} of {lane.asked}" if lane.asked else "not asked yet"
@@ -75,7 +75,7 @@ def gauge(used: float, width: int) -> str:
 
 
 def timeline(memory: MemoryView, width: int) -> str:
-    """Return every frame watched, the first at the left and the newest at the right; darker where more of it is held."""
+    """Return a strip of all watched frames, the newest at the right, darker for frames with more tokens held."""
     if not memory.watched or width < 1:
         return ""
     width = min(width, memory.watched)
@@ -86,7 +86,7 @@ def timeline(memory: MemoryView, width: int) -> str:
 
 
 def fit(image: Image, columns: int, rows: int) -> tuple[int, int]:
-    """Return the columns and rows of cells, twice as high as wide, that show an image undistorted within those given."""
+    """Return the columns and rows of cells (twice as high as wide) that show an image undistorted within the given ones."""
     height, width = image.shape[:2]
     scale = min(columns / width, 2 * rows / height)
     return max(1, round(width * scale)), max(1, round(height * scale / 2))
@@ -126,7 +126,7 @@ def wrap(line: Line, columns: int) -> list[Line]:
 
 
 def whole_fields(status: str, columns: int) -> str:
-    """Leave out fields at the right, separated by `` · ``, until the rest fits."""
+    """Drop fields at the right, separated by `` · ``, until the rest fits."""
     while len(status) > columns and " · " in status:
         status = status.rpartition(" · ")[0]
     return status[:columns]

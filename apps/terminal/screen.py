@@ -42,7 +42,7 @@ STYLE = Style.from_dict(
 
 
 class Screen:
-    """An :class:`~edgevlm.apps.run.output.Output` that draws with prompt_toolkit, in a thread of its own."""
+    """An :class:`~edgevlm.apps.run.output.Output` that draws with prompt_toolkit in its own thread."""
 
     _run: RunLoop  # both from :meth:`attached`
     _prompt: PromptSession[None]
@@ -70,7 +70,7 @@ class Screen:
         self._status = str(stats)
 
     def summary(self, stats: StatsEvent, span: str) -> None:
-        """Print the figures of this run, what the memories beside each other still know, and what to do next."""
+        """Print the figures of this run, the scores of the compared memories, and what to do next."""
         if self._quiet:
             return
         self._print([("class:dim", stats.words(span))])
@@ -140,7 +140,7 @@ class Screen:
                 self._run.shutdown.ask()
 
     def _print(self, fragments: list[tuple[str, str]]) -> None:
-        """Print a line above the panel; from any thread."""
+        """Print a line above the panel; any thread may call it."""
         app = self._prompt.app if self._is_attached else None
         columns = app.output.get_size().columns if app else shutil.get_terminal_size().columns
         text = FormattedText([part for line in wrap(fragments, columns - 1) for part in [*line, ("", "\n")]][:-1])
@@ -178,7 +178,7 @@ class Screen:
             app.renderer.clear()
 
     def _draw_image(self) -> None:
-        """Write what prompt_toolkit left blank, relative to the cursor, and put the cursor back."""
+        """Write the image into the area that prompt_toolkit left blank, and restore the cursor."""
         app, true_color = self._prompt.app, self._depth is ColorDepth.DEPTH_24_BIT
         screen = app.renderer.last_rendered_screen
         if app.is_done or screen is None or app.current_buffer.complete_state is not None:  # its menu covers the image

@@ -1,4 +1,4 @@
-"""Sends recorded events to sinks: at least once, in order, each sink by a thread of its own."""
+"""Sends recorded events to sinks at least once, in order, with one thread per sink."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ CLOSE_S = 2.0  # that sinks have for what is still to be sent
 
 
 class Delivery:
-    """Records events and sends them. What is not sent when it is closed, or killed, is sent by the next one.
+    """Records events and sends them.
 
-    An event that was sent just before a kill is sent again, with the same id. sinks: by name. control: called with a camera and
-    a watch that a sink wants to pause (False) or to continue (True). program: how sinks name this program.
+    Events not sent at its end are sent by the next one. An event sent just before a kill is sent again, with the same id.
+    sinks: by name. control: called with a camera and a watch that a sink wants to pause (False) or to continue (True). program:
+    this program's description for sinks.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Delivery:
         self.replace(sinks)
 
     def replace(self, sinks: Mapping[str, Sink]) -> None:
-        """Go on with these sinks. Events that wait for one that is no longer there are dropped, with a notice."""
+        """Replace the sinks. Events that wait for a removed sink are dropped, with a notice."""
         self.sinks = tuple(sinks)
         self.close()
         for name, count in self.store.waiting().items():
@@ -65,7 +66,7 @@ class Delivery:
             sender.start()
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] | None = None) -> None:
-        """Write an event, then send it: to these sinks, to all unless given. See :meth:`EventStore.record`."""
+        """Write an event, then send it to these sinks, by default to all. See :meth:`EventStore.record`."""
         names = self.sinks
         self.store.record(event, pictures, names if sinks is None else set(names).intersection(sinks))
         self.recorded[event.camera, event.watch, event.state] += 1
@@ -78,7 +79,7 @@ class Delivery:
             sender.wake.set()
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Tell the sinks of all watches there are; again whenever one comes, goes or is paused."""
+        """Announce all watches to the sinks; called again whenever one is added, removed or paused."""
         with self._standing:
             self._announce_all(watches)
 
@@ -90,7 +91,7 @@ class Delivery:
                     sender.sink.announce(watches)
 
     def close(self) -> None:
-        """Try once more what is still to be sent, for CLOSE_S seconds at most. The store stays open."""
+        """Try to send waiting events once more, for at most CLOSE_S seconds. The store stays open."""
         senders, self._senders, end = self._senders.values(), {}, time.monotonic() + CLOSE_S
         for sender in senders:
             sender.end = end
@@ -103,7 +104,7 @@ class Delivery:
 
 
 class Sender(threading.Thread):
-    """Sends one sink its events, until :attr:`ending` is set and none is left, or one fails then."""
+    """Sends events to one sink, until :attr:`ending` is set and none is left or one fails."""
 
     def __init__(self, name: str, sink: Sink, delivery: Delivery) -> None:
         super().__init__(name=f"edgevlm-sink-{name}", daemon=True)

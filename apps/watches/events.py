@@ -1,4 +1,4 @@
-"""Events of watches: an SQLite file of what happened, with an outbox of what is still to be sent."""
+"""Events of watches: an SQLite file of events, with an outbox of those still to be sent."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SENT = "number NOT IN (SELECT event FROM outbox)"
 class WatchEvent:
     """A watch that opened or closed.
 
-    time, opened: seconds since 1970, of this event and of the opening that it is or ends. evidence: moments, as an answer's
-    JSON has them. question: for people; it is not in the event's JSON.
+    time, opened: seconds since 1970, of this event and of its opening. evidence: moments, as in an answer's JSON. question: for
+    people; not in the event's JSON.
     """
 
     camera: str
@@ -47,7 +47,7 @@ class WatchEvent:
         return hashlib.sha256(about.encode()).hexdigest()[:32]
 
     def json(self) -> dict[str, Any]:
-        """Return what every sink and ``/v1/events`` send."""
+        """Return the JSON that every sink and ``/v1/events`` send."""
         return {
             "event": "watch", "schema": SCHEMA, "id": self.id, "watch": self.watch, "camera": self.camera, "state": self.state,
             "time": wall_clock(self.time), "probability": round(self.probability, 4), "evidence": list(self.evidence),
@@ -63,19 +63,22 @@ class WatchEvent:
         return f"{self.camera} {self.watch} {self.question}".lower()
 
     def is_of(self, camera: str | None, since: float, until: float) -> bool:
-        """Return whether it, or the opening that it ends, was then, on this camera or any."""
+        """Return whether the event, or the opening that it ends, was in this period, on this camera or any."""
         return camera in (None, self.camera) and any(since <= at <= until for at in (self.time, self.opened))
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """From when to when a watch was open: seconds since 1970, closed None if it still was. event: that opened it."""
+    """A period in which a watch was open, in seconds since 1970; closed is None if it still was.
+
+    event: the event that opened it.
+    """
 
     event: WatchEvent
     closed: float | None = None
 
     def json(self) -> dict[str, Any]:
-        """Return what ``GET /v1/digest`` and ``edgevlm digest --json`` show."""
+        """Return the JSON of ``GET /v1/digest`` and ``edgevlm digest --json``."""
         event, closed = self.event, self.closed
         return {
             "camera": event.camera, "watch": event.watch, "question": event.question, "opened": wall_clock(event.opened),
@@ -87,7 +90,7 @@ class Opening:
 
 @dataclass
 class Unwritten:
-    """An event that the disk has not taken yet, and the sinks that it is still to be sent to."""
+    """An event that is not on the disk yet, and the sinks still to receive it."""
 
     event: WatchEvent
     pictures: Sequence[bytes | None]
@@ -97,8 +100,8 @@ class Unwritten:
 class EventStore(TimedDatabase):
     """Past events and those still to send, in a file that only this process opens.
 
-    :meth:`record` returns once the event is on the disk. While the disk takes none, events are held in memory, UNWRITTEN at
-    most, and sent from there. Old events that are still to be sent stay; above the cap pictures go first, then events.
+    :meth:`record` returns once the event is on the disk. When the disk refuses writes, at most UNWRITTEN events are held in
+    memory and sent from there. Old unsent events stay; above the cap pictures are deleted first, then events.
     """
 
     FILE, TABLE, TIMES, DAYS, CAP = "events.sqlite", "events", ("time", "opened"), 30.0, 64 << 20
@@ -132,9 +135,9 @@ class EventStore(TimedDatabase):
         self._attempt(self.prune, None)
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
-        """Write an event and its deliveries in one transaction; one whose id is known changes nothing.
+        """Write an event and its deliveries in one transaction; an event with a known id changes nothing.
 
-        pictures: a JPEG, or None, for each moment of its evidence, whose ``jpeg_url`` names it then.
+        pictures: a JPEG, or None, for each moment of its evidence, whose ``jpeg_url`` then points to it.
         """
         urls = [f"/v1/events/{event.id}/{place}.jpg" if jpeg else None for place, jpeg in enumerate(pictures)]
         evidence = [{**moment, "jpeg_url": url} for moment, url in zip_longest(event.evidence, urls) if moment is not None]
@@ -162,7 +165,7 @@ class EventStore(TimedDatabase):
             return self._attempt(on_disk, None) or in_memory
 
     def sent(self, sink: str, event_id: str) -> None:
-        """Note that an event was sent to a sink."""
+        """Record that an event was sent to a sink."""
         with self._lock:
             if event_id in self._unwritten:
                 self._unwritten[event_id].sinks.discard(sink)
@@ -182,7 +185,7 @@ class EventStore(TimedDatabase):
             return {row[0] for row in rows} | {key for key, each in self._unwritten.items() if each.sinks}
 
     def drop(self, sink: str) -> None:
-        """Send nothing more to a sink."""
+        """Drop all events waiting for a sink."""
         with self._lock:
             for each in self._unwritten.values():
                 each.sinks.discard(sink)
@@ -197,13 +200,16 @@ class EventStore(TimedDatabase):
         text: str | None = None,
         limit: int = 100,
     ) -> list[WatchEvent]:
-        """Events, newest first. since, until: seconds since 1970, both included. text: part of camera, watch or question."""
+        """Return events, newest first. since, until: seconds since 1970, both included.
+
+        text: part of camera, watch or question.
+        """
         where: dict[str, Any] = {"time >= ?": since, "time <= ?": until, "camera = ?": camera, "watch = ?": watch}
         where["instr(lower(camera || char(10) || watch || char(10) || question), lower(?))"] = text or None
         return [_event(*row) for row in self._find(COLUMNS, where, "time DESC, number DESC", limit)]
 
     def last(self, camera: str, watch: str) -> WatchEvent | None:
-        """Return the event of a watch that was recorded last, whatever the clock said."""
+        """Return the last recorded event of a watch, by order of recording, not by clock."""
         with self._lock:
             held = [each.event for each in self._unwritten.values()]
             rows = self._find(COLUMNS, {"camera = ?": camera, "watch = ?": watch}, "number DESC", 1)
@@ -217,7 +223,7 @@ class EventStore(TimedDatabase):
         return [_event(*row) for row in self._rows(statement)]
 
     def openings(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[Opening]:
-        """Return when watches were open within a time, by opening. search: words that all occur in a watch's names."""
+        """Return the openings of watches in a period, by time. search: words that must all occur in a watch's names."""
         newest = "SELECT max(number) FROM events WHERE time < ? AND camera = coalesce(?, camera) GROUP BY camera, watch"
         statement = f"SELECT {COLUMNS} FROM events WHERE state = 'open' AND number IN ({newest}) ORDER BY number"
         open_then = [_event(*row) for row in self._rows(statement, since, camera)]
@@ -230,7 +236,7 @@ class EventStore(TimedDatabase):
         return sorted(shown, key=lambda opening: opening.event.opened)
 
     def picture(self, event_id: str, place: int) -> bytes | None:
-        """Return the JPEG of an event's evidence at that place."""
+        """Return the JPEG at that place of an event's evidence."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"
         rows = self._rows(statement, event_id, place)
         return rows[0][0] if rows else None

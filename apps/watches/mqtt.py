@@ -1,4 +1,4 @@
-"""Events and states of watches on an MQTT broker, found by Home Assistant of itself."""
+"""Events and states of watches on an MQTT broker, with Home Assistant discovery."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ Key = tuple[str, str]  # a camera and a watch
 
 
 def is_topic(text: str) -> bool:
-    """Return whether something can be published to it."""
+    """Return whether a text is a valid topic to publish to."""
     return not re.search(r"[+#\0\ud800-\udfff]", text) and 0 < len(text.encode()) < 1 << 16
 
 
 class Mqtt(Sink):
-    """Publishes to a broker, QoS 1, below the path of its address, ``edgevlm`` unless given, and the program's id.
+    """Publishes to a broker, QoS 1, below the path of its address (default ``edgevlm``) and the program's id.
 
     ``edgevlm/ID/available`` is online or offline (the last will). Below ``edgevlm/ID/CAMERA/WATCH/``: ``state`` (ON or OFF),
     ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG), ``active`` (ON or OFF), all retained but
-    the event; ON or OFF sent to ``set`` lets the watch continue, or pauses it. Topics of other ids are never changed.
+    the event; ON or OFF sent to ``set`` continues or pauses the watch.
 
-    id: names the program; the one of its state folder unless given. discovery: the topic that Home Assistant looks for devices
-    below; empty for none. ca: a file of certificates that a broker at ``mqtts://`` is known by, the system's unless given.
+    Topics of other ids are never changed. id: the program's id, by default that of its state folder. discovery: Home
+    Assistant's discovery prefix; empty for none. ca: a file of certificates to verify a broker at ``mqtts://``, by default the
+    system's.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Mqtt(Sink):
                 self._publish(f"{topic}/state", self._state(event))
 
     def _state(self, event: WatchEvent) -> str:
-        """Return the state of an event's watch now, where that is known; else the event's."""
+        """Return the present state of an event's watch, if known; else the event's."""
         known = (self._watches or {}).get((event.camera, event.watch))
         return STATES[(known and known.state) or event.state]
 
@@ -188,7 +189,7 @@ class Mqtt(Sink):
                 self.control(camera, watch, message.payload == b"ON")
 
     def _found(self, device: str, held: Any) -> None:
-        """Remove what is gone of a device that the broker holds, where it is one of ours."""
+        """Remove obsolete parts of a device on the broker, if it is ours."""
         if held["availability_topic"] == f"{self._base}/available" and held["origin"]["name"] == "edgevlm":
             keys = [key for key in held["components"] if re.fullmatch(COMPONENT, key)]
             components = {key: {"platform": ENTITIES[key.rpartition("_")[2]][0]} for key in keys}
@@ -200,7 +201,7 @@ class Mqtt(Sink):
                 self._announce()
 
     def _announce(self, again: bool = False) -> None:
-        """Publish what changed, or all ``again``: devices, topics of watches, and that they are available."""
+        """Publish changes, or everything ``again``: devices, topics of watches, and availability."""
         if self._watches is None:
             return
         wanted = self._wanted() if self._discovery else {}
@@ -237,7 +238,7 @@ class Mqtt(Sink):
         self._publish(topic, json.dumps(device) if device else "")
 
     def _wanted(self) -> dict[str, dict[str, Any]]:
-        """Return what Home Assistant is to show, by camera."""
+        """Return the devices for Home Assistant, by camera."""
         devices: dict[str, dict[str, Any]] = {}
         for each in (self._watches or {}).values():
             device = self._device(each.camera)

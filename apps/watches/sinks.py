@@ -41,7 +41,7 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 class WatchStatus:
     """The state of a watch on a camera; None before it is known. device_class: Home Assistant's.
 
-    camera, watch: ids; camera_name, watch_name: for people, where they have names.
+    camera, watch: ids; camera_name, watch_name: names for people, if any.
     """
 
     camera: str
@@ -56,9 +56,9 @@ class WatchStatus:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program that sends. id: the same after a restart, unlike that of any other program. page: its server's address.
+    """The program that sends.
 
-    shared: the nodes of a cluster have one id.
+    id: unique, and the same after a restart. page: its server's address. shared: whether the nodes of a cluster share the id.
     """
 
     id: str = ""
@@ -67,10 +67,11 @@ class Program:
 
 
 class Sink:
-    """A receiver of events. One thread calls :meth:`send`, in the order of the events; others may call the rest.
+    """A receiver of events.
 
-    Another package's is found by an entry point in the group ``edgevlm.sinks``. The options of its table in edgevlm.toml are
-    keyword arguments of its constructor, which raises UserError for wrong ones and reaches for nothing.
+    One thread calls :meth:`send`, in the order of the events; others may call the other methods. Packages add sinks by entry
+    points in the group ``edgevlm.sinks``. The options of its table in edgevlm.toml are keyword arguments of its constructor,
+    which raises UserError for wrong ones and opens no connection.
     """
 
     control: Callable[[str, str, bool], object] = staticmethod(lambda camera, watch, active: None)
@@ -82,27 +83,30 @@ class Sink:
         """Connect, if a connection is needed before the first event."""
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
-        """Return once the receiver has the event; ``event.line()`` is its JSON. Raises for any failure: it is tried again."""
+        """Return once the receiver has the event; ``event.line()`` is its JSON.
+
+        Any exception is a failure, and the event is sent again.
+        """
         raise NotImplementedError
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Take note, without waiting, of all watches there are; it is called whenever one comes, goes or changes."""
+        """Handle the list of all watches, without waiting; called whenever one is added, removed or changed."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class Stdout(Sink):
-    """JSON lines on standard output."""
+    """A sink that prints JSON lines on standard output."""
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         print(event.line(), file=sys.stdout, flush=True)
 
 
 class Webhook(Sink):
-    """Posts an event's JSON. With a secret the request is signed as https://www.standardwebhooks.com says.
+    """Posts an event's JSON. With a secret the request is signed by https://www.standardwebhooks.com.
 
-    secret: ``whsec_`` and base64, or any text; that of SECRET_VARIABLE unless given. Redirects are not followed.
+    secret: ``whsec_`` and base64, or any text, by default from SECRET_VARIABLE. Redirects are not followed.
     """
 
     def __init__(self, url: str, secret: str = "", timeout: Seconds = ANSWER_S) -> None:
@@ -146,9 +150,9 @@ class Webhook(Sink):
 
 
 class Exec(Sink):
-    """Runs a program for each event, with its JSON on stdin and without a shell. It succeeded where it exits with 0.
+    """Runs a program for each event, with its JSON on stdin and without a shell. Exit status 0 is success.
 
-    What it prints goes to stderr. It is killed after ``timeout`` seconds, with what it started.
+    Its output goes to stderr. It is killed after ``timeout`` seconds, with its child processes.
     """
 
     def __init__(self, command: str, timeout: Seconds = PROGRAM_S) -> None:
@@ -213,9 +217,9 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 
 
 class SinkSettings(BaseModel):
-    """A table ``[[sinks]]``: what else it has are the options of the sink. name: its kind unless given.
+    """A table ``[[sinks]]``; further keys are options of the sink.
 
-    kind: stdout, webhook, mqtt, apprise, exec, that of an installed package, or ``./file.py:Class``.
+    name: by default its kind. kind: stdout, webhook, mqtt, apprise, exec, that of an installed package, or ``./file.py:Class``.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -245,7 +249,7 @@ def unused(name: str, taken: Mapping[str, object]) -> str:
 
 
 def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
-    """Return a sink of a kind. Options of the form ``env:NAME`` and ``file:PATH`` are read there. Raises UserError."""
+    """Return a sink of a kind. Options ``env:NAME`` and ``file:PATH`` are read from there. Raises UserError."""
     found, given = load_class("sinks", kind), {}
     parameters = inspect.signature(found, eval_str=True).parameters
     for name, value in options.items():

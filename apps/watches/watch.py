@@ -1,4 +1,4 @@
-"""A watch, a standing question to a camera: its settings, and when it opens and closes."""
+"""A watch, a standing question to a camera: its settings and its state."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ DeviceClass = Literal[
 class WatchSettings(BaseModel):
     """A watch's question and the rule that opens it. choices: the answers.
 
-    answer: those of them that open it, the first unless given. every: seconds from one question to the next; each frame unless
-    given. changed: ask only when the picture has changed since.
-
-    open_above, close_below: probabilities of the answer; what is between is "not sure", and changes nothing. open_after,
-    close_after: seconds that it must stay beyond them; with more than 0, for two answers at least. cooldown: seconds after it
-    closed in which it does not open. schedule: ``mon-fri 08:00-18:00``, ``sat,sun`` or ``22:00-06:00``, of local time; always
-    unless given. on: events to send; sinks: to these, to all unless given. device_class: of Home Assistant's binary sensor.
+    answer: the answers that open it, by default the first. every: seconds between questions, by default each frame. changed:
+    ask only when the picture has changed. open_above, close_below: probabilities of the answer; between them it is "not sure",
+    and nothing changes. open_after, close_after: seconds that the probability must stay beyond them; if above 0, for at least
+    two answers. cooldown: seconds after closing in which it does not open. schedule: ``mon-fri 08:00-18:00``, ``sat,sun`` or
+    ``22:00-06:00``, local time; by default always. on: events to send. sinks: their receivers, by default all. device_class:
+    Home Assistant's class of the binary sensor.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -73,10 +72,10 @@ class WatchSettings(BaseModel):
 
 
 class Watch(WatchSettings):
-    """A question, asked again and again. It is open while the answer is yes.
+    """A repeated question.
 
-    name: its id, or a name in any script that one is made of; the question's words unless given. label: that name, for people.
-    cameras: names of streams; all of them unless given.
+    It is open while the answer is yes. name: its id, or a name in any script from which one is made; by default the question's
+    words. label: that name, for people. cameras: names of streams, by default all.
     """
 
     name: NamedId = ""
@@ -98,12 +97,12 @@ class Watch(WatchSettings):
 
     @property
     def answers(self) -> list[str]:
-        """The choices that open it."""
+        """The choices that open the watch."""
         return self.answer or self.choices[:1]
 
     @property
     def in_words(self) -> str:
-        """The question, and what opens it where that is not yes."""
+        """The question, with its opening answers unless that is yes."""
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:
@@ -112,7 +111,10 @@ class Watch(WatchSettings):
 
 
 def covers(hours: str, now: datetime) -> bool:
-    """Whether ``mon-fri 08:00-18:00`` covers a local time; an end that is not later is the next day's. Raises ValueError."""
+    """Return whether ``mon-fri 08:00-18:00`` covers a local time; an end before the start is on the next day.
+
+    Raises ValueError.
+    """
     match = re.fullmatch(r"(?:([a-z]{3}(?:[-,][a-z]{3})*) ?)?(?:(\d\d):(\d\d)-(\d\d):(\d\d))?", hours.strip().lower())
     if not match or not match[0]:
         raise ValueError(f"{hours!r}: write it like 'mon-fri 08:00-18:00', 'sat,sun' or '22:00-06:00'")
@@ -137,7 +139,8 @@ def covers(hours: str, now: datetime) -> bool:
 class WatchState:
     """Track whether a watch is open on a camera, from the probability of its answer.
 
-    is_open, since: since when, in seconds of the stream; None before it first opened. probability, asked: the newest, and when.
+    is_open, since: whether and since when, in stream seconds; None before it first opened. probability, asked: the newest
+    probability and its time.
     """
 
     watch: Watch
@@ -157,13 +160,13 @@ class WatchState:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether the newest answer asks for a change that is held back for now."""
+        """Return whether the newest answer calls for a change that is still held back."""
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:
-        """Take a probability of this time, seconds of the stream; whether it opened or closed.
+        """Add a probability at a stream time in seconds; return whether the watch opened or closed.
 
-        A hold begins again after a gap, and where time goes back.
+        A hold restarts after a gap, and if time goes back.
         """
         watch = self.watch
         if self.asked is None or not self.asked <= time <= self.asked + watch.every + GAP_S:
@@ -180,7 +183,7 @@ class WatchState:
         return True
 
     def end(self, time: float) -> bool:
-        """Its schedule ends, or it is paused or removed: whether it was open, and closes."""
+        """Close the watch at the end of its schedule, or when it is paused or removed; return whether it was open."""
         was_open, self.probability, self.asked, self._beyond = self.is_open, None, None, None
         if was_open:
             self._change(time)

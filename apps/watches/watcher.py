@@ -1,4 +1,4 @@
-"""Asks the watches of one camera while it is watched, and tells of what opens and closes."""
+"""Asks the watches of one camera and reports openings and closings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EARLY = 0.001  # of `every`, that a frame may be early
 
 @dataclass(slots=True)
 class SeenFrame:
-    """A frame that the session has taken in: its number, and the wall clock then."""
+    """A watched frame: its number and wall clock."""
 
     number: int
     wall: float
@@ -52,11 +52,11 @@ class Tracked(WatchState):
 
 
 class Watcher:
-    """The watches of one camera, asked by a thread of its own. The run loop brings frames by :meth:`watch`.
+    """The watches of one camera, asked in a separate thread.
 
-    taught: a question in the model's own words, None for one it does not know. last: the newest event of a camera's watch,
-    before this start. changed: gets each watch whose state or probability changed. replays: the source begins again at a
-    restart, and known events are not sent again.
+    The run loop passes frames to :meth:`watch`. taught: returns a question in the model's own words, None for one it does not
+    know. last: returns the newest event of a camera's watch before this start. changed: called with each watch whose state or
+    probability changed. replays: whether the source begins again at a restart; known events are then not sent again.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
-        """Ask it from the next frame on; one of a known name is asked already. Raises FieldError as :meth:`check`."""
+        """Ask a watch from the next frame on; a known name is ignored. Raises FieldError as :meth:`check`."""
         self.check(watch)
         with self._lock:
             if watch.name in self._tracked:
@@ -114,7 +114,7 @@ class Watcher:
         return worded
 
     def remove(self, name: str) -> None:
-        """Stop asking it; close it if it is open."""
+        """Stop asking a watch; close it if it is open."""
         with self._lock:
             if (tracked := self._tracked.pop(name, None)) is None:
                 return
@@ -122,13 +122,13 @@ class Watcher:
         self._report_changes([tracked])
 
     def end(self) -> None:
-        """Close what is open: the camera is removed."""
+        """Close open watches, because the camera is removed."""
         with self._lock:
             for tracked in self._tracked.values():
                 self._end(tracked)
 
     def pause(self, name: str, paused: bool) -> None:
-        """Stop asking it until it is resumed; close it if it is open."""
+        """Stop asking a watch until it is resumed; close it if it is open."""
         with self._lock:
             if (tracked := self._tracked.get(name)) is None:
                 return
@@ -148,7 +148,7 @@ class Watcher:
             self._fresh.notify_all()
 
     def forget(self, since: float, until: float) -> None:
-        """Drop the frames of that time of the stream."""
+        """Drop the frames of a span of stream time."""
         with self._fresh:
             kept = [seen for seen in self._frames if not since <= seen.frame.time_s <= until]
             self._frames = deque(kept, maxlen=FRAMES)
@@ -223,7 +223,7 @@ class Watcher:
             self._report(tracked, seen, probability, one)
 
     def _end(self, tracked: Tracked) -> None:
-        """Close an open watch: it is paused."""
+        """Close an open watch that is paused."""
         probability = tracked.probability or 0.0
         if tracked.end(self._session.time_s):
             self._report(tracked, self._frames[-1] if self._frames else None, probability)
@@ -246,7 +246,7 @@ class Watcher:
         self._record(tracked.watch, event, pictures)
 
     def _seen(self, time_s: float) -> SeenFrame | None:
-        """Return the frame of this time, maybe still on its way; else the newest before; None where all are forgotten."""
+        """Return the frame of this time, which may still be arriving, else the newest before it; None if all are forgotten."""
         with self._fresh:
             self._fresh.wait_for(lambda: self._closing or not self._frames or self._frames[-1].frame.time_s >= time_s, COME_S)
             before = (each for each in reversed(self._frames) if each.frame.time_s <= time_s)
@@ -260,7 +260,7 @@ class Watcher:
         }  # fmt: skip
 
     def _report_changes(self, changed: Sequence[Tracked]) -> None:
-        """Report the watches whose state is no longer what was reported last."""
+        """Report the watches whose state has changed since the last report."""
         for tracked in changed:
             with self._lock:
                 fields = self._fields(tracked)

@@ -1,4 +1,4 @@
-"""All watches of a service, by name: on which cameras they are asked, and where their events go."""
+"""All watches of a service, by name, with their cameras and the delivery of their events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_WATCHES = 256
 
 
 class WatchHooks(Protocol):
-    """Hooks into a cluster's node: whether an event may be recorded, and which cameras other nodes watch."""
+    """Hooks of a cluster's node: whether an event may be recorded, and which cameras other nodes watch."""
 
     def may_record(self, event: WatchEvent) -> bool: ...
     def cameras_elsewhere(self) -> Collection[str]: ...
@@ -29,7 +29,7 @@ class WatchHooks(Protocol):
 class Watches:
     """Watches by name. Any thread may call any method.
 
-    watchers: of the cameras there are, by name. delivery: where events go; it is opened with the first watch.
+    watchers: by camera name. delivery: sends events; opened with the first watch.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Watches:
         self._holds, self._closed = 0, False
 
     def add(self, watch: Watch) -> None:
-        """Ask it from now on. Raises FieldError for one whose name is taken, or that a camera of its cannot be asked."""
+        """Add a watch. Raises FieldError if its name is in use, or if one of its cameras cannot be asked."""
         self._delivery()  # opened with a lock of the service, whose holder may wait for the one below
         with self._lock:
             if watch.name in self.watches:
@@ -66,7 +66,7 @@ class Watches:
         self.announce()
 
     def remove(self, name: str) -> None:
-        """Stop asking a watch; close it where it is open. Raises UserError for an unknown one."""
+        """Stop asking a watch; close it if it is open. Raises UserError for an unknown one."""
         with self._lock:
             watch = self.watch(name)
             self.watches = {key: value for key, value in self.watches.items() if value is not watch}
@@ -75,7 +75,7 @@ class Watches:
         self.announce()
 
     def pause(self, name: str, paused: bool, camera: str | None = None) -> None:
-        """Pause a watch or let it continue, on one camera or on all of its. Raises UserError for an unknown one."""
+        """Pause or continue a watch, on one camera or on all of its cameras. Raises UserError for an unknown one."""
         with self._lock:
             watch = self.watch(name)
             for watcher in self._chosen(watch):
@@ -84,7 +84,7 @@ class Watches:
         self.announce()
 
     def watch(self, name: str) -> Watch:
-        """Return a watch by its id, or the name it was made of. Raises UserError for an unknown one."""
+        """Return a watch by its id or original name. Raises UserError for an unknown one."""
         if (found := self.watches.get(id_of(name))) is None:
             raise UserError(f"there is no watch {name!r}; {nearest(name, self.watches)}")
         return found
@@ -100,7 +100,7 @@ class Watches:
         self.announce()
 
     def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
-        """Go from one configuration's watches to another's; return what was done, a line each."""
+        """Replace one configuration's watches with another's; return a line for each change."""
         old, new, done = list(before), list(after), []
         with self.held():
             for watch in old:
@@ -117,7 +117,7 @@ class Watches:
         return done
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return what ``GET /v1/watches/{name}`` answers. Raises UserError for an unknown one."""
+        """Return the answer of ``GET /v1/watches/{name}``. Raises UserError for an unknown watch."""
         watch = self.watch(name)
         standing = [watcher.states().get(watch.name) for watcher in self._chosen(watch)]
         return {
@@ -127,7 +127,7 @@ class Watches:
         }  # fmt: skip
 
     def record(self, watch: Watch, event: WatchEvent, pictures: Sequence[bytes | None]) -> None:
-        """Write an event, and send it where the watch is ``on`` it."""
+        """Write an event, and send it if its state is in the watch's ``on``."""
         if self._hooks().may_record(event):
             self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
 
@@ -135,7 +135,7 @@ class Watches:
         return self._delivery().store.last(camera, watch)
 
     def announce(self, anyway: bool = False) -> None:
-        """Send the state of all watches to the sinks if it changed, or ``anyway``; does nothing while :meth:`held`."""
+        """Send the state of all watches to the sinks, if it changed or ``anyway``; does nothing while :meth:`held`."""
         if self._holds or self._closed:
             return
         standing = [
@@ -153,7 +153,7 @@ class Watches:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Delay announcements to the end, so that a camera or watch that is reopened is not removed first."""
+        """Delay announcements to the end of the block, so that a reopened camera or watch is not removed first."""
         with self._lock:
             self._holds += 1
         try:
@@ -171,6 +171,6 @@ class Watches:
         return [watcher for name, watcher in self._watchers().items() if not watch.cameras or name in watch.cameras]
 
     def control(self, camera: str, name: str, active: bool) -> None:
-        """Let a watch on a camera continue, or pause it, as a sink asks."""
+        """Continue or pause a watch on a camera, as a sink requests."""
         if name in self.watches:
             self.pause(name, not active, camera)

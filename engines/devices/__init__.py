@@ -2,8 +2,8 @@
 
 A file has a ``title``, a ``kind`` (jetson, cuda or cpu), the ``modules`` that a Jetson's device tree names it by, ``figures``
 and ``sources``. Each figure is a ``value``, the ``source`` it was taken from, and whether it was ``checked``: looked up in that
-source or in a text that quotes it. A figure that is not checked is remembered or allowed for. Units are in the names; rates are
-dense unless the name says ``sparse``, and null is what a device does not have.
+source or in a text that quotes it. A figure that is not checked is from memory or an allowance. Names contain the unit; rates
+are dense unless the name contains ``sparse``; null means that the device lacks it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class FigureSource:
-    """A document, and where it can be read; None for what is worked out, or allowed for, here."""
+    """A document and its address; None for figures that are computed or allowed for here."""
 
     document: str
     address: str | None

@@ -13,7 +13,7 @@ GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10
 
 
 def is_jetson(machine: Machine) -> bool:
-    """Return whether the device tree, or the release file, says so."""
+    """Return whether the machine is a Jetson, by its device tree or release file."""
     return "tegra" in (machine.read("proc/device-tree/compatible") or "") or machine.read("etc/nv_tegra_release") is not None
 
 
@@ -24,20 +24,20 @@ def module_of(machine: Machine) -> str | None:
 
 
 def profile_of(machine: Machine) -> DeviceProfile | None:
-    """Return the profile of the module; of two, the one whose power modes are those of the machine."""
+    """Return the profile of the module; of two, the one with the machine's power modes."""
     module, modes = module_of(machine), set(power_modes(machine).values())
     fitting = [device for device in map(load_device, device_names()) if module in device.modules]
     return max(fitting, key=lambda device: len(modes & {mode["name"] for mode in device["power_modes"]}), default=None)
 
 
 def l4t_of(machine: Machine) -> str | None:
-    """Jetson Linux's version, ``36.4.3``, of ``# R36 (release), REVISION: 4.3, ...``."""
+    """Return Jetson Linux's version, ``36.4.3``, from ``# R36 (release), REVISION: 4.3, ...``."""
     found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", machine.read("etc/nv_tegra_release") or "")
     return f"{found[1]}.{found[2]}" if found else None
 
 
 def release_of(machine: Machine) -> dict[str, Any] | None:
-    """Return the versions that belong to its Jetson Linux, of a profile; None for a release that no profile knows."""
+    """Return a profile's versions for its Jetson Linux; None for a release that no profile has."""
     version, device = l4t_of(machine), profile_of(machine) or load_device("orin-agx-64")
     if version is None:
         return None
@@ -45,7 +45,7 @@ def release_of(machine: Machine) -> dict[str, Any] | None:
 
 
 def power_modes(machine: Machine) -> dict[int, str]:
-    """id -> name, of /etc/nvpmodel.conf."""
+    """Return the names by id in /etc/nvpmodel.conf."""
     text = machine.read("etc/nvpmodel.conf") or ""
     return {int(number): name for number, name in re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=([^\s>]+)", text)}
 

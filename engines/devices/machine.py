@@ -20,7 +20,7 @@ Outcome = tuple[Status, str] | tuple[Status, str, str]  # of a check: its status
 
 
 def installed() -> dict[str, str]:
-    """Return every distribution that is installed, by its name in lower case, and its version."""
+    """Return the version of every installed distribution, by its name in lower case."""
     return {str(found.metadata["Name"]).lower(): found.version for found in metadata.distributions() if found.metadata["Name"]}
 
 
@@ -35,7 +35,7 @@ def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``root`` stands for /; ``packages`` and ``run`` are asked for what no file says."""
+    """The machine to inspect. ``root`` replaces / in paths; ``packages`` and ``run`` give facts that are in no file."""
 
     root: Path = Path("/")
     packages: Callable[[], Mapping[str, str]] = installed
@@ -73,7 +73,7 @@ class Machine:
         return found
 
     def within(self, call: Callable[[], T]) -> T | None:
-        """Return what ``call`` returns, None if that takes longer than the limit: it is left behind. Raises what it raises."""
+        """Return what ``call`` returns, or None if it exceeds the time limit; the call is then abandoned. Raises its errors."""
         found: Future[T] = Future()
 
         def work() -> None:

@@ -1,8 +1,8 @@
 """Every call of TensorRT's Python API, for 10.3 and newer: nothing else imports ``tensorrt``.
 
 Each object of TensorRT is in a variable annotated with its class, so that tests/engines/test_tensorrt_api.py can look up every
-class, member and argument count in what each version really has. TensorRT logs to a :class:`Log`, whose errors are part of
-what is raised.
+class, member and argument count in what each version really has. TensorRT logs to a :class:`Log`, whose errors become part of
+exceptions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_ERRORS = 3  # of one failure that are reported
 
 
 class Log(trt.ILogger):
-    """Errors and warnings, kept until they are taken; from any thread."""
+    """Errors and warnings, kept until they are taken; any thread may log."""
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)
@@ -39,7 +39,7 @@ class Log(trt.ILogger):
         self._errors: list[str] = []
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
-        """Called by TensorRT; must not raise."""
+        """Keep a message; TensorRT calls it, and it must not raise."""
         if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
             with self._lock:
                 self._errors.append(" ".join(msg.split()))
@@ -54,7 +54,7 @@ class Log(trt.ILogger):
 def build(job: BuildJob, workspace: int, log: Log) -> memoryview:
     """Build a serialised engine. Strongly typed: every type is the graph's. workspace: bytes that a layer may work with.
 
-    Raises UserError, with TensorRT's words, where it does not start, does not take the graph, or finds no engine for it.
+    Raises UserError, with TensorRT's message, if it does not start, refuses the graph, or finds no engine for it.
     """
     builder: trt.Builder = _started(lambda: trt.Builder(log), log)
     network: trt.INetworkDefinition = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -115,10 +115,10 @@ def _allow_several_kernels(network: trt.INetworkDefinition) -> None:
 
 
 class Loaded:
-    """An engine in memory. Keeps what TensorRT needs of it alive."""
+    """An engine in memory. Keeps the objects that TensorRT needs alive."""
 
     def __init__(self, plan: memoryview, name: str, log: Log) -> None:
-        """Raises UserError for a plan of another TensorRT or GPU."""
+        """Load an engine. Raises UserError for a plan of another TensorRT version or GPU."""
         self._runtime: trt.Runtime = _started(lambda: trt.Runtime(log), log)
         engine: trt.ICudaEngine | None = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
@@ -137,7 +137,7 @@ class Loaded:
 
 
 class Workspace(WorkingMemory):
-    """What all engines of a backend share: a stream, and blocks of memory for one call at a time; ``lock`` is held for it."""
+    """The stream and memory blocks that all engines of a backend share, for one call at a time under ``lock``."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver, self.stream, self.lock = driver, driver.stream(), threading.RLock()
@@ -148,9 +148,9 @@ class Workspace(WorkingMemory):
 
 
 class EngineCalls:
-    """An engine's calls of one kind. Addresses and shapes stay as they were given until they are given again.
+    """An engine's calls of one kind. Addresses and shapes stay until they are set again.
 
-    Methods raise RuntimeError with TensorRT's words.
+    Methods raise RuntimeError with TensorRT's message.
     """
 
     def __init__(self, workspace: Workspace, loaded: Loaded, kind: int) -> None:
@@ -175,13 +175,13 @@ class EngineCalls:
         self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
-        """Bind an output to memory for ``shape``, in the block of its name unless another is given; returns its address."""
+        """Bind an output to memory for ``shape``, by default in the block of its name; returns its address."""
         address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
         self.bind(tensor, address)
         return address
 
     def call(self, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> None:
-        """Ask the stream for a call with copies of ``inputs``; returns before it is done."""
+        """Queue a call with copies of ``inputs``; returns before it is done."""
         workspace = self._workspace
         self._entered = [np.ascontiguousarray(array, self._loaded.dtypes[name]) for name, array in inputs.items()]
         for name, dense in zip(inputs, self._entered, strict=True):

@@ -1,8 +1,8 @@
-"""A bundle's engines: built from its graphs where they are missing or do not match, one graph after the other, and kept.
+"""A bundle's engines: built from its graphs if missing or mismatched, one graph after the other, and kept.
 
 ``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan`` is there whole or not at all. An engine serves one GPU, TensorRT version and
-precision only, which make its key; the fingerprint is of the graph, its weights and how it was to be called. Beside each is a
-``.json`` with its size and SHA-256, written before it takes its name.
+precision only, which make its key; the fingerprint is of the graph, its weights and its calls. A ``.json`` beside each, written
+before the rename, has its size and SHA-256.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Made:
 
 
 def check_profile(bundle: Bundle) -> None:
-    """Raise UserError for a bundle whose graphs this TensorRT does not take."""
+    """Raise UserError for a bundle whose graphs this TensorRT version does not take."""
     if bundle.profile == ONNXRUNTIME:
         raise UserError(
             f"{bundle.path}: has graphs for ONNX Runtime; export the checkpoint for this device first (edgevlm export "
@@ -58,10 +58,10 @@ def check_profile(bundle: Bundle) -> None:
 
 
 def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notify: Notify) -> Iterator[Made]:
-    """Build what is missing, each engine written as soon as it is made; yields one :class:`Made` a graph.
+    """Build missing engines, writing each as soon as it is made; yields one :class:`Made` per graph.
 
-    notify: a line for each graph. ctrl-C ends the process at once, since TensorRT holds the main thread; engines that are
-    finished stay. Raises UserError as :mod:`~edgevlm.engines.tensorrt.api` does, and for too little memory or disk.
+    notify: receives a line for each graph. Ctrl-C ends the process at once, since TensorRT holds the main thread; finished
+    engines stay. Raises UserError as :mod:`~edgevlm.engines.tensorrt.api` does, and for too little memory or disk.
     """
     check_profile(bundle)
     place = EngineFolder(bundle, driver.device)
@@ -84,7 +84,7 @@ def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notif
 
 
 class EngineFolder:
-    """A bundle's engines for a device: in ``orin-sm87-trt10.3.0-int4-kv-fp16-vision-fp32``, say."""
+    """A bundle's engines for a device, in a folder like ``orin-sm87-trt10.3.0-int4-kv-fp16-vision-fp32``."""
 
     def __init__(self, bundle: Bundle, device: CudaDevice) -> None:
         name, (major, minor) = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-") or "gpu", device.compute_capability
@@ -95,7 +95,7 @@ class EngineFolder:
         return self.folder / f"{job.graph}-{job.fingerprint}{PLAN}"
 
     def newest(self, graph: str) -> Record | None:
-        """Return the newest engine of a graph that is there whole."""
+        """Return the newest complete engine of a graph."""
         for plan in sorted(self.folder.glob(f"{graph}-*{PLAN}"), key=lambda plan: plan.stat().st_mtime, reverse=True):
             if record := read_record(plan):
                 return record
@@ -131,7 +131,10 @@ class EngineFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """For one build at a time; removes files that a killed one left half written. Raises UserError during another."""
+        """Hold the lock for one build at a time, and remove unfinished files of a killed one.
+
+        Raises UserError during another build.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)

@@ -1,7 +1,7 @@
 """A decoder bound to one stream's memory on the device.
 
-Three kinds of calls, each with a context of its own: one token, a chunk's rows, a question's. Keys and values are read where
-the cache has them; docs/internals/engines.md has the graphs' inputs and outputs.
+There are three kinds of calls, each with its own context: one token, a chunk's rows, a question's rows. Keys and values are
+read where the cache has them; docs/internals/engines.md has the graphs' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ UNUSED = "unused queries"  # the block for probes that were not asked for
 
 
 class TensorRTDecoder:
-    """See :class:`edgevlm.runtime.engine.Decoder`. The buffers' addresses are the device's; nothing else may write there
-    during a step, and what was asked of them before on other streams must be done.
+    """See :class:`edgevlm.runtime.engine.Decoder`.
+
+    The buffers are on the device; nothing else may write to them during a step, and earlier work on other streams must be done.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class TensorRTDecoder:
     ) -> StepResult:
         """Append S rows; see the protocol. Raises CacheFull or CacheError before a byte is changed.
 
-        More rows than an engine takes go in by pieces, each after those before it.
+        More rows than an engine takes are appended in pieces.
         """
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, sparse=False)
@@ -117,7 +118,7 @@ class TensorRTDecoder:
                     calls.output(f"new_{part}{layer}", (1, spec.kv_heads, rows, spec.head_dim))
 
     def _write_rows(self, calls: EngineCalls, rows: int, past: NDArray[np.int64]) -> None:
-        """New rows ``[kv_heads, S, head_dim]`` into rows ``[past, past + S)`` of ``[kv_heads, capacity, head_dim]``."""
+        """Copy new rows ``[kv_heads, S, head_dim]`` into rows ``[past, past + S)`` of ``[kv_heads, capacity, head_dim]``."""
         driver, stream, heads = self._workspace.driver, self._workspace.stream, self._spec.kv_heads
         for layer, buffer in enumerate(self._buffers):
             row = self._spec.head_dim * buffer.dtype.itemsize
@@ -139,5 +140,5 @@ class TensorRTDecoder:
 
 
 def _by_head(parts: list[Float32]) -> Float32:
-    """``[S, heads, head_dim]`` in pieces to ``[heads, S, head_dim]``."""
+    """Convert ``[S, heads, head_dim]``, in pieces, to ``[heads, S, head_dim]``."""
     return np.ascontiguousarray(np.concatenate(parts).transpose(1, 0, 2))

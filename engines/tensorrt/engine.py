@@ -1,7 +1,7 @@
-"""The TensorRT backend: a bundle's engines, which ``edgevlm build`` has made for this GPU, and what they share.
+"""The TensorRT backend: a bundle's engines, which ``edgevlm build`` has made for this GPU, and their shared state.
 
-All calls go to one stream of the backend's own and work in one block of memory, so that one is made at a time: calls of several
-streams' threads wait for each other. A call returns when the device has done it.
+All calls use the backend's own CUDA stream and one block of memory, so calls of several threads wait for each other. A call
+returns when the device has done it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TensorRT:
     export_hint = "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None, driver: Driver | None = None) -> None:
-        """``threads`` are a CPU's and change nothing here. Raises UserError for a bundle without engines for this GPU."""
+        """Load the engines. ``threads`` has no effect on a GPU. Raises UserError for a bundle without engines for this GPU."""
         check_profile(bundle)
         self.bundle = bundle
         self._workspace, log = api.Workspace(driver or open_driver()), api.Log()
@@ -49,11 +49,11 @@ class TensorRT:
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
-        """Return whether a bundle is of a profile that engines are built of."""
+        """Return whether a bundle's profile is one that engines are built from."""
         return bundle.profile != ONNXRUNTIME
 
     def capacity(self, rows: int) -> int:
-        """Rows that each layer's buffers have: those that the engines were built for. Raises UserError if that is too few."""
+        """Return the rows of each layer's buffers, for which the engines were built. Raises UserError if they are too few."""
         if rows > self.settings.capacity:
             raise UserError(
                 f"this session takes {rows} rows a layer and the engines were built for {self.settings.capacity}; give a lower "
@@ -79,7 +79,7 @@ class TensorRT:
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
-        """No engines are built of the graph of changed patches: raises UserError."""
+        """Raise UserError: no engines are built from the graph of changed patches."""
         raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
@@ -104,9 +104,9 @@ class TensorRT:
         return TensorRTDecoder(self._workspace, self.bundle, self._decoder, buffers, probes)
 
     def release_memory(self, short: bool) -> None:
-        """Nothing: what a call takes of the device is small and kept."""
+        """Do nothing: a call's working memory on the device is small and kept."""
 
     def close(self) -> None:
-        """Let go of the engines; decoders already bound keep what they need until they are dropped."""
+        """Release the engines; bound decoders keep theirs until they are dropped."""
         for name in ("_vision", "_decoder", "_embedding"):
             self.__dict__.pop(name, None)

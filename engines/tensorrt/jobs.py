@@ -1,6 +1,6 @@
-"""List a bundle's engines to build: a job a graph, how the graph will be called, and the memory that its build takes.
+"""List a bundle's engines to build: one job per graph, with its calls and the memory of its build.
 
-Imports nothing of TensorRT's: ``edgevlm plan`` asks here too.
+It does not import TensorRT, since ``edgevlm plan`` uses it too.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
     """Describe calls of the ``full`` graph with ``capacity`` rows in every layer: a token, a chunk's rows, a question's rows.
 
-    One row of logits is asked for of a chunk or a token, up to as many as there are of a question. No call has more rows than
-    the memory.
+    A chunk or a token has one row of logits, a question up to its number of rows. No call has more rows than the memory.
     """
     assert bundle.shapes is not None
     spec, rows, question = bundle.decoder, min(bundle.shapes.rows, capacity), min(bundle.shapes.question, capacity)
@@ -54,16 +53,17 @@ def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
 
 
 def pieces(rows: int, most: int) -> Iterator[slice]:
-    """Yield ``rows`` rows in slices of ``most`` at the most."""
+    """Yield ``rows`` rows in slices of at most ``most``."""
     for start in range(0, rows, most):
         yield slice(start, min(start + most, rows))
 
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
-    """capacity: rows of each layer's memory; workspace: bytes that a layer may work with; force: build what is there too.
+    """Settings of a build.
 
-    probes: whether the decoder's engine gives queries, for policies that look at attention.
+    capacity: rows of each layer's memory. workspace: bytes that a layer may work with. force: rebuild existing engines. probes:
+    whether the decoder's engine returns queries, for policies that use attention.
     """
 
     capacity: int
@@ -74,9 +74,9 @@ class BuildSettings:
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """One graph: the bytes of its file with the memory's size in them, the path its weights are beside, and its calls.
+    """One graph to build: the bytes of its file with the memory's size in them, its path (beside the weights), and its calls.
 
-    dropped: outputs that its engine is made without. weights: bytes of them.
+    dropped: outputs that the engine omits. weights: bytes of weights.
     """
 
     graph: str
@@ -89,7 +89,10 @@ class BuildJob:
 
 
 def jobs_of(bundle: Bundle, settings: BuildSettings) -> list[BuildJob]:
-    """The tower, for up to as many groups of frames as a chunk has, and the decoder. Raises BundleError for an invalid file."""
+    """Return the jobs of the tower, for up to a chunk's groups of frames, and the decoder.
+
+    Raises BundleError for an invalid file.
+    """
     assert bundle.shapes is not None
     vision, layers = bundle.vision, range(bundle.decoder.layers)
     most, frame = max(1, bundle.shapes.frames // vision.group), (3 * vision.group, *vision.size)
@@ -117,14 +120,15 @@ def _job(bundle: Bundle, name: str, calls: Calls, sizes: dict[str, int], dropped
 
 @dataclass(frozen=True, slots=True)
 class BuildNeed:
-    """Bytes in the host's memory, and in the device's where that is another."""
+    """Bytes in the host's memory, and in the device's if that is separate."""
 
     host: int
     device: int
 
 
 def build_need(weights: int, workspace: int) -> BuildNeed:
-    """The peak of building one engine, for ``weights`` bytes of weights and ``workspace`` bytes that a layer may work with.
+    """Return the peak of building one engine, for ``weights`` bytes of weights and ``workspace`` bytes that a layer may work
+    with.
 
     host = COPIES * weights + RUNTIME: the weights as they are read from the file, the builder's own copy, and the engine that
     is written. device = weights + workspace: the weights while kernels are timed, and what these work with.
@@ -133,7 +137,7 @@ def build_need(weights: int, workspace: int) -> BuildNeed:
 
 
 def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
-    """Raise UserError, one line that names a remedy, where a build of graph ``name`` would not fit in the free memory.
+    """Raise UserError, one line with a remedy, if a build of graph ``name`` does not fit in the free memory.
 
     On a Jetson host and device share their memory; the host's part may be in swap, the device's may not.
     """
@@ -158,7 +162,7 @@ class Record:
 
 
 def read_record(plan: Path) -> Record | None:
-    """Return the record of an engine that is there whole; None for one that is not."""
+    """Return the record of a complete engine; otherwise None."""
     try:
         record = Record(**json.loads(plan.with_suffix(".json").read_bytes()))
         is_ours = type(record.about["capacity"]) is int and isinstance(record.about["probes"], bool)

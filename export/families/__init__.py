@@ -1,4 +1,4 @@
-"""Model families, one class each: all that export, plan and policies must know of one and of no other.
+"""Model families, one class each, with everything that export, plan and policies need to know about a family.
 
 A family is an entry point ``edgevlm.families`` whose name is ``model_type`` in config.json. Nothing here imports onnx
 before :meth:`Family.parts` is called, so that ``edgevlm plan`` runs without them.
@@ -31,12 +31,11 @@ FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class TowerGeometry:
-    """A vision tower in numbers. A grid is what one frame becomes, or ``group`` frames together: ``tokens`` decoder rows.
+    """A vision tower in numbers. One frame, or ``group`` frames together, become a grid of ``tokens`` decoder rows.
 
-    parameters: all that it stores, constants of its graph among them. block_parameters: of the matrices that each of
-    ``patches`` goes through; projector_parameters: of those that each of ``projected`` rows goes through. attended: keys that a
-    patch sees, the mean over ``blocks``. size: (height, width) of a frame, pixels. text: rows of text around each grid.
-    precision: of its linears.
+    parameters: all stored numbers, including constants of the graph. block_parameters: those applied to each of ``patches``.
+    projector_parameters: those applied to each of ``projected`` rows. attended: keys that a patch sees, the mean over
+    ``blocks``. size: (height, width) of a frame, pixels. text: rows of text around each grid. precision: of its linears.
     """
 
     parameters: int
@@ -57,12 +56,12 @@ class TowerGeometry:
 
     @property
     def rows(self) -> int:
-        """Rows of the decoder for each grid."""
+        """The decoder's rows for each grid."""
         return self.tokens + self.text
 
     @classmethod
     def estimated(cls, parameters: int, tokens: int, patches: int, size: tuple[int, int], **others: Any) -> TowerGeometry:
-        """Estimate a tower of which only the number of parameters is known: BLOCKS blocks of plain shape, seen by all."""
+        """Estimate a tower from its number of parameters only: BLOCKS plain blocks with full attention."""
         width = max(1, round((parameters / (BLOCKS * (4 + 2 * WIDENING))) ** 0.5))
         return cls(
             parameters=parameters, block_parameters=parameters, projector_parameters=0, projected=tokens, tokens=tokens,
@@ -109,13 +108,13 @@ class Family:
     template: ClassVar[str] = ""  # the chat template, where transformers' processor takes its own for a video
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
-        """Return the tower, for frames of ``camera`` (height, width); raises UserError for a checkpoint it cannot express."""
+        """Return the parts, for frames of ``camera`` (height, width). Raises UserError for a checkpoint it cannot express."""
         raise NotImplementedError
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
-        """The tower of a whole ``config.json``, its sections filled up with transformers' defaults, in numbers for a plan.
+        """Return a plan's numbers of the tower in a complete ``config.json``, whose sections have transformers' defaults.
 
-        Estimated from what :meth:`parts` makes of tensors that are all zero, unless overridden.
+        By default it builds :meth:`parts` from tensors that are all zero.
         """
         from edgevlm.export.checkpoint import DeclaredOnly
         from edgevlm.export.vision import tower_parameters
@@ -128,7 +127,7 @@ class Family:
         return TowerGeometry.estimated(number, tower.tokens, rows * columns, tower.size, group=tower.group, text=text)
 
     def patches(self, vision: VisionSpec) -> int:
-        """Return patches of a bundle's grid."""
+        """Return the number of patches in a bundle's grid."""
         return vision.tokens_per_frame * self.merge**2
 
 
@@ -141,7 +140,7 @@ def load_family(model_type: str, where: object) -> Family:
 
 
 def block_parameters(width: int, inner: int, gated: bool = False) -> int:
-    """Return parameters of the matrices and biases of a tower's block: q, k, v, o and an MLP of two matrices, or three."""
+    """Return the parameters of a tower's block: q, k, v, o and an MLP of two or three matrices, with biases."""
     mlp = (3 if gated else 2) * width * inner + (2 * inner if gated else inner) + width
     return 4 * (width * width + width) + mlp
 
@@ -149,7 +148,10 @@ def block_parameters(width: int, inner: int, gated: bool = False) -> int:
 def square_geometry(
     vision: Config, blocks: int, projector: int, projected: int, tokens: int, *, text: int = 0, more: int = 0
 ) -> TowerGeometry:
-    """The first ``blocks`` of a SigLIP or CLIP tower: square frames, every patch seen by all. more: parameters beside."""
+    """Return the geometry of the first ``blocks`` of a SigLIP or CLIP tower: square frames, full attention.
+
+    more: further parameters.
+    """
     width, inner, patch = (int(vision[key]) for key in ("hidden_size", "intermediate_size", "patch_size"))
     is_clip, size = vision["model_type"] == "clip_vision_model", int(vision["image_size"])
     patches, each = (size // patch) ** 2 + is_clip, block_parameters(width, inner)

@@ -14,7 +14,7 @@ PATCH = 14  # pixels, of every CLIP and SigLIP tower that LLaVA is published wit
 
 
 class Llava(Family):
-    """Every patch of a frame is a token."""
+    """LLaVA: every patch of a frame is a token."""
 
     content_type: ClassVar[str] = "image"
     token_keys: ClassVar[tuple[str, ...]] = ("image_token_id", "image_token_index")
@@ -28,7 +28,7 @@ class Llava(Family):
         return FamilyParts(vision, (vision.side, vision.side))
 
     def pooled(self, side: int, config: Config) -> tuple[int, int]:
-        """Return rows that the projector takes of ``side`` x ``side`` patches, and tokens that come of them."""
+        """Return the projector's rows for ``side`` x ``side`` patches, and the number of tokens made of them."""
         return side**2, side**2
 
     def patches(self, vision: VisionSpec) -> int:
@@ -47,7 +47,7 @@ class Llava(Family):
 
 
 class LlavaNextVideo(Llava):
-    """CLIP rows are pooled before the projector."""
+    """LLaVA-NeXT-Video: CLIP rows are pooled before the projector."""
 
     content_type = Family.content_type
     token_keys = Family.token_keys
@@ -72,7 +72,7 @@ class LlavaNextVideo(Llava):
 
 
 class LlavaOnevision(LlavaNextVideo):
-    """SigLIP rows are pooled 2 x 2 bilinearly behind the projector; one newline row closes the video."""
+    """LLaVA-OneVision: SigLIP rows are pooled 2 x 2 bilinearly after the projector; one newline row closes the video."""
 
     closing_rows: ClassVar[int] = 1
 

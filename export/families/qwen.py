@@ -13,7 +13,7 @@ START, END = "<|vision_start|>", "<|vision_end|>"
 
 
 class Qwen2VL(Family):
-    """Every patch sees its whole frame pair; the frame's position takes one step a pair (arXiv 2409.12191)."""
+    """Qwen2-VL: every patch sees its whole frame pair; the frame's position advances by one per pair (arXiv 2409.12191)."""
 
     vision_type: ClassVar[str] = "qwen2_vl_vision"
     token_keys: ClassVar[tuple[str, ...]] = ("video_token_id",)
@@ -51,7 +51,7 @@ class Qwen2VL(Family):
         )
 
     def budget(self, vision: Config) -> tuple[tuple[int, int], int]:
-        """The fewest and the most pixels of a frame, where the processor files name none, and the frames that share them."""
+        """Return a frame's fewest and most pixels, unless the processor files name them, and how many frames share them."""
         return (128 * self.token_edge**2, 768 * self.token_edge**2), int(vision["temporal_patch_size"] ** self.shares_budget)
 
     def widths(self, vision: Config) -> tuple[int, int, int]:
@@ -88,7 +88,7 @@ class Qwen2VL(Family):
 
 
 class Qwen25VL(Qwen2VL):
-    """Most blocks attend inside windows, and the frame's position follows the clock (arXiv 2502.13923, sec. 2.1)."""
+    """Qwen2.5-VL: most blocks attend inside windows, and frame positions follow the clock (arXiv 2502.13923, sec. 2.1)."""
 
     vision_type: ClassVar[str] = "qwen2_5_vl_vision"
     tower: ClassVar[str] = "Qwen25Tower"
@@ -97,7 +97,7 @@ class Qwen25VL(Qwen2VL):
 
 
 class Qwen3VL(Qwen2VL):
-    """Each pair of frames is announced by its time; the tower's middle layers feed the decoder's first (DeepStack)."""
+    """Qwen3-VL: the time precedes each pair of frames; the tower's middle layers feed the decoder's first (DeepStack)."""
 
     vision_type: ClassVar[str] = "qwen3_vl_vision"
     tower: ClassVar[str] = "Qwen3Tower"

@@ -1,4 +1,4 @@
-"""SmolVLM2: SigLIP patches shuffled into fewer, wider tokens, Llama, and each frame announced by its time."""
+"""SmolVLM2: SigLIP patches shuffled into fewer, wider tokens, Llama, and the time before each frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_PIXELS = 4096  # of an edge
 
 
 class SmolVLM(Family):
-    """A stream knows neither the number of its frames nor its length, which the processor's introduction would tell."""
+    """SmolVLM2, without the processor's introduction, which states a number of frames and a length unknown in a stream."""
 
     vision_type: ClassVar[str] = "smolvlm_vision"
     token_keys: ClassVar[tuple[str, ...]] = ("image_token_id",)

@@ -1,6 +1,6 @@
-"""Weight precisions: how a decoder's matrices are stored and multiplied. An entry point ``edgevlm.precisions`` each.
+"""Weight precisions: the storage and multiplication of a decoder's matrices, each an entry point ``edgevlm.precisions``.
 
-Imports neither onnx nor ml_dtypes, so that ``edgevlm plan`` can ask how many bytes a weight takes.
+Imports neither onnx nor ml_dtypes, so that ``edgevlm plan`` can use the bytes of a weight.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ HALF_ROWS = Dense(np.float16, by_row=True, half=True)
 
 
 class Layouts(NamedTuple):
-    """``matrices``: of the layers. ``table``: of the embedding and the head. rotated: whether the layers' rows are.
+    """Layouts of a precision.
 
-    A table's parts are by row, as the engine gathers them: numbers, or codes of 8 bits without zeros, and scales.
+    matrices: of the layers. table: of the embedding and the head. rotated: whether the layers' rows are rotated. A table's
+    parts are by row, as the engine gathers them: numbers, or codes of 8 bits without zeros, and scales.
     """
 
     matrices: Layout
@@ -37,10 +38,10 @@ class Layouts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """One weight precision: what an entry point ``edgevlm.precisions`` names.
+    """One weight precision, the object of an entry point ``edgevlm.precisions``.
 
-    onnxruntime, tensorrt: how bundles for the two store weights; tensorrt is None where its parser has no such numbers.
-    least_opset: the first ONNX opset that has them.
+    onnxruntime, tensorrt: the layouts in bundles for each; tensorrt is None if its parser lacks the type. least_opset: the
+    first ONNX opset with the type.
     """
 
     onnxruntime: Layouts
@@ -72,7 +73,7 @@ class Stored:
 
     @classmethod
     def written(cls, layout: Layout, weight: Float32) -> Stored:
-        """Return one whose parts are in the weights file already: only their names are used, so they have one row."""
+        """Return a matrix whose parts are in the weights file already; only their names are used, so they have one row."""
         return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:

@@ -40,9 +40,9 @@ class Layout(ABC):
 
     @abstractmethod
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        """Return the arrays to store, by name; what is rounded, is rounded here: to nearest, with a ``hessian`` by GPTQ.
+        """Return the arrays to store, by name, rounded to nearest or, with a ``hessian``, by GPTQ.
 
-        hessian: ``x.T @ x / n`` ``[in, in]`` of n rows ``x`` that the matrix is multiplied with; where ``is_integer``.
+        hessian: ``x.T @ x / n`` ``[in, in]`` of n input rows ``x`` of the matrix; only if ``is_integer``.
         """
 
     @abstractmethod
@@ -51,10 +51,10 @@ class Layout(ABC):
 
     @abstractmethod
     def bytes_per_weight(self, group: int | None = None) -> float:
-        """Return bytes that a weight takes; ``group``: weights of a row that share a scale, the layout's own unless given."""
+        """Return the bytes of a weight. group: weights of a row that share a scale, by default the layout's own."""
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
-        """Bytes that a weight takes in memory, as ONNX Runtime's kernels of x86-64 want it: float32 unless ``is_integer``."""
+        """Return the bytes of a weight packed for ONNX Runtime's kernels of x86-64: float32 unless ``is_integer``."""
         return self.bytes_per_weight(group) if self.is_integer else 4
 
 
@@ -62,7 +62,7 @@ class Layout(ABC):
 class Dense(Layout):
     """Floating point numbers: ``weight`` ``[in, out]``, the order that MatMul packs from, or ``[out, in]``, ``by_row``.
 
-    Computed with in float32, or, with ``half``, in float16.
+    Computes in float32 or, with ``half``, in float16.
     """
 
     dtype: DTypeLike = np.float32
@@ -93,7 +93,7 @@ class Blocks(Layout):
     zeros. Parts: ``codes`` uint8 ``[out, B, size * bits / 8]`` (of two 4-bit codes in a byte the first is the low one),
     ``scales`` float32 ``[out, B]`` and, unless zero is always half of the range, ``zeros`` uint8 ``[out, ceil(B * bits / 8)]``.
     level: ONNX Runtime's ``accuracy_level``: 4 rounds activations to 8 bits, block by block, and adds up integers; 0
-    computes in float32. (Whatever it says, a session that does not prepack computes in float32, and slowly.)
+    computes in float32. (A session that does not prepack computes in float32 in any case, and slowly.)
     """
 
     bits: int
@@ -104,7 +104,7 @@ class Blocks(Layout):
     is_integer: ClassVar[bool] = True
 
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        """By GPTQ the scales are searched for too."""
+        """Return the parts. GPTQ searches for the scales too."""
         grid = partial(block_grid if hessian is None else best_grid, bits=self.bits, with_zeros=self.with_zeros)
         codes, scales, zeros = rounded(weight, hessian, self.size, grid, (0, (1 << self.bits) - 1))
         blocks = np.zeros((len(weight), scales.shape[1] * self.size), np.uint8)
@@ -113,7 +113,7 @@ class Blocks(Layout):
         return self.packed(blocks, scales, zeros.astype(np.uint8) if self.with_zeros else None)
 
     def packed(self, codes: UInt8, scales: Float32, zeros: UInt8 | None) -> Parts:
-        """The parts of codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` or None, one number a byte."""
+        """Pack codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` or None, with one number per byte."""
         parts: dict[str, NDArray] = {"codes": self._bytes(codes), "scales": scales}
         return parts if zeros is None else parts | {"zeros": self._bytes(zeros)}
 
@@ -125,7 +125,7 @@ class Blocks(Layout):
         return self.bits / 8 + (4 + self.with_zeros * self.bits / 8) / (group or self.size)
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
-        """With, at level 4, the sum of each block, float32."""
+        """Return the bytes, which at level 4 include a float32 sum of each block."""
         return self.bytes_per_weight(group) + (4 / (group or self.size) if self.level == 4 else 0)
 
     def _bytes(self, codes: UInt8) -> UInt8:
@@ -156,7 +156,7 @@ class Channels(Layout):
     def multiply(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int], zero: int = 128
     ) -> str:
-        """zero: the byte of 0, less than 128 for rows that are mostly above 0."""
+        """Return the product. zero: the byte of 0, less than 128 for rows that are mostly above 0."""
         step = self.steps(graph, name, rows, zero)
         scaled = graph.node("Div", [rows, step], [f"{name}.scaled"])
         return graph.node("Mul", [self.product(graph, f"{name}.product", scaled, tensors, 1.0, zero), step], [name])
@@ -172,7 +172,9 @@ class Channels(Layout):
     def product(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], step: float, zero: int = 128, bias: str = ""
     ) -> str:
-        """Nodes for ``rows @ weight.T + bias`` of rows rounded to bytes and clipped: ``zero`` and multiples of ``step``."""
+        """Return nodes for ``rows @ weight.T + bias``, with rows rounded to ``zero`` plus multiples of ``step`` and clipped to
+        bytes.
+        """
         scale, offset = graph.number(step), graph.constant(f"uint8.{zero}", np.uint8(zero))
         codes = graph.node("QuantizeLinear", [rows, scale, offset], [f"{name}.rows"])
         inputs = [codes, tensors[0], scale, tensors[1], offset, *(["", bias] if bias else [])]
@@ -186,8 +188,7 @@ class Channels(Layout):
 class RowsByColumns(Channels):
     """Channels of a decoder, whose rows are rounded by their largest magnitudes to codes of -127 to 127.
 
-    A row of zeros has 0 / 0 for codes, which are bytes all the same, and its product is 0. Graphs for other devices round no
-    rows.
+    A row of zeros has 0 / 0 for codes, which are still bytes, and its product is 0. Graphs for other devices round no rows.
     """
 
     def multiply(
@@ -207,8 +208,9 @@ class RowsByColumns(Channels):
 class Symmetric(Layout):
     """Integers of 8 or 4 bits from -top to top, ``codes`` int8 or int4 ``[in, out]``, with float16 ``scales``, max|w| / top.
 
-    8 bits, top 127: a scale for each output channel, ``[out]``. 4 bits, top 7: one for each block of a column, ``[in / block,
-    out]``; a block is 128 numbers, or the largest power of two below that divides ``in``. Raises UserError for a 4-bit
+    8 bits have top 127 and a scale for each output channel, ``[out]``; 4 bits have top 7 and one for each block of a column,
+    ``[in / block, out]``; a block is 128 numbers, or the largest power of two below that divides ``in``. Raises UserError for a
+    4-bit
     matrix with an odd number of outputs: two codes share a byte.
     """
 
@@ -236,7 +238,7 @@ class Symmetric(Layout):
         return 1 if self.bits == 8 else 0.5 + 2 / LARGEST_BLOCK
 
     def _block(self, width: int) -> int:
-        """Return numbers that share a scale, of columns of ``width``."""
+        """Return how many numbers share a scale in columns of ``width``."""
         return width if self.bits == 8 else int(np.gcd(width, LARGEST_BLOCK))
 
 
@@ -248,7 +250,7 @@ def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: st
 
 
 def _as(dtype: DTypeLike, weight: Float32) -> NDArray:
-    """Raises UserError for numbers that ``dtype`` cannot hold."""
+    """Convert numbers to ``dtype``. Raises UserError for numbers that it cannot hold."""
     if np.dtype(dtype) == np.float32:
         return weight
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Numbers rounded to whole ones in blocks along a row: each to the nearest, or so that products lose least (GPTQ)."""
+"""Round numbers to integers in blocks along a row, to the nearest or by GPTQ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rounded(weight: Float32, hessian: Float32 | None, size: int, grid: Grid, cod
 
 
 def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
-    """The last block is filled up with zeros."""
+    """Round to nearest, with the last block filled up with zeros."""
     step = max(1, SLICE // weight.shape[1])  # what rounding takes in between is several times what it rounds
     parts = []
     for row in range(0, len(weight), step):
@@ -44,8 +44,8 @@ def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int])
 def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
     """Return scales and zeros of unsigned codes. With zeros these span ``ratio`` of a block's numbers and 0.
 
-    Without zeros the number of largest magnitude in a block, whatever its sign, becomes code 0: there is one step more
-    on its side. A block of zeros has scale 1.
+    Without zeros the number of largest magnitude in a block, of either sign, becomes code 0, whose side has one step more. A
+    block of zeros has scale 1.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:
@@ -59,7 +59,7 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
 
 
 def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Float32]:
-    """Return scales and zeros of unsigned codes: of CLIP_RATIOS the one of least square error, block by block."""
+    """Return scales and zeros of unsigned codes, with the ratio of CLIP_RATIOS of least square error in each block."""
     scales, zeros = block_grid(blocks, bits, with_zeros)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
     for ratio in CLIP_RATIOS:
@@ -72,7 +72,7 @@ def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Fl
 
 
 def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
-    """Scales that float16 holds, above 0, of codes from -top to top. Raises UserError for a scale that it cannot hold."""
+    """Return positive float16 scales of codes from -top to top. Raises UserError for a scale that float16 cannot hold."""
     wanted = np.abs(blocks).max(-1) / np.float32(top)
     with np.errstate(over="ignore"):
         scales = wanted.astype(np.float16)
@@ -85,7 +85,7 @@ def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
 def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
     """Round by GPTQ (arXiv 2210.17323, Alg. 1).
 
-    Columns are rounded one after the other, and those that follow make up for the error of each: with ``U`` the upper Cholesky
+    Columns are rounded one after the other, and later ones compensate for the error of each: with ``U`` the upper Cholesky
     factor of the inverse of the damped Hessian, column ``q`` passes on ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``. A block's
     scale is found when its first column's turn comes.
     """
@@ -112,7 +112,7 @@ def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: t
 
 
 def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, column: int, end: int) -> Float32:
-    """Current columns of a block; those past LAZY_BATCH do not yet have this round's errors."""
+    """Return the current columns of a block; those past LAZY_BATCH do not yet have this round's errors."""
     behind = max(start + errors.shape[1], column)
     block = remaining[:, column:end].copy()
     if end > behind:
@@ -121,7 +121,7 @@ def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, 
 
 
 def _upper_factor(hessian: Float32) -> Float32:
-    """Return ``U`` with ``U.T @ U`` the inverse of the damped Hessian; columns that met nothing but 0 pass nothing on."""
+    """Return ``U`` with ``U.T @ U`` the inverse of the damped Hessian; columns with only zero inputs pass on no error."""
     damped, diagonal = hessian.astype(np.float64), np.arange(len(hessian))
     mean = float(damped[diagonal, diagonal].mean()) or 1.0
     damped[diagonal, diagonal] += DAMPING * mean
