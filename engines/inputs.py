@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from edgevlm.runtime.kv import DTYPES, KVType
 HALF = 128  # the code of an embedding that stands for 0
 AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
 
+T = TypeVar("T")
 Sizes = tuple[int | None, ...]  # None is any
 
 
@@ -42,16 +44,21 @@ def check_graphs(bundle: Bundle) -> None:
         _check_graph(bundle, changed.graph, towers | shapes, {f"key{changed.layers}"})
 
 
+def read_graph(bundle: Bundle, name: str, read: Callable[[bytes], T]) -> T:
+    """Return what ``read`` finds in the graph ``name``. Raises BundleError where it raises OSError or ValueError."""
+    path = bundle.file(name)
+    try:
+        return read(path.read_bytes())
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read ({error.strerror or error}); check the disk") from None
+    except ValueError as error:
+        raise BundleError(f"{path}: cannot be read ({str(error)[:200]!r}); {AGAIN}") from None
+
+
 def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent: Collection[str] = ()) -> None:
     """Check the shapes of one graph. None in a shape is any size, as is a symbol in the graph."""
     path = bundle.file(name)
-    try:
-        model = path.read_bytes()
-        found, weights = value_shapes(model), external_tensors(model)
-    except OSError as error:
-        raise BundleError(f"{path}: cannot be read ({error.strerror}); check the disk") from None
-    except ValueError as error:
-        raise BundleError(f"{path}: cannot be read ({str(error)[:200]!r}); {AGAIN}") from None
+    found, weights = read_graph(bundle, name, lambda model: (value_shapes(model), external_tensors(model)))
     for tensor in weights:
         record = bundle.files.get(tensor.file)
         if record is None or not 0 <= tensor.offset <= tensor.offset + tensor.length <= record.bytes:
@@ -101,7 +108,7 @@ def first_sparse_layer(bundle: Bundle) -> int:
 
     Raises UserError for a bundle without that graph.
     """
-    return operators(bundle.file(graph_of(bundle, "st-spattn")).read_bytes())["GroupQueryAttention"]
+    return read_graph(bundle, graph_of(bundle, "st-spattn"), operators)["GroupQueryAttention"]
 
 
 def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:

@@ -7,7 +7,7 @@ after it, so that sessions and the kernel, which never run at once in one stream
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from edgevlm.engines.inputs import (
     first_sparse_layer,
     grouped_pixels,
     per_layer_files,
+    read_graph,
 )
 from edgevlm.engines.onnx_file import FLOAT16, external_bytes, external_types, operators, with_input
 from edgevlm.engines.onnxruntime_layers import (
@@ -140,8 +141,10 @@ class OnnxRuntimeCpu:
 
     @cached_property
     def _stored(self) -> tuple[bool, bool]:
-        graph = self.bundle.file(self.bundle.decoder.graphs["full"]).read_bytes()
-        return "MatMulNBits" in operators(graph), FLOAT16 in external_types(graph)
+        def kinds(graph: bytes) -> tuple[bool, bool]:
+            return "MatMulNBits" in operators(graph), FLOAT16 in external_types(graph)
+
+        return read_graph(self.bundle, self.bundle.decoder.graphs["full"], kinds)
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
@@ -165,7 +168,7 @@ class OnnxRuntimeCpu:
 
     @cached_property
     def _rounds_calls(self) -> bool:
-        return "DynamicQuantizeMatMul" in operators(self.bundle.file(self.bundle.vision.graph).read_bytes())
+        return "DynamicQuantizeMatMul" in read_graph(self.bundle, self.bundle.vision.graph, operators)
 
     @cached_property
     def _vision(self) -> Any:
@@ -207,7 +210,7 @@ class OnnxRuntimeCpu:
         """The files of weights for single rows, once the decoder is open."""
         if not any(self.__dict__.get("_row_parts", ())):
             return []
-        return list(external_bytes(self.bundle.file(per_layer_files(self.bundle)[-1]).read_bytes()))
+        return list(read_graph(self.bundle, per_layer_files(self.bundle)[-1], external_bytes))
 
     @cached_property
     def _row_parts(self) -> list[Any]:
@@ -215,23 +218,16 @@ class OnnxRuntimeCpu:
 
         They read the weights from the file. ONNX Runtime's parts then hold no copy either, and a frame's call takes 7 % longer.
         """
-        parts = []
-        for index, file in enumerate(per_layer_files(self.bundle)):
-            path = self.bundle.file(file)
-            try:
-                parts.append(row_part(self.bundle.path, path.read_bytes(), index, self.bundle.decoder))
-            except (OSError, ValueError) as error:
-                raise BundleError(f"{path}: cannot be read ({error}); {AGAIN}") from None
-        return parts
+        return [
+            read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))
+            for index, file in enumerate(per_layer_files(self.bundle))
+        ]
 
     def _part(self, index: int, file: str) -> Any:
-        path, layer = self.bundle.file(file), index - 1
-        try:
-            model = path.read_bytes()
-            if index:  # in bundles before format 5 these graphs attend
-                model = with_input(model, attention_of(layer), f"query{layer}")
-        except (OSError, ValueError) as error:
-            raise BundleError(f"{path}: cannot be read ({error}); {AGAIN}") from None
+        def made(model: bytes) -> bytes:  # in bundles before format 5 these graphs attend
+            return with_input(model, attention_of(index - 1), f"query{index - 1}") if index else model
+
+        model = read_graph(self.bundle, file, made)
         copies = self._row_parts[index] is None
         return self._session_of(file, SHARED | {WEIGHTS_IN: str(self.bundle.path)}, copies=copies, model=model)
 
