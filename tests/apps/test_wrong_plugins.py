@@ -4,6 +4,7 @@ The line of a file that is to be named ends with ``# here``; ``{file}`` and ``{l
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -102,6 +103,20 @@ SOURCES = {
         r"source {file}:Mine gave a int, not a Frame \({file}, line {line}\)",
     ),
 }
+CHECKED = {
+    "chosen by chance": (
+        "@dataclass  # here\nclass Mine(Policy):\n    def score(self, layer):\n"
+        "        return np.random.random(layer.seq.shape)\n",
+        r"policy Mine keeps other rows after a snapshot than without one; .* \({file}, line {line}\)",
+    ),
+    "a source that goes on after its end": (
+        "class Mine(Source):\n    name, live, reads = 'mine', True, 0\n    def __init__(self, target, options): ...\n"
+        "    def read(self):\n        self.reads += 1\n"
+        "        return None if self.reads == 3 else Frame(np.zeros((8, 8, 3), np.uint8), float(self.reads))\n",
+        r"source {file}:Mine gives a frame after it has ended",
+    ),
+    "nothing that can be checked": ("class Mine:  # here\n    pass\n", r"Mine is neither a policy.*\({file}, line {line}\)"),
+}
 ENGINES = {
     "queries off by 8.8": (
         "class Mine(OnnxRuntimeCpu):\n    def bind(self, *given):\n        decoder = super().bind(*given)\n"
@@ -118,6 +133,8 @@ ENGINES = {
     ),
 }
 
+TABLES = {"policy": POLICIES, "source": SOURCES, "engine": ENGINES, "checked": CHECKED}
+
 
 def end_of(file: Path, *command: str) -> tuple[int, str]:
     done = subprocess.run(
@@ -128,19 +145,28 @@ def end_of(file: Path, *command: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, name) for kind, table in (("policy", POLICIES), ("source", SOURCES), ("engine", ENGINES)) for name in table],
+    [(kind, name) for kind, table in TABLES.items() for name in table],
 )
 def test_a_wrong_plugin_is_one_line_with_its_place(kind, name, tmp_path):
-    text, says = {"policy": POLICIES, "source": SOURCES, "engine": ENGINES}[kind][name]
+    text, says = TABLES[kind][name]
     file = tmp_path / "mine.py"
     file.write_text(HEAD + text)
     line = next((str(number) for number, each in enumerate(file.read_text().splitlines(), 1) if each.endswith("# here")), "")
     watch = ("run", "--budget", "256", "--append", "all", "--frames", "40", "--quiet")
-    command = {"policy": (*watch, "--policy"), "source": ("run", "--quiet", "--camera"), "engine": ("check",)}[kind]
+    command = {"policy": (*watch, "--policy"), "source": ("run", "--quiet", "--camera")}.get(kind, ("check",))
     code, found = end_of(file, *command, f"{file}:Mine")
     assert code == 2
     wanted = says.replace("{file}", re.escape(str(file))).replace("{line}", line)
     assert re.search(wanted, found), found
+
+
+def test_the_traceback_is_there_when_asked_for(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + SOURCES["an OSError"][0])
+    command = [sys.executable, "-m", "edgevlm", "run", "--quiet", "--camera", f"{file}:Mine"]
+    debug = os.environ | {"EDGEVLM_DEBUG": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=debug, timeout=120)
+    assert f'File "{file}", line' in done.stderr
 
 
 def test_a_policy_that_was_named_and_skipped_ends_bench_accuracy_with_status_1(tmp_path):

@@ -35,6 +35,15 @@ def test_a_policy_of_ones_own(policy):
     assert sorted(set(held.tolist())) == [0, 1, 8]
 
 
+def test_an_instance_serves_one_session_at_a_time():
+    mine = Oldest()
+    with Session.open("demo", policy=mine, budget=64) as first:
+        with pytest.raises(UserError, match="policy Oldest: this instance is in use by another session"):
+            Session.open(first.model, policy=mine, budget=640)
+        assert first.budget == 64
+    Session.open("demo", policy=mine, budget=640).close()
+
+
 def test_what_is_no_policy_is_one_line():
     class Unfinished(edgevlm.runtime.policies.Policy):
         pass
