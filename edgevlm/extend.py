@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgevlm.export.vision import Tower
     from edgevlm.export.vision.layers import VisionGraph
     from edgevlm.export.vision.square import EncoderTower
-    from edgevlm.runtime.engine import Decoder, Engine, KVBuffer, StepResult
+    from edgevlm.runtime.engine import Decoder, Engine, KVBuffer, StepResult, arrays_of
     from edgevlm.runtime.policies import Appended, Layer, Needs, Policy, StreamShape, setting
     from edgevlm.runtime.policies.attention import QueryWindow
 
@@ -36,13 +36,13 @@ _HOMES = {
     "QueryWindow": "runtime.policies.attention", "Sink": "apps.watches.sinks", "Source": "apps.sources",
     "SourceOptions": "apps.sources", "StepResult": "runtime.engine", "StreamShape": "runtime.policies",
     "Tower": "export.vision", "VisionGraph": "export.vision.layers", "WatchEvent": "apps.watches.events",
-    "setting": "runtime.policies",
+    "arrays_of": "runtime.engine", "setting": "runtime.policies",
 }  # fmt: skip
 __all__ = [
     "Appended", "Backbone", "Blocks", "Checkpoint", "Decoder", "DecoderShape", "EncoderTower", "Engine", "Family",
     "FamilyParts", "Frame", "KVBuffer", "Layer", "LayerWeights", "Layout", "Layouts", "Needs", "OnnxRuntimeCpu", "Policy",
     "Precision", "QueryWindow", "Sink", "Source", "SourceOptions", "StepResult", "StreamShape", "Tower", "VisionGraph",
-    "WatchEvent", "setting",
+    "WatchEvent", "arrays_of", "setting",
 ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def test_a_page_shows_its_example_complete(page):
         ("coreset_policy.py:Centres", ["budget", "state", "speed"]),
         ("merging_policy.py:Merge", ["budget", "state", "speed"]),
         ("camera.py:bars", ["frames", "end", "close"]),
-        ("openvino_engine.py:OpenVinoTower", ["features of frames", "embeddings", "decoder"]),
+        ("openvino_engine.py:OpenVino", ["features of frames", "embeddings", "decoder"]),
     ],
 )
 def test_an_example_passes_the_check(name, lines):
