@@ -78,8 +78,8 @@ def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, pr
     frame: rows of a frame with the text around it, if any.
     """
     frame, limit = frame or bundle.vision.tokens_per_frame, bundle.limit
-    smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max()) + policy.working_rows
-    least, what = (2 * frame, "two frames, which take") if policy.keeps_first_frame else (frame, "one frame, which takes")
+    smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max()) + policy.needs.working_rows
+    least, what = (2 * frame, "two frames, which take") if policy.needs.keeps_first_frame else (frame, "one frame, which takes")
     if smallest < least:
         in_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
         raise UserError(f"a budget of {budget} tokens{in_layer} is less than {what} {least}; give a larger --budget")

@@ -38,7 +38,7 @@ from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.writer import CaptureBuffer, SnapshotWriter, identity, restore
 from edgevlm.runtime.standing import Change, StandingQuestion
-from edgevlm.runtime.stateful import add_prefix, strip_prefix
+from edgevlm.runtime.stateful import add_prefix, bytes_of, strip_prefix
 from edgevlm.runtime.stats import SessionStats
 from edgevlm.runtime.store import Store
 from edgevlm.runtime.stream import Stream
@@ -152,7 +152,7 @@ class Session:
             group, encoder = model.bundle.vision.group, self._chunk.encoder
             self._pressure = Pressure(self.chunk, lambda line: self.notify(line), group=group)
             if writer is not None:
-                held = self._stream.capture_bytes + (0 if encoder is None else encoder.state_bytes)
+                held = self._stream.capture_bytes + bytes_of(encoder)
                 writer.attach(self, identity(self._stream, chat, text, encoder), held, self._restore)
             self._stats = self._measure()
         except BaseException:
@@ -650,7 +650,7 @@ class Session:
         memory, stream = self._memory, self._stream
         about, views = memory.capture()
         arrays = {name: array.copy() for name, array in views.items()}
-        forgotten = forget(about, arrays, window, stream.policy.keeps_first_frame)
+        forgotten = forget(about, arrays, window, stream.policy.needs.keeps_first_frame)
         held = int(stream.cache.lengths.sum())
         with stream.changing():
             memory.restore(about, arrays)
@@ -688,11 +688,11 @@ class Session:
             fps=memory.fps,
             tokens=stream.tokens,
             cache_bytes=stream.cache.nbytes,
-            policy_bytes=stream.policy.state_bytes,
+            policy_bytes=bytes_of(stream.policy),
             present_bytes=stream.present_bytes,
             encode_ms=memory.chunk.encode_ms,
             encoded=1.0 if encoder is None else encoder.encoded,
-            tower_bytes=0 if encoder is None else encoder.state_bytes,
+            tower_bytes=bytes_of(encoder),
             ttft_ms=self._ttft_ms,
             tpot_ms=self._tpot_ms,
             memory=stream.stats,
@@ -743,7 +743,7 @@ class Session:
     @property
     def basis(self) -> str:
         """Why ``auto`` chose the policy, and whether it is calibrated or uses presets, in one line; may be empty."""
-        basis = self._stream.policy.basis
+        basis = getattr(self._stream.policy, "basis", "")
         return "; ".join(filter(None, [self._memory.why, basis and f"{self.policy}: {basis}"]))
 
     @property

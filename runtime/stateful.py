@@ -31,16 +31,6 @@ class Stateful:
     state_fields: ClassVar[tuple[str, ...]] = ()
     _scratch_fields: ClassVar[tuple[str, ...]] = ()  # of one call, or counters that a snapshot may lose
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the arrays now kept between calls."""
-        return sum(bytes_of(getattr(self, name)) for name in self.state_fields)
-
-    def undeclared(self) -> list[str]:
-        """Return the array attributes that are not declared as fields: the budget and snapshots miss them."""
-        named = (*self.state_fields, *self._scratch_fields)
-        return [name for name, value in vars(self).items() if name not in named and bytes_of(value)]
-
     def state(self) -> State:
         """Return the fields as arrays by name, for a snapshot; views, not copies."""
         return {name: array for field in self.state_fields for name, array in _arrays(field.lstrip("_"), getattr(self, field))}
@@ -62,10 +52,16 @@ class Stateful:
 def bytes_of(value: object) -> int:
     """Return bytes of the arrays in a field's value; numbers and texts are not counted."""
     if isinstance(value, Stateful):
-        return value.state_bytes
+        return sum(bytes_of(getattr(value, name)) for name in value.state_fields)
     if isinstance(value, Mapping | list | tuple):
         return sum(bytes_of(part) for _, part in _items(value))
     return value.nbytes if isinstance(value, np.ndarray) else 0
+
+
+def undeclared(of: Stateful) -> list[str]:
+    """Return the array attributes that are not declared as fields: the budget and snapshots miss them."""
+    named = (*of.state_fields, *of._scratch_fields)
+    return [name for name, value in vars(of).items() if name not in named and bytes_of(value)]
 
 
 def add_prefix(part: str, state: State) -> dict[str, NDArray]:

@@ -23,10 +23,11 @@ from edgevlm.runtime.evidence import FrameTimes, QuestionAttention, SeenRows, se
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, layers_of
+from edgevlm.runtime.policies.base import check_declared
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.settings import AppendChanged
-from edgevlm.runtime.stateful import add_prefix, strip_prefix
+from edgevlm.runtime.stateful import add_prefix, bytes_of, strip_prefix
 from edgevlm.runtime.stats import MemoryStats
 from edgevlm.runtime.store import Store, StoreUse
 from edgevlm.runtime.time_window import NarrowedMemory, NothingHeld, TimeWindow, rows_of
@@ -76,10 +77,10 @@ class Stream:
             decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, model.bundle.calibration(),
             thinned=append is not None, text_per_frame=self._most_text,
         )  # fmt: skip
-        if policy.stream is not None and policy.stream() is not None:
+        if policy._stream is not None and policy._stream() is not None:
             raise UserError(f"policy {policy.name}: this instance is in use by another session; give each its own, or a name")
         policy.attach(budget, shape)
-        policy.check_declared()
+        check_declared(policy)
         needs = policy.needs
         if needs.variant == "st-spattn" and self._most_text:
             raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")
@@ -96,10 +97,10 @@ class Stream:
         self.chunk = -(-chunk // vision.group) * vision.group
         check_budget(policy, budget, model.bundle, text_rows, len(prefix), self.rows_per_frame)
         self._set_aside = text_rows
-        longest = len(prefix) + int(policy.layer_budgets.max()) + policy.working_rows + text_rows
+        longest = len(prefix) + int(policy.layer_budgets.max()) + needs.working_rows + text_rows
         self.spare_positions = 0 if isinstance(policy, Retrieval) else model.bundle.limit - longest  # for longer questions
-        wanted = [len(prefix) + policy.working_rows + text_rows + int(rows) for rows in policy.layer_budgets]
-        held = sum(wanted) - len(wanted) * (text_rows + policy.working_rows)
+        wanted = [len(prefix) + needs.working_rows + text_rows + int(rows) for rows in policy.layer_budgets]
+        held = sum(wanted) - len(wanted) * (text_rows + needs.working_rows)
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
         capacities = [engine.capacity(rows) for rows in wanted]
         store_bytes = store.host_limit if store is not None else 0
@@ -133,7 +134,7 @@ class Stream:
         self._seq = 0
         if len(prefix):
             self._append_text(engine.embed(np.asarray(prefix, np.int64)), (), Kind.PREFIX)
-        policy.stream = weakref.ref(self)
+        policy._stream = weakref.ref(self)
 
     @property
     def tokens(self) -> int:
@@ -143,8 +144,7 @@ class Stream:
     @property
     def present_bytes(self) -> int:
         """Bytes of the present, and of the references that frames are compared with."""
-        references = 0 if self.references is None else self.references.state_bytes
-        return references + sum(part.nbytes for frame in self.present for part in frame)
+        return bytes_of(self.references) + sum(part.nbytes for frame in self.present for part in frame)
 
     def store_use(self) -> StoreUse | None:
         """Return what the store holds; None without one."""
@@ -154,7 +154,7 @@ class Stream:
 
     def close(self) -> None:
         """Release the policy, and close the store, if there is one."""
-        self.policy.stream = None
+        self.policy._stream = None
         if self.store is not None:
             self.store.close()
 
@@ -299,7 +299,7 @@ class Stream:
         frames: list[StreamFrame] = []
         shown: list[NDArray[np.int64]] = []
         references = references.copy()
-        free, held = 0 if self.policy.takes_single_frames else self._free, 0
+        free, held = 0 if self.policy.needs.single_frames else self._free, 0
         for number, frame in enumerate(queue, self.frames):
             changed = references.changed(frame.features)
             count = np.count_nonzero(changed)
@@ -321,7 +321,7 @@ class Stream:
 
         Frame 0 is a dense piece of its own if later frames always see it.
         """
-        kept = self.rows_per_frame if self.policy.keeps_first_frame else 0
+        kept = self.rows_per_frame if self.policy.needs.keeps_first_frame else 0
         if kept and not self.frames:
             return min(1, left)
         freed = min(self.policy.max_append, int(self.policy.layer_budgets.min()) - kept)
@@ -353,7 +353,7 @@ class Stream:
             seen = np.stack([frame.features.mean(0) for frame in frames]) if needs.features else None
             appended = Appended(first + vision, rows.position[vision], queries, rows.frame[vision], seen)
             self.policy.after_append(layers_of(self.cache), appended)
-            self.policy.check_declared()
+            check_declared(self.policy)
 
     def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
         """Make the rows of frames numbered from ``first`` on, and of the text around them; takes their positions.
@@ -412,7 +412,7 @@ class Stream:
         """Compress before an append that would cross |M|, and re-index when it is due."""
         started, guided = time.perf_counter(), self.stats.guidance_ms
         plan = self.policy.before_append(self.cache, rows, self._guide, self.times)
-        self.policy.check_declared()
+        check_declared(self.policy)
         if plan is not None:
             evicted = plan.carry_out(self.cache)
             for new in plan.add.values():
@@ -421,8 +421,9 @@ class Stream:
             self.stats = self.stats.plus(evicted=evicted, compressions=1, compress_ms=took)
         if self.positions.due(rows, plan is not None):
             with self._timed("reindex_ms"):
-                self.positions.compact(self.cache, self.prefix, self.policy.working_rows)
-                self.policy.compacted()
+                self.positions.compact(self.cache, self.prefix, self.policy.needs.working_rows)
+                if self._retrieval is not None:
+                    self._retrieval.compacted()
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
@@ -497,7 +498,7 @@ class Stream:
                 self.cache.load(layer, memory.held(layer))
             self.decoder = model.engine.bind(self.cache.buffers(), self._probes, self._sparse)
             if self.positions.next + frame_rows + rows > self.positions.limit:
-                self.positions.compact(self.cache, self.prefix, self.policy.working_rows)
+                self.positions.compact(self.cache, self.prefix, self.policy.needs.working_rows)
             yield
         finally:
             self.cache, self.decoder = memory, decoder

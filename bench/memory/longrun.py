@@ -30,6 +30,7 @@ from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL, parse_append, parse_encode
+from edgevlm.runtime.stateful import bytes_of
 from edgevlm.runtime.taught import COLORS, SHAPES
 
 TEXT_BUDGET = TextBudget(80, 80, 80)
@@ -102,7 +103,7 @@ def measure(
                 "bench": "longrun", "policy": policy, "budget": budget, "append": append, "encode": encode,
                 "appended": round(stats.memory.appended, 4), "encoded": round(stats.encoded, 4), "seed": seed, "frames": mark,
                 "fps": round((done - first) / seconds, 1), "cpu_ms_per_frame": round(1e3 * cpu / (done - first), 3),
-                "device_bytes": session.cache.nbytes + made.state_bytes + stats.present_bytes, "tower_bytes": stats.tower_bytes,
+                "device_bytes": session.cache.nbytes + bytes_of(made) + stats.present_bytes, "tower_bytes": stats.tower_bytes,
                 "host_bytes": store.host_bytes if store else 0, "file_bytes": store.file_bytes if store else 0,
                 **_ask(session, questions(world, visits[mark], rng)), "rss_bytes": psutil.Process().memory_info().rss,
                 "peak_rss_bytes": peak_rss(), "reindexings": stats.memory.reindexings,

@@ -14,6 +14,7 @@ from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.engine import Engine, Fetch, Float32, FramePattern, Int32, KVBuffer, KVDevice, StepResult
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
+from edgevlm.runtime.stateful import bytes_of
 from edgevlm.runtime.stream import Stream
 
 
@@ -25,7 +26,7 @@ class PeakBytes:
 
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
         """present: bytes of the newest frame and of its references for changes, if held beside the memory."""
-        self.bytes = max(self.bytes, cache.nbytes + policy.state_bytes + present)
+        self.bytes = max(self.bytes, cache.nbytes + bytes_of(policy) + present)
 
 
 def bytes_per_token(bundle: Bundle) -> int:

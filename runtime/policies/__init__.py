@@ -15,6 +15,7 @@ from edgevlm.runtime.policies.base import (
     StreamShape,
     layers_of,
     parse_settings,
+    problem_of,
     setting,
     setting_fields,
 )  # fmt: skip
@@ -42,7 +43,7 @@ def find_policy(name: str) -> type[Policy]:
     found = POLICIES.get(name) or load_class("policies", name)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise UserError(f"policy {name}: {getattr(found, '__name__', found)} is not a subclass of edgevlm.extend.Policy")
-    if problem := found.problem():
+    if problem := problem_of(found):
         raise UserError(f"policy {name}: {problem}")
     return found
 

@@ -18,7 +18,7 @@ from edgevlm.runtime.bundle import FADING
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.plugins import is_foreign, place, split_options
 from edgevlm.runtime.policies.layer import Bool, Compression, Float32, Guide, Layer, NewRows, layers_of
-from edgevlm.runtime.stateful import Stateful
+from edgevlm.runtime.stateful import Stateful, undeclared
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -33,7 +33,8 @@ class Needs:
     probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward pass that it
     may request before a compression; guidance_layers: the layers that this pass reports. variant: the decoder graph to prefill
     with; with ``per-layer`` the policy chooses in every layer which rows are attended to. features: whether it needs each
-    frame's features.
+    frame's features. single_frames: whether each frame's changes must be appended separately, even if several would fit.
+    working_rows: rows of a layer, beside |M_l|, that each call fills again.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -41,6 +42,13 @@ class Needs:
     guidance_layers: tuple[int, ...] = ()
     variant: str = "full"
     features: bool = False
+    single_frames: bool = False
+    working_rows: int = 0
+
+    @property
+    def keeps_first_frame(self) -> bool:
+        """Whether frame 0 never leaves: later frames see it for good when they are prefilled with ST-SpAttn."""
+        return self.variant == "st-spattn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class Policy(Stateful):
 
     budget: int
     shape: StreamShape
-    stream: Callable[[], object] | None = None  # a weak reference to the one that it is attached to
+    _stream: Callable[[], object] | None = None  # a weak reference to the one that it is attached to
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -130,31 +138,9 @@ class Policy(Stateful):
             cls.name = cls.__name__
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if problem := cls.problem():
+        if problem := problem_of(cls):
             raise TypeError(problem)
         return super().__new__(cls)
-
-    @classmethod
-    def problem(cls) -> str:
-        """Return what is wrong with the class and its source location; empty if nothing is."""
-        written = any(getattr(cls, name) is not getattr(Policy, name) for name in ("score", "compress", "before_append"))
-        if cls.bounded and not written:
-            return f"{cls.__name__} defines neither score() nor compress()"
-        if settings := [name for name, value in vars(cls).items() if isinstance(value, Field)]:
-            return f"{cls.__name__} has settings ({', '.join(settings)}) and no @dataclass above it: {place(cls)}"
-        for name in ("score", "compress", "prepare", "after_append"):
-            ours, theirs = (list(signature(getattr(kind, name)).parameters) for kind in (Policy, cls))
-            if len(ours) != len(theirs) and not any(each.startswith("*") for each in theirs):
-                return f"{name} takes ({', '.join(ours)}), not ({', '.join(theirs)}): {place(getattr(cls, name))}"
-        return ""
-
-    def check_declared(self) -> None:
-        """Raise UserError if a policy that is not edgevlm's keeps arrays that ``state_fields`` does not name."""
-        if is_foreign(self) and (names := self.undeclared()):
-            raise UserError(
-                f"policy {self.name} keeps arrays in {', '.join(names)}, which state_fields must name: they count in its "
-                f"bytes, and a snapshot would lose them ({place(type(self))})"
-            )
 
     def __post_init__(self) -> None:
         """Check the settings. Raises ValueError for one outside its range."""
@@ -172,11 +158,6 @@ class Policy(Stateful):
         return Needs()
 
     @property
-    def basis(self) -> str:
-        """Return whether model-dependent settings are measured or presets; empty if there are none. Known once attached."""
-        return ""
-
-    @property
     def layer_budgets(self) -> NDArray[np.int64]:
         """|M_l| of each layer, ``[layers]``; known once attached."""
         return np.full(self.shape.layers, self.budget, np.int64)
@@ -192,24 +173,8 @@ class Policy(Stateful):
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     @property
-    def working_rows(self) -> int:
-        """Rows of a layer, beside |M_l|, that each call fills again; known once attached."""
-        return 0
-
-    def compacted(self) -> None:
-        """Handle dense positions; the session calls it after re-indexing.
-
-        Positions of the prefix and ``working_rows`` more stay free.
-        """
-
-    @property
     def needs_whole_frames(self) -> bool:
         """True if frames must be appended whole, so that ``--append changed`` is refused; known before it is attached."""
-        return False
-
-    @property
-    def takes_single_frames(self) -> bool:
-        """Return whether each frame's changes must be appended separately, even if several would fit."""
         return False
 
     def prepare(self, layers: Sequence[Layer]) -> Any:
@@ -225,10 +190,10 @@ class Policy(Stateful):
         rows = layer.seq.shape
         if getattr(score, "shape", None) != rows:
             given = list(score.shape) if isinstance(score, np.ndarray) else type(score).__name__
-            raise self.blame("score", f"gave {given} for layer {layer.index}, not an array {list(rows)}")
+            raise blame(self, "score", f"gave {given} for layer {layer.index}, not an array {list(rows)}")
         if score.dtype.kind not in "biuf" or np.isnan(score).any():
             what = "NaN" if score.dtype.kind == "f" else score.dtype
-            raise self.blame("score", f"gave {what} for layer {layer.index}; give each row a number")
+            raise blame(self, "score", f"gave {what} for layer {layer.index}; give each row a number")
         layer.keep(layer.top(score, layer.target))
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide | None, times: FrameTimes | None = None) -> Plan | None:
@@ -244,7 +209,7 @@ class Policy(Stateful):
         due = [layer for layer, target in enumerate(wanted) if held[layer] > target]
         if not due:
             return None
-        shared = Compression(rows, self.needs.guidance, guide and once(guide), times, self.keeps_first_frame)
+        shared = Compression(rows, self.needs.guidance, guide and once(guide), times, self.needs.keeps_first_frame)
         layers = layers_of(cache, shared)
         for layer in layers:
             fixed = layer.kind[0] != Kind.PREFIX
@@ -263,26 +228,45 @@ class Policy(Stateful):
         mask, shape = layer.kept, layer.seq.shape
         if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"
-            raise self.blame("compress", f"kept {what} of layer {layer.index}, not a mask {list(shape)} of bool")
+            raise blame(self, "compress", f"kept {what} of layer {layer.index}, not a mask {list(shape)} of bool")
         target = max(0, layer.target - (0 if layer.added is None else len(layer.added.rows)))
         for head, rows in enumerate((mask & layer.free).sum(1).tolist()):
             if rows != target:
                 many = f"too {'few' if rows < target else 'many'} rows: {rows} in layer {layer.index}, KV head {head}"
-                raise self.blame("compress", f"keeps {many}, and {target} were asked for")
+                raise blame(self, "compress", f"keeps {many}, and {target} were asked for")
         return without_lone_text(layer, mask | layer.fixed)
-
-    def blame(self, method: str, what: str) -> UserError:
-        """Return an error that names the policy, its method and the source location."""
-        where = place(getattr(type(self), method)) if is_foreign(getattr(type(self), method)) else ""
-        return UserError(f"policy {self.name}: {method}() {what}{where and f' ({where})'}")
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         """Handle committed vision rows, with the queries of ``needs.probe_layers``; the session calls it."""
 
-    @property
-    def keeps_first_frame(self) -> bool:
-        """Return whether frame 0 never leaves: later frames see it for good when they are prefilled with ST-SpAttn."""
-        return self.needs.variant == "st-spattn"
+
+def problem_of(cls: type[Policy]) -> str:
+    """Return what is wrong with a policy's class, and its source location; empty if nothing is."""
+    written = any(getattr(cls, name) is not getattr(Policy, name) for name in ("score", "compress", "before_append"))
+    if cls.bounded and not written:
+        return f"{cls.__name__} defines neither score() nor compress()"
+    if settings := [name for name, value in vars(cls).items() if isinstance(value, Field)]:
+        return f"{cls.__name__} has settings ({', '.join(settings)}) and no @dataclass above it: {place(cls)}"
+    for name in ("score", "compress", "prepare", "after_append"):
+        ours, theirs = (list(signature(getattr(kind, name)).parameters) for kind in (Policy, cls))
+        if len(ours) != len(theirs) and not any(each.startswith("*") for each in theirs):
+            return f"{name} takes ({', '.join(ours)}), not ({', '.join(theirs)}): {place(getattr(cls, name))}"
+    return ""
+
+
+def check_declared(policy: Policy) -> None:
+    """Raise UserError if a policy that is not edgevlm's keeps arrays that ``state_fields`` does not name."""
+    if is_foreign(policy) and (names := undeclared(policy)):
+        raise UserError(
+            f"policy {policy.name} keeps arrays in {', '.join(names)}, which state_fields must name: they count in its "
+            f"bytes, and a snapshot would lose them ({place(type(policy))})"
+        )
+
+
+def blame(policy: Policy, method: str, what: str) -> UserError:
+    """Return an error that names the policy, its method and the source location."""
+    where = place(getattr(type(policy), method)) if is_foreign(getattr(type(policy), method)) else ""
+    return UserError(f"policy {policy.name}: {method}() {what}{where and f' ({where})'}")
 
 
 class FixedTarget(Policy):

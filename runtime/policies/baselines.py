@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.policies.base import EvictsOnDemand, Plan, Policy, SteadyTarget, StreamShape, setting, without_lone_text
+from edgevlm.runtime.policies.base import (
+    EvictsOnDemand,
+    Needs,
+    Plan,
+    Policy,
+    SteadyTarget,
+    StreamShape,
+    setting,
+    without_lone_text,
+)
 from edgevlm.runtime.policies.layer import Bool, Float32, Layer, layers_of
 
 if TYPE_CHECKING:
@@ -67,9 +76,8 @@ class SimpleStream(Policy):
         super().attach(min(budget, self._frames * self._per_frame), shape)
 
     @property
-    def takes_single_frames(self) -> bool:
-        """Return True: a frame sees only the k - 1 frames before it."""
-        return True
+    def needs(self) -> Needs:
+        return Needs(single_frames=True)  # a frame sees only the k - 1 frames before it
 
     def score(self, layer: Layer) -> Float32:
         """Score rows by age; if the changes of k frames exceed the budget, the newest stay."""

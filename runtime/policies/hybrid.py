@@ -14,7 +14,7 @@ from edgevlm.runtime.policies.base import Float32, setting
 from edgevlm.runtime.policies.last_seen import LastSeen
 from edgevlm.runtime.policies.retrieval import Chosen, Int64, QuestionRetrieval, block_of, by_seq
 from edgevlm.runtime.retrieval.working_set import unrotated_keys
-from edgevlm.runtime.stateful import Stateful
+from edgevlm.runtime.stateful import Stateful, bytes_of
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Hybrid(QuestionRetrieval):
         super().open(cache, store)
         self._sketches = made = KeySketches(cache.layers, cache.kv_heads, cache.inv_freq)
         width = cache.kv_heads * cache.head_dim + 1
-        self._clusters = ClusterIndex(cache.layers, width, made.bytes, self.index_bytes - made.state_bytes, self.tau)
+        self._clusters = ClusterIndex(cache.layers, width, made.bytes, self.index_bytes - bytes_of(made), self.tau)
         if self._clusters.capacity < 2:
             raise self.no_room("two clusters")
 

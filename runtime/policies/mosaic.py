@@ -459,7 +459,7 @@ class Mosaic(Retrieval):
         super().open(cache, store)
         self._visual_bytes = self.index_bytes // VISUAL
         left, of = self.index_bytes - self._visual_bytes, cache.layers * cache.kv_heads
-        slots = min(left // (of * MosaicClusters.slot_bytes(cache)), self._working_rows // 2)
+        slots = min(left // (of * MosaicClusters.slot_bytes(cache)), self.working_rows // 2)
         if slots < 2:
             raise self.no_room("two clusters")
         self._frames = self.window_rows // (1 if self.shape.thinned else self.shape.tokens_per_frame) + 2
@@ -519,7 +519,7 @@ class Mosaic(Retrieval):
         ]
 
     def _free_rows(self, layer: int, head: int) -> int:
-        return self._working_rows - len(self.clusters.live(layer, head))
+        return self.working_rows - len(self.clusters.live(layer, head))
 
     def _blocks(self, layer: int, slots: Sequence[Int64]) -> tuple[list[list[int]], int]:
         pages = self.clusters.pages

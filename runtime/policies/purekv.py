@@ -72,7 +72,7 @@ class PureKV(EvictsOnDemand):
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[int, list[Float32]]:
         """Return the number of newest rows that observe, and the importance of every row by their queries."""
-        first_frame = self.shape.tokens_per_frame if self.keeps_first_frame else 0
+        first_frame = self.shape.tokens_per_frame if self.needs.keeps_first_frame else 0
         recent = min(self.window, max(0, self.budget - layers[0].coming - first_frame) // 2)
         return recent, self.importance(layers, recent)
 

@@ -59,14 +59,14 @@ class Retrieval(Policy, ABC):
         frame = shape.tokens_per_frame
         self._index_rows = int(self.index * budget)
         self.window_rows = max(1, int(self.window * budget) // frame) * frame
-        self._working_rows = max(0, budget - self._index_rows - self.window_rows)
+        self.working_rows = max(0, budget - self._index_rows - self.window_rows)
         self.arena = self.arena_policy()
         self.arena.attach(self.window_rows, shape)
 
     def open(self, cache: KVCache, store: Store) -> None:
         """Set the memory that rows leave and return to, before the first row."""
         self.cache, self.store = cache, store
-        self.working = WorkingSet(cache, store, self._working_rows, self.shape.prefix)
+        self.working = WorkingSet(cache, store, self.working_rows, self.shape.prefix)
         self.merges = self.lost = 0  # clusters that joined another for want of a slot, and what the store lost
         self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
         self._tables = np.zeros((2, 0, 0), np.float32)  # cosines and sines of the current call
@@ -74,16 +74,12 @@ class Retrieval(Policy, ABC):
 
     @property
     def needs(self) -> Needs:
-        return replace(self.arena.needs, variant="per-layer")
+        return replace(self.arena.needs, variant="per-layer", working_rows=self.working_rows)
 
     @property
     def layer_budgets(self) -> Int64:
         """The layer budgets of the window."""
         return self.arena.layer_budgets
-
-    @property
-    def working_rows(self) -> int:
-        return self._working_rows
 
     @property
     def max_append(self) -> int:
@@ -105,6 +101,7 @@ class Retrieval(Policy, ABC):
         self.arena.after_append(layers, appended)
 
     def compacted(self) -> None:
+        """Handle dense positions; the session calls it after re-indexing."""
         self.working.contiguous = True
         self.working.forget()
 

@@ -11,6 +11,7 @@ from edgevlm.calib.accuracy.memory_accounting import PeakBytes, equal_byte_budge
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, Variant
 from edgevlm.calib.accuracy.worker import AccuracySettings, Worker, run_case
 from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy, evicting, layers_of
+from edgevlm.runtime.stateful import bytes_of, undeclared
 
 GRID, BUDGET = (2, 2), 12
 
@@ -50,7 +51,7 @@ class Mine(Policy):
 def test_a_policy_in_a_users_module_is_charged_for_what_it_declares():
     policy, peak = Mine(), PeakBytes()
     stream(policy)
-    assert policy.state_bytes == 115
+    assert bytes_of(policy) == 115
     cache = Filled(1, 8, GRID, np.random.default_rng(0)).cache
     peak.measure(cache, policy)
     assert peak.bytes == cache.nbytes + 115
@@ -60,7 +61,7 @@ def test_a_policy_in_a_users_module_is_charged_for_what_it_declares():
 def test_our_own_policies_keep_no_more_than_they_declare(name):
     policy = create_policy(name)
     stream(policy)
-    assert policy.undeclared() == []
+    assert undeclared(policy) == []
 
 
 @pytest.mark.parametrize(("slope", "base"), [(0, 250), (3, 40), (50, 0), (0, 0)])

@@ -6,6 +6,7 @@ from policies.filled import DIM, GROUP, HEADS, STORAGE, Filled
 
 from edgevlm.runtime.policies import Layer
 from edgevlm.runtime.policies.attention import QueryWindow
+from edgevlm.runtime.stateful import bytes_of
 
 
 def held_at(filled, layer, head, seq):
@@ -42,4 +43,4 @@ def test_query_window_follows_its_rows_through_a_reindexing(dtype, axes):
             there = filled.rotated(bare[group], held_at(filled, layer, head, seq))
             np.testing.assert_allclose(query[group], there, atol=1e-6)
     assert all(queries.shape == (HEADS * GROUP, 8, DIM) for queries in window._queries.values())
-    assert window.state_bytes == 8 * (8 + 4 * axes + 2 * HEADS * GROUP * DIM * 4)
+    assert bytes_of(window) == 8 * (8 + 4 * axes + 2 * HEADS * GROUP * DIM * 4)

@@ -152,7 +152,7 @@ class Watched:
 def test_clusters_and_choices_are_those_of_the_reference(dtype, axes, monkeypatch):
     monkeypatch.setattr(cluster_pages, "PAGE_ROWS", 3)
     watched = Watched(dtype=dtype, axes=axes)
-    watched.policy._working_rows = 10_000  # nothing is cut
+    watched.policy.working_rows = 10_000  # nothing is cut
     fetched = 0
     for turn in range(6):
         watched.frames(6, reindex_at={4} if turn in (2, 4) else ())
@@ -167,9 +167,9 @@ def test_a_choice_too_large_is_cut_by_score_and_counted():
     watched = Watched(",index=0.5,threshold=0.95", beside=False)
     watched.frames(40)
     policy, query = watched.policy, watched.query(scale=0.2)
-    policy._working_rows = 10_000
+    policy.working_rows = 10_000
     whole, cut_before = policy.choose(0, query, "question"), policy.working.truncated
-    policy._working_rows = rows = 20
+    policy.working_rows = rows = 20
     cut, left_out = policy.choose(0, query, "question"), 0
     for all_of_it, some in zip(whole, cut, strict=True):
         sizes = [len(block) for block in watched.store.get(all_of_it)]
