@@ -1,7 +1,7 @@
 """An engine of your own: `edgevlm run --engine ./examples/openvino_engine.py:OpenVino` (pip install openvino).
 
 A package offers it by name instead, with an entry point of the group "edgevlm.engines" in its pyproject.toml. All that an
-engine must have is in edgevlm.extend.Engine; this one runs tower and decoder by OpenVINO, and takes the rest from ONNX Runtime's.
+engine must have is in edgevlm.extend.Engine; this one runs tower and decoder by OpenVINO, and inherits the rest.
 """
 
 from collections.abc import Sequence
