@@ -1,6 +1,7 @@
 """What opening a graph left behind goes back; huge pages are asked for under memory that is resident, and under no other."""
 
 import mmap
+import os
 import re
 from pathlib import Path
 
@@ -71,7 +72,10 @@ def test_pages_of_the_bundles_files_are_given_back_and_written_ones_are_not(tmp_
     read, written = tmp_path / "read.weights", tmp_path / "written.weights"
     views = []
     for path in (read, written):
-        data.tofile(path)
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # a page that is still to be written is not given back
         views.append(np.memmap(path, np.uint8, "c"))
         np.testing.assert_array_equal(views[-1], data)
     views[1][:] = 7
