@@ -37,7 +37,7 @@ def camera(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """A line for each stage there was, in the order of STAGES: milliseconds over ``frames`` frames, after two to warm up.
+    """Yield a line for each stage, in the order of STAGES: milliseconds over ``frames`` frames, after two to warm up.
 
     Raises UserError if the source has too few frames.
     """

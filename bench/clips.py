@@ -1,4 +1,4 @@
-"""Clips that the benches of ``--append`` and ``--encode`` watch: drawn from a seed, or a recording of one's own."""
+"""Clips for the benches of ``--append`` and ``--encode``: drawn from a seed, or a recording."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Walker:
 
 
 def open_clip(name: str) -> Iterator[Image]:
-    """Frames uint8 RGB ``[H, W, 3]`` without end, of one of CLIPS or of a recording, which is played again from its beginning.
+    """Yield endless frames, uint8 RGB ``[H, W, 3]``, of one of CLIPS or of a recording in a loop.
 
     Raises UserError for another name.
     """
@@ -67,7 +67,7 @@ def _drawn(heights: list[float] | None) -> Iterator[Image]:
 
 
 def _texture(rng: np.random.Generator, size: tuple[int, int], blocks: int) -> Image:
-    """Blotches with edges, of about ``blocks`` to a side and finer ones."""
+    """Draw blotches with edges, about ``blocks`` to a side, and finer ones."""
     total = np.full((*size, 3), 96.0)
     for count, swing in ((blocks // 4, 40), (blocks, 25), (4 * blocks, 12)):
         rows, columns = (np.arange(side) * count // side for side in size)

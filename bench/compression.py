@@ -1,4 +1,4 @@
-"""Time compressions: each policy beside one plain read of the keys and values it holds.
+"""Time compressions: each policy compared with one plain read of its keys and values.
 
 A pass is everything a policy does from one compression to the next: its scores, its choice, and the eviction. Guidance
 forwards are not part of it; their queries, and those of probed layers, are noise. Both are timed in turn, round by round,

@@ -53,7 +53,7 @@ class FilledDeviceCache(FilledCache):
 
 @contextmanager
 def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
-    """Milliseconds of each kernel launched meanwhile, by its name without the dtype; there once it ends."""
+    """Yield a dict that has, after the block, milliseconds of each kernel launched in it, by name without the dtype."""
     launch, moments, found = kernels.launch, list[tuple[str, Any]](), defaultdict[str, float](float)
 
     def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
@@ -70,7 +70,7 @@ def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
 
 
 def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
-    """Do work on the main stream between two events; returns what waits for them and gives the milliseconds between."""
+    """Do work on the main stream between two events; return a function that waits for them and returns the milliseconds."""
     driver = kernels.driver
     with driver.entered() as cuda:
         first, last = cuda.Event(), cuda.Event()
@@ -132,7 +132,7 @@ def _round(memory: FilledDeviceCache, cache: CudaCache) -> dict[str, int]:
 
 
 def _copy(kernels: Kernels, nbytes: int, rounds: int) -> float:
-    """Bytes read and written a second, 1e9, by copies of half of ``nbytes`` within the device."""
+    """Return GB read and written a second by copies of half of ``nbytes`` within the device."""
     driver, half, times = kernels.driver, max(nbytes // 2, 1), []
     memory = driver.allocate(2 * half)
 

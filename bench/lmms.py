@@ -97,7 +97,7 @@ class Edgevlm(lmms):
 
 
 def _answered(session: Session, question: str, settings: dict[str, Any]) -> str:
-    """Greedy unless the task says otherwise; up to the first of ``until``."""
+    """Answer greedily unless the task sets otherwise, up to the first of ``until``."""
     most = min(int(settings.get("max_new_tokens") or ANSWER), session.text_budget.answer)
     temperature = float(settings.get("temperature") or 0) if settings.get("do_sample") else 0.0
     answer = session.ask(question, max_tokens=most, temperature=temperature, top_p=float(settings.get("top_p") or 1))

@@ -1,4 +1,4 @@
-"""The models that benchmarks measure: the demo, a bundle, or one of random weights."""
+"""The models that benchmarks measure: the demo, a bundle, or a model with random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values that are noise, in every KV precision, and caches filled with them."""
+"""Random keys and values in every KV precision, and caches filled with them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CacheShape:
 
     @property
     def side(self) -> int:
-        """Patches along a frame."""
+        """The number of patches along a frame's edge."""
         return max(1, round((self.tokens / FRAMES) ** 0.5))
 
 
@@ -82,7 +82,7 @@ class FilledCache:
         return rows
 
     def write(self, buffer: KVBuffer, start: int, rows: Sequence[np.ndarray]) -> None:
-        """Keys and values from row ``start`` on, each ``[kv_heads, n, head_dim]``."""
+        """Write keys and values from row ``start`` on, each ``[kv_heads, n, head_dim]``."""
         for memory, new in zip(arrays_of(buffer), rows, strict=True):
             memory[:, start : start + new.shape[1]] = new
 

@@ -18,7 +18,7 @@ COLUMNS = json.loads(files(__package__).joinpath("columns.json").read_text(encod
 
 
 def plain(value: Any) -> str:
-    """Return a number with the digits that matter: ``1,184``, ``26.4``, ``0.0012``; anything else as it is."""
+    """Format a number with its significant digits: ``1,184``, ``26.4``, ``0.0012``; return anything else unchanged."""
     if value is None:
         return "-"
     if isinstance(value, dict):
@@ -31,7 +31,7 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str, longest: int = 160) -> str:
-    """Return a text short, and without characters that a terminal obeys."""
+    """Shorten a text and remove terminal control characters."""
     short = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return short if short.isprintable() else ascii(short)[1:-1]
 

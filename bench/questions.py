@@ -1,4 +1,4 @@
-"""Time long questions: the time to its first token, and how long frames wait meanwhile."""
+"""Time long questions: the time to the first token, and the wait of frames meanwhile."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class PacedCamera(threading.Thread):
         self.join()
 
     def longest(self, since: float) -> tuple[float, int]:
-        """The longest wait in ms, and the number, of frames since then."""
+        """Return the longest wait in ms, and the number, of frames since then."""
         waits = [took for at, took in self.waits if at >= since]
         return 1e3 * max(waits, default=0.0), len(waits)
 

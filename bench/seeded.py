@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights, the same for the same seed: to measure speed without downloading a checkpoint."""
+"""Models of real shapes with random weights from a seed, to measure speed without downloading a checkpoint."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SeededTensors:
         self.seed, self.config = seed, dict[str, Any]()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Float32 normal numbers over the square root of the last size; ones for norms."""
+        """Return float32 normal numbers over the square root of the last size; ones for norms."""
         if len(shape) == 1 and name.endswith(".weight"):
             return np.ones(shape, np.float32)
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
@@ -83,7 +83,7 @@ class TextModel:
 
     @property
     def head(self) -> str:
-        """The canonical name of the matrix that scores the vocabulary."""
+        """The canonical name of the head's matrix."""
         return "text.embed_tokens.weight" if self.shape.tied else "text.lm_head.weight"
 
 
@@ -189,8 +189,8 @@ def llava_onevision_config(layers: int | None = None) -> Any:
 def write_checkpoint(folder: Path, config: Any | None = None) -> Path:
     """Save a LLaVA-OneVision checkpoint of ``config``, by default the 0.5B's (1.8 GB), in bfloat16; returns the directory.
 
-    Weights are as transformers initialises them, the same for the same torch. Its tokenizer has a token for each byte
-    and the marks of ChatML.
+    Weights are as transformers initialises them, the same for the same torch. Its tokenizer has a token for each byte and the
+    special tokens of ChatML.
     """
     import torch
     import transformers

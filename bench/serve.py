@@ -1,6 +1,6 @@
-"""Measure what ``edgevlm serve`` saves: cameras on one model beside a process for each.
+"""Measure the savings of ``edgevlm serve``: cameras on one model compared with a process for each.
 
-Servers run as users start them; their demo cameras give frames as fast as they are taken.
+Servers run as users start them, with unthrottled demo cameras.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SNAPSHOTS_S = 5.0  # from one to the next, so that their copies are among the me
 
 
 class EagerDemo(DemoSource):
-    """The demo, whose next frame is there whenever it is read."""
+    """The demo without its frame rate: the next frame is always ready."""
 
     live = True
 
@@ -121,7 +121,7 @@ class Served:
         self.process.wait()
 
     def frames(self) -> list[int]:
-        """Return how many frames each camera has been watched for."""
+        """Return how many frames of each camera have been watched."""
         found = httpx.get(f"{self._url}/v1/streams", timeout=START_S, trust_env=False).json()["data"]
         return [stream["frames_watched"] for stream in found]
 
@@ -146,7 +146,7 @@ def _rate(servers: Sequence[Served], seconds: float) -> float:
 
 
 def _until(done: Callable[[], bool]) -> None:
-    """Wait for it. Raises UserError after START_S."""
+    """Wait until a condition holds. Raises UserError after START_S."""
     end = time.monotonic() + START_S
     while not done():
         if time.monotonic() > end:

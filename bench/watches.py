@@ -52,7 +52,7 @@ class Score:
     delays: list[int] = field(default_factory=list)
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
-        """One watch on one stream: whether it should be open, and is, at each frame. It is closed before the first."""
+        """Add one watch on one stream: whether it should be open, and is, at each frame. It is closed before the first."""
         for state in (True, False):
             found = [frame for frame, (before, now) in enumerate(pairwise([False, *opened])) if before != now == state]
             for start, end in spans([true == state for true in truth]):
@@ -84,7 +84,7 @@ def summed(scores: Sequence[Score]) -> Line:
 
 
 def spans(truth: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield frames at which it becomes true, and at which it is no longer."""
+    """Yield the frames at which a condition becomes true, and at which it ends."""
     edges = [frame for frame, (before, now) in enumerate(pairwise([False, *truth, False])) if before != now]
     yield from zip(edges[::2], edges[1::2], strict=True)
 
@@ -99,8 +99,8 @@ def quality(
 ) -> Iterator[Line]:
     """Yield a line for each memory and rule, over as many streams as it takes for ``events`` comings and goings of objects.
 
-    At each frame WATCHES watches ask whether an object is there. ``still`` is not a policy but the newest frame, as if each
-    were asked about by itself. Raises UserError.
+    At each frame WATCHES watches ask whether an object is there. ``still`` is not a policy but asks about each frame
+    separately. Raises UserError.
     """
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}
@@ -138,7 +138,7 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Objects to watch for, and whether each is there ``[frames, watches]``: all that come, then others."""
+    """Return objects to watch for, and whether each is present ``[frames, watches]``: all that come, then others."""
     come = sorted(set().union(*present))
     others = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in come]
     names = [*random.permutation(come)[:watches], *random.permutation(others)][:watches]
@@ -192,7 +192,7 @@ def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, thr
 
 
 def rate(session: Session, pictures: Sequence[NDArray[np.uint8]], questions: Questions) -> float:
-    """Return frames a second, while a thread of its own asks the questions again and again."""
+    """Return frames a second while a separate thread repeats the questions."""
     ending = threading.Event()
 
     def ask() -> None:

@@ -1,4 +1,6 @@
-"""Fractions, means and paired differences with 95 % intervals clustered by stream, whose questions share its luck."""
+"""Fractions, means and paired differences with 95 % intervals clustered by stream, because a stream's questions are not
+independent.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class Estimate:
 def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
     """Return the fraction right among all questions, one cluster a stream, and Wilson's interval at the effective sample size.
 
-    The ratio estimator's variance, ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams, says to how many
-    independent questions these are worth, never more than were asked. All right or all wrong: as many as there are streams.
+    The ratio estimator's variance, ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams, gives the effective
+    number of independent questions, never more than were asked. If all are right or all wrong, it is the number of streams.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())
@@ -52,7 +54,7 @@ def mean(clusters: Sequence[Values]) -> Estimate:
 
 
 def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimate:
-    """By how much ``ours`` is more than ``theirs`` on average, as :func:`mean` of the paired differences.
+    """Return by how much ``ours`` exceeds ``theirs`` on average, as :func:`mean` of the paired differences.
 
     Both hold the same streams in the same order with the same questions; raises ValueError otherwise.
     """
@@ -62,13 +64,13 @@ def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimat
 
 
 def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
-    """Return whether the 95 % interval of their paired difference leaves out 0, by Student's t; one cluster tells nothing."""
+    """Return whether the 95 % interval of their paired difference excludes 0, by Student's t; False for one cluster."""
     found = mean_difference(ours, theirs)
     return abs(found.value) > half_width(found)
 
 
 def half_width(found: Estimate) -> float:
-    """Return factor of a mean's 95 % interval by Student's t, wider for few clusters; infinite for one."""
+    """Return the factor of a mean's 95 % interval by Student's t, larger for few clusters, infinite for one."""
     degrees = found.clusters - 1
     if degrees < 1:
         return math.inf
@@ -77,13 +79,13 @@ def half_width(found: Estimate) -> float:
 
 
 def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:
-    """By how much more of the same questions ``ours`` has right: their mean difference, between -1 and 1."""
+    """Return the mean difference of right answers to the same questions, between -1 and 1."""
     found = mean_difference(ours, theirs)
     return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
 def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:
-    """Variance of ``sum of sums / sum of sizes`` over clusters drawn at random; 0 for a single one."""
+    """Return the variance of ``sum of sums / sum of sizes`` over clusters drawn at random; 0 for a single one."""
     units = len(sums)
     if units < 2:
         return 0.0
@@ -92,6 +94,6 @@ def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:
 
 
 def _totals(clusters: Sequence[Values]) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and number of each stream's values, float64; streams without a question are left out."""
+    """Return sum and number of each stream's values, float64, without streams that have no question."""
     asked = [cluster for cluster in clusters if len(cluster)]
     return np.array([float(sum(c)) for c in asked]), np.array([float(len(c)) for c in asked])

@@ -28,8 +28,8 @@ CANDIDATES = 6  # lowest layers that are tried as PureKV's CLIE layer
 def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Notify | None = None) -> Calibration:
     """Watch each clip under full KV and measure every layer, averaged over clips.
 
-    frames: for each clip; None takes all that the model's positions hold, up to 6,000 tokens. Raises UserError for clips too
-    short, and for frames that cannot be held.
+    frames: number for each clip; None takes as many as the model's positions hold, up to 6,000 tokens. Raises UserError for
+    clips too short, and for frames that cannot be held.
     """
     questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))
     tracer = ClipTracer(model, frames, questions)
@@ -81,13 +81,13 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def ages(attention: Float64, frames: int) -> Float64:
-    """Return fraction of the attention to vision ``[n]`` that goes to each frame: ``[frames]``, newest first."""
+    """Return the fraction of the attention to vision ``[n]`` that goes to each frame: ``[frames]``, newest first."""
     mass = attention.reshape(frames, -1).sum(1)[::-1]
     return mass / max(mass.sum(), 1e-300)
 
 
 def newest_tenth(frames: int) -> int:
-    """Return frames in the newest tenth, at least one."""
+    """Return the number of frames in the newest tenth, at least one."""
     return max(1, round(frames / 10))
 
 
@@ -97,7 +97,8 @@ def recency(age: Float64) -> float:
 
 
 def periodicity(attention: Float64, frames: int) -> float:
-    """Return autocorrelation of detrended log attention ``[n]`` at lag p = n / frames: 1 for the same pattern in all frames.
+    """Return the autocorrelation of detrended log attention ``[n]`` at lag p = n / frames: 1 for the same pattern in all
+    frames.
 
     The trend is a centred moving mean over one frame (for even p over p + 1 tokens, both ends at half weight), so that decay
     with age is not a pattern. 0 for attention without a pattern.
@@ -143,7 +144,8 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
 
 
 def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
-    """tau1 < tau2 < tau3 that split the layers' CV at its quartiles: the least varying quarter gets window 7, the next 5, 3, 1.
+    """Return tau1 < tau2 < tau3, which split the layers' CV at its quartiles: the least varying quarter gets window 7, the next
+    5, 3, 1.
 
     tau_k is half way between the sorted neighbours of rank ceil(k L / 4), so that no layer is on a border. Fewer than 4 layers,
     or equal ones, leave some windows out.
@@ -184,5 +186,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """Return the candidate that agrees best with the layers above all candidates; the lower one of equals."""
+    """Return the candidate that agrees best with the layers above all candidates; on ties the lower one."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

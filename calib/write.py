@@ -1,4 +1,4 @@
-"""Keeps measurements in a checkpoint while calibration runs, then writes them into the bundle."""
+"""Keep measurements in a checkpoint while calibration runs, then write them into the bundle."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def _link(source: str, target: str) -> None:
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Replace what may be a link to the old bundle's file."""
+    """Replace a file that may be a link to the old bundle's file."""
     path.unlink(missing_ok=True)
     path.write_bytes(raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBundle(Bundle):
-    """A bundle as it will be once the measurements are written; None keeps its own."""
+    """A bundle with measurements that are not written yet; None keeps the bundle's own."""
 
     measured: Calibration | None
     scales: KVScales | None

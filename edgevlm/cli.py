@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm`` and its commands, and how every run of it ends."""
+"""The command line: ``edgevlm``, its commands, and its exit statuses."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _common(version: Version = False) -> None: ...
 
 
 def main() -> None:
-    """Entry point: user errors print one line and exit with status 2."""
+    """Run the command line; user errors print one line and exit with status 2."""
     mask_argv()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored, and stays so
@@ -134,7 +134,7 @@ def _fail(line: str) -> NoReturn:
 
 
 def _failure(error: OSError) -> str:
-    """Describe a failed system call: the file, or else the function that made it, and what helps."""
+    """Describe a failed system call: the file, or else the function that made it, and a fix."""
     why = error.strerror or str(error)
     if error.filename:
         return f"{os.fsdecode(error.filename)}: cannot be read or written ({why})"

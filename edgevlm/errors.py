@@ -16,10 +16,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class UserError(Exception):
-    """Something the user can mend: one line on stderr, exit status 2, never a traceback.
+    """An error that the user can fix: one line on stderr, exit status 2, never a traceback.
 
-    The message says what is wrong and what to do next. It is one line whatever it quotes, a file's name or a tokenizer's words:
-    control characters are blanks, and a long message loses its middle.
+    The message names the problem and what to do next. Control characters in quoted names become blanks, and the middle of a
+    long message is cut.
     """
 
     def __init__(self, message: object) -> None:
@@ -28,7 +28,7 @@ class UserError(Exception):
 
 
 def is_fault(error: BaseException) -> bool:
-    """Return whether a library raised it: an exception, or a panic of Rust, which pyo3 derives from BaseException."""
+    """Return whether a library raised an error: an exception, or a panic of Rust, which pyo3 derives from BaseException."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -45,7 +45,7 @@ class NoThreads(UserError):
 
 
 class FieldError(UserError):
-    """A field of a request, or a setting, that is wrong."""
+    """A field of a request, or a setting, is invalid."""
 
     def __init__(self, field: str, what: str) -> None:
         super().__init__(f"{field}: {what}")
@@ -73,7 +73,7 @@ class CacheError(RuntimeError):
 
 
 class CacheFull(CacheError):
-    """The rows asked for do not fit in the capacity fixed at start."""
+    """The requested rows do not fit in the capacity fixed at start."""
 
 
 def refuse_fork(pid: int, what: str) -> None:
@@ -83,14 +83,14 @@ def refuse_fork(pid: int, what: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """End of a message about an unknown word: ``did you mean 'x'?``, or ``there are: a, b`` where nothing is near."""
+    """Return the end of a message about an unknown word: ``did you mean 'x'?``, or ``there are: a, b`` if nothing is near."""
     names = list(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"
 
 
 def reason(message: str) -> str:
-    """Return what a check says, without the words that pydantic and typer put before it."""
+    """Return a check's message, without the words that pydantic and typer put before it."""
     return message.removeprefix("Value error, ")
 
 

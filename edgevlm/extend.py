@@ -1,7 +1,7 @@
-"""Everything that a policy, source, sink, model family, engine or precision of your own is written with.
+"""The interface for your own policies, sources, sinks, model families, engines and precisions.
 
-What is here is documented and stable; a change is in the changelog. docs/guide/extend.md has a page on each, ``edgevlm check``
-tries what you wrote.
+It is documented and stable; changes are in the changelog. docs/guide/extend.md has a page on each, and ``edgevlm check`` tests
+them.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Packages that only some commands need: where one is not installed, one line names it and the command that installs it."""
+"""Packages that only some commands need; if one is missing, one line names it and the command that installs it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from edgevlm.errors import UserError
 
 
 def install(extra: str) -> str:
-    """Return the command that installs what ``extra`` names: from the clone that this is, else by name."""
+    """Return the command that installs ``extra``, from this clone or else by name."""
     clone = Path(__file__).resolve().parents[1]
     return f"pip install -e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"pip install 'edgevlm[{extra}]'"
 
 
 @contextmanager
 def needs(what: str, extra: str | None = None) -> Iterator[None]:
-    """A block that imports other packages; raises UserError if one is not installed.
+    """Guard a block that imports other packages: raise UserError if one is not installed.
 
-    what: begins the line, "exporting" or "engine onnxruntime-cpu". extra: ``edgevlm[extra]`` installs them; None where each
-    is installed by the name it is imported by; empty for packages of a plugin.
+    what: begins the line, like "exporting". extra: ``edgevlm[extra]`` installs them; None if each is installed by its import
+    name; empty for packages of a plugin.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def needs(what: str, extra: str | None = None) -> Iterator[None]:
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module's ``__getattr__``: it imports each name from its home, a module of edgevlm's, when it is first read."""
+    """Return a module's ``__getattr__`` that imports each name from its module on first use."""
 
     def read(name: str) -> Any:
         if name not in homes:

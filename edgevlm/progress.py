@@ -1,4 +1,4 @@
-"""Standard output and error of the process, and one line on a terminal that shows what is being done and how far it is."""
+"""Standard output and error of the process, and a progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SLOW_MS = 1000  # that a message waits for its reader
 
 
 class Lost(str):
-    """A line about data that is lost or may be: --quiet shows it too."""
+    """A line about a loss or possible loss of data, which --quiet shows too."""
 
     __slots__ = ()
 
 
 def plain(text: str) -> str:
-    """Escape what would control a terminal: others may have written the text. Line ends and tabs stay."""
+    """Escape terminal control sequences in text from others. Line ends and tabs stay."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -39,7 +39,7 @@ def to_stderr(line: str) -> None:
 
 
 def to_stderr_if_lost(line: str) -> None:
-    """Print only what --quiet shows."""
+    """Print only lines that --quiet shows."""
     if isinstance(line, Lost):
         to_stderr(line)
 
@@ -97,13 +97,13 @@ def silence(stream: TextIO) -> None:
 
 
 class Report(Protocol):
-    """Called with what is being done and, of a known total, how many are done."""
+    """A callback for progress: the current work and, of a known total, the number done."""
 
     def __call__(self, what: str, done: int | None = None, total: int | None = None, /) -> object: ...
 
 
 class Step:
-    """A :class:`Report` that rewrites the line. ``doing``: what was reported last, of any step."""
+    """A :class:`Report` that rewrites the line. ``doing``: the last report of any step."""
 
     doing = ""
 
@@ -140,7 +140,7 @@ def note_stopped() -> None:
 
 
 def show(what: str) -> None:
-    """Change the line that :func:`progress` shows, if it shows one."""
+    """Change the line of :func:`progress`, if there is one."""
     if _shown is not None:
         _shown(what)
 

@@ -1,6 +1,6 @@
-"""Checks of what others write, for ``edgevlm check`` and for pytest.
+"""Checks of users' extensions, for ``edgevlm check`` and for pytest.
 
-Each returns a line about everything that passed, and raises UserError, one line, for the first thing that is wrong.
+Each returns a line per passed check, and raises UserError, one line, for the first failure.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OFF = 0.02  # of the largest number, that an engine or a tower may be off
 
 
 def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
-    """Check what ``name`` is, a policy, source, family or engine: an installed name or ``./file.py:Thing``.
+    """Check a policy, source, family or engine: an installed name or ``./file.py:Thing``.
 
-    checkpoint: a folder, which a family is tried on.
+    checkpoint: a folder to try a family on.
     """
     if is_file(name):
         made, group = load_class("policies", name.removesuffix(":")), ""

@@ -1,4 +1,4 @@
-"""A camera of your own: `edgevlm run --camera ./examples/camera.py:bars --ask "how many objects are there now?"`.
+"""Your own camera: `edgevlm run --camera ./examples/camera.py:bars --ask "how many objects are there now?"`.
 
 A package offers it with an entry point, as `--camera bars` and `--camera bars://64`:
 

@@ -15,7 +15,7 @@ class Centres(Policy):
     centres: int = setting(64, "tokens that are chosen one by one", at_least=1)
 
     def prepare(self, layers: Sequence[Layer]) -> np.ndarray:
-        """Rank the rows once for all layers and heads, which so hold the same tokens: [n]."""
+        """Rank the rows once for all layers and heads, so that they hold the same tokens: [n]."""
         keys = layers[-1].keys.transpose(1, 0, 2)
         keys = keys.reshape(len(keys), -1)  # of all heads, [n, kv_heads head_dim]
         keys /= np.linalg.norm(keys, axis=1, keepdims=True) + 1e-9

@@ -6,7 +6,7 @@ from edgevlm.extend import Sink, WatchEvent
 
 
 class LogFile(Sink):
-    """One line an event, in a file."""
+    """A sink that writes one line per event to a file."""
 
     def __init__(self, path: str, words: bool = True):
         self.path, self.words = path, words

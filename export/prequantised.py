@@ -1,4 +1,4 @@
-"""Checkpoints that AWQ or GPTQ has rounded already: their codes, zeros and scales, packed again and rounded no further.
+"""Checkpoints already rounded by AWQ or GPTQ: their codes, zeros and scales are packed again without further rounding.
 
 Both keep ``w[n, k] = (code - zero) * scale`` with 4 bits, a zero and a scale for each group of consecutive inputs of an output,
 eight numbers to an int32, lowest bits first:
@@ -56,12 +56,12 @@ def prequantised(config: dict[str, Any]) -> Prequantised | None:
 
 
 def stored_in(config: dict[str, Any], wanted: str | None = None) -> str:
-    """The precision that a checkpoint's matrices are stored in: the one wanted, else its own. Raises as ``prequantised``."""
+    """Return the storage precision of a checkpoint's matrices: the requested one, else its own. Raises as ``prequantised``."""
     return wanted or (DEFAULT_PRECISION if prequantised(config) is None else PREQUANTISED)
 
 
 def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
-    """Raise UserError for a checkpoint that is rounded with zero points, which TensorRT does not take."""
+    """Raise UserError for a checkpoint with zero points, which TensorRT does not support."""
     packing = prequantised(config)
     if packing is not None:
         raise UserError(
@@ -86,9 +86,9 @@ def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size
 
 
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
-    """Return the matrix ``size`` (out, in) at ``place``: the checkpoint's codes, zeros and scales, each output's in a row.
+    """Return codes, zeros and scales of the matrix ``size`` (out, in) at ``place``, one row per output.
 
-    Raises UserError if tensors are missing, or are not what they must be.
+    Raises UserError if tensors are missing or invalid.
     """
     codes, zeros, scales = _codes(checkpoint, packing, place, size)
     layout = Blocks(4, packing.group, with_zeros=True)
@@ -129,13 +129,15 @@ def _codes(
 
 
 def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:
-    """``[rows, columns]`` int32 to uint8 of eight times as many on ``axis``, number i of an int32 at its place ``order[i]``."""
+    """Unpack int32 ``[rows, columns]`` to eight times as many uint8 on ``axis``, with number i of an int32 at place
+    ``order[i]``.
+    """
     nibbles = np.stack([(packed.view(np.uint32) >> np.uint32(4 * i)) & np.uint32(15) for i in np.argsort(order)], axis + 1)
     shape = [size * (8 if at == axis else 1) for at, size in enumerate(packed.shape)]
     return nibbles.astype(np.uint8).reshape(shape)
 
 
 def joined(matrices: Sequence[Stored]) -> Stored:
-    """Return matrices of one layout and width, one under the other."""
+    """Stack matrices of one layout and width."""
     parts = {part: np.concatenate([matrix.parts[part] for matrix in matrices]) for part in matrices[0].parts}
     return Stored(matrices[0].layout, parts, (sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]))

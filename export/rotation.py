@@ -32,7 +32,7 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Mix all columns; ``a`` and ``b`` are near each other, for ``a + b`` products a number.
+        """Return a rotation that mixes all columns; ``a`` and ``b`` are similar, for ``a + b`` products per number.
 
         Raises UserError for a width whose odd part makes ``b`` larger than MOST.
         """
@@ -45,7 +45,7 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Hadamard blocks of ``largest`` columns, or of the largest power of two below it that divides ``width``."""
+        """Return Hadamard blocks of ``largest`` columns, or of the largest power of two below it that divides ``width``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
@@ -101,7 +101,7 @@ class MeanKeeping:
 
 @dataclass(frozen=True, slots=True)
 class DecoderRotations:
-    """Rotate a decoder's rows: the residual, each head of values and attention, and blocks of what ``down`` reads.
+    """Rotate a decoder's rows: the residual, each head of values and attention, and blocks of the input of ``down``.
 
     The cache holds rotated values; only ``gated`` is rotated in the graph of a layer.
     """
@@ -115,7 +115,7 @@ class DecoderRotations:
         return cls(Rotation.of(shape.hidden), Rotation.of(shape.head_dim), Rotation.blocks(shape.intermediate))
 
     def layer(self, w: LayerWeights) -> LayerWeights:
-        """The layer between rotated rows; its gains go into the matrices that follow, and leave ones. No matrix is Stored."""
+        """Return the layer for rotated rows, with its gains moved into the following matrices. No matrix is Stored."""
         matrices, biases = dict[str, Any](w.matrices), dict(w.biases)
         for name, norm in (("qkv", "input"), ("gate_up", "mlp")):
             gained = replace(self.residual, signs=self.residual.signs * w.norms[norm])
@@ -131,7 +131,7 @@ class DecoderRotations:
         return LayerWeights(matrices, biases, {**w.norms, **ones})
 
     def inputs(self, matrix: str, rows: Float32, w: LayerWeights) -> Float32:
-        """Return rows ``[n, in]`` that ``matrix`` of the layer ``w`` reads, as that of the rotated layer reads them."""
+        """Rotate rows ``[n, in]``, the inputs of ``matrix`` in the layer ``w``, as in the rotated layer."""
         if matrix == "output":
             return self._by_head(rows)
         if matrix == "down":
@@ -148,7 +148,7 @@ class DecoderRotations:
 
 
 def _hadamard(size: int) -> Float32:
-    """``[size, size]`` of a power of two, orthonormal and symmetric."""
+    """Return the Hadamard matrix ``[size, size]`` of a power of two, orthonormal and symmetric."""
     matrix = np.ones((1, 1))
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

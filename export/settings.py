@@ -1,6 +1,7 @@
-"""Settings of a checkpoint, of config.json and of the files beside it: what those that are read must be.
+"""Check the settings of a checkpoint in config.json and the files beside it, before sizes are multiplied or memory is
+allocated.
 
-A model is refused for them before its sizes are multiplied or memory is asked for. What is not named here is not read.
+Settings not listed here are not read.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _schema() -> type[BaseModel]:
 
 
 def check_settings(where: Path | str, settings: dict[str, Any]) -> None:
-    """Raise UserError, which names the file ``where`` and the first setting of another type, or out of all range."""
+    """Raise UserError, which names the file ``where`` and the first setting of a wrong type or out of range."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 

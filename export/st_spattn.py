@@ -25,14 +25,16 @@ UNSEEN = np.float32(-1e30)  # a logit whose weight is exactly 0
 
 
 class SparseAttention:
-    """``inputs`` once a graph, then ``attend`` for each layer that is sparse."""
+    """Nodes of the sparse attention: call ``inputs`` once per graph, then ``attend`` for each sparse layer."""
 
     def __init__(self, graph: GraphBuilder, shape: DecoderShape, memory: Memory) -> None:
         self.graph, self.shape, self.memory = graph, shape, memory
         self.group = shape.heads // shape.kv_heads
 
     def inputs(self) -> None:
-        """``shared`` int64 ``[1]`` (m) and ``previous`` int64 ``[L, H, p]``, and what every layer makes of them."""
+        """Add the inputs ``shared`` int64 ``[1]`` (m) and ``previous`` int64 ``[L, H, p]``, and the nodes that all layers
+        share.
+        """
         g, s = self.graph, self.shape
         g.input("shared", TensorProto.INT64, [1])
         previous = g.input("previous", TensorProto.INT64, [s.layers, s.kv_heads, "p"])
@@ -101,14 +103,14 @@ class SparseAttention:
         self.graph.node("Concat", parts, [name], axis=0)
 
     def _count(self, name: str, start: str, end: str) -> str:
-        """``[start, end)`` as int64; both tensors of one number."""
+        """Return ``[start, end)`` as int64; both are tensors of one number."""
         g = self.graph
         scalars = [g.node("Squeeze", [part], [f"{name}.{which}"]) for which, part in (("start", start), ("end", end))]
         one = g.constant("int64.one", np.array(1, np.int64))
         return g.node("Range", [*scalars, one], [name])
 
     def _causal_mask(self) -> None:
-        """``mask [p, T]``: 0, and UNSEEN for the later tokens of a row's own frame."""
+        """Return ``mask [p, T]``: 0, and UNSEEN for the later tokens of a row's own frame."""
         g = self.graph
         g.node("Neg", ["1+m"], ["-(1+m)"])
         rows = g.node(
@@ -118,7 +120,7 @@ class SparseAttention:
         g.node("Where", [later, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["mask"])
 
     def _previous(self) -> None:
-        """``slots [L, H, p, 1]``, absent ones at 0, and ``absent [L, H, S]``: UNSEEN where the previous token is absent."""
+        """Return ``slots [L, H, p, 1]``, absent ones at 0, and ``absent [L, H, S]``: UNSEEN for absent previous tokens."""
         g = self.graph
         zero = g.constant("int64.zero", np.array(0, np.int64))
         slots = g.node("Max", ["previous", zero], ["previous.slots"])
@@ -130,7 +132,7 @@ class SparseAttention:
         g.node("Pad", [first, pads], ["absent"])
 
     def _write_index(self) -> None:
-        """``write [1, H, S, 3]``: where row s of head h goes when the cache is empty, (0, h, s)."""
+        """Return ``write [1, H, S, 3]``: the place of row s of head h in an empty cache, (0, h, s)."""
         g, s = self.graph, self.shape
         shape = g.node("Concat", [self.graph.integers(1, s.kv_heads), "S", self.graph.integers(1)], ["write.shape"], axis=0)
         heads = g.constant("write.heads", np.arange(s.kv_heads, dtype=np.int64).reshape(1, -1, 1, 1))
@@ -142,16 +144,16 @@ class SparseAttention:
         g.node("Concat", parts, ["write"], axis=-1)
 
     def _written(self, layer: int, part: str, past: str, present: str, rows: str) -> str:
-        """New rows ``[1, S, H D]`` to slots ``[past, past + S)`` of ``present``, which is to be bound to ``past``.
+        """Write new rows ``[1, S, H D]`` to slots ``[past, past + S)`` of ``present``, which must be bound to ``past``.
 
-        Returns what was written, ``[1, H, S, D]``, as the numbers that the memory now holds.
+        Returns the written rows, ``[1, H, S, D]``, as stored.
         """
         new = self.memory.stored(part, layer, self._by_head(f"layer{layer}.new_{part}", rows))
         self.graph.node("ScatterND", [past, self._slots(layer, part), new], [present])
         return self.memory.dequantize(part, layer, new)
 
     def _slots(self, layer: int, part: str) -> str:
-        """Where a layer's new rows go, ``[1, H, S, 3]``; the same for its keys and values."""
+        """Return the places of a layer's new rows, ``[1, H, S, 3]``, the same for keys and values."""
         g, name = self.graph, f"layer{layer}"
         if part == "key":
             total = g.cast(f"total_len{layer}", f"{name}.total", np.int64)
@@ -161,7 +163,7 @@ class SparseAttention:
         return f"{name}.write"
 
     def _by_head(self, name: str, rows: str) -> str:
-        """``[1, S, H D]`` to ``[1, H, S, D]``."""
+        """Convert ``[1, S, H D]`` to ``[1, H, S, D]``."""
         g, s = self.graph, self.shape
         split = g.node("Reshape", [rows, self.graph.integers(1, -1, s.kv_heads, s.head_dim)], [f"{name}.split"])
         return g.node("Transpose", [split], [f"{name}.heads"], perm=[0, 2, 1, 3])
@@ -183,7 +185,7 @@ class SparseAttention:
         return g.node("Reshape", [rows, "shape.previous"], [name])
 
     def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
-        """Return what each frame's rows see densely, after the row that stands for the previous token: ``[H, F, T, D]``."""
+        """Return the rows that each frame's rows see densely, after the row for the previous token: ``[H, F, T, D]``."""
         g, s, name = self.graph, self.shape, f"layer{layer}.{part}s"
         shared = g.node("Slice", [past, self.graph.integers(0), "shared", self.graph.integers(2)], [f"{name}.slots"])
         shared = self.memory.dequantize(part, layer, shared)

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer as transformers makes it of tokenizer.json, tokenizer_config.json and added_tokens.json."""
+"""Build a checkpoint's tokenizer like transformers, from tokenizer.json, tokenizer_config.json and added_tokens.json."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _named(checkpoint: Checkpoint, values: dict[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
-    """Special tokens by name, and those without a name."""
+    """Return the special tokens by name, and those without a name."""
     if "added_tokens_decoder" not in values:
         values |= checkpoint.json("special_tokens_map.json") or {}
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
@@ -120,7 +120,7 @@ def _add(
     special: dict[str, AddedToken],
     extra: list[AddedToken],
 ) -> None:
-    """Add what tokenizer.json lacks. Raises UserError for a token that would get another number than its file says."""
+    """Add tokens that tokenizer.json lacks. Raises UserError for a token that would get another number than in its file."""
     usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
     try:

@@ -59,7 +59,7 @@ def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A checkpoint understood, its weights not read yet."""
+    """A parsed checkpoint whose weights are not read yet."""
 
     checkpoint: Checkpoint
     options: ExportOptions
@@ -183,7 +183,10 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
 
 
 def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile) -> str:
-    """The precision to store matrices in: the one wanted, or the checkpoint's own. Raises UserError for one that cannot be."""
+    """Return the precision to store matrices in: the requested one, or the checkpoint's.
+
+    Raises UserError for an impossible one.
+    """
     packing, chosen = prequantised(checkpoint.config), stored_in(checkpoint.config, options.precision)
     if profile.is_tensorrt:
         check_no_zero_points(checkpoint.config, checkpoint.folder)

@@ -27,7 +27,7 @@ def run_suite(
     streams: int, seed: str, noise: float, crf: int | None, engine: str, as_json: bool, out: Path | None, resume: bool,
     workers: int, **_: Any,
 ) -> None:  # fmt: skip
-    """Run to the end and print the report. Raises UserError before anything is measured where that is possible."""
+    """Run to the end and print the report. Raises UserError, if possible before anything is measured."""
     seed_words(seed)
     if suite in TEXT_SUITES and (encode != ALL or not model.endswith(".gguf")):
         raise UserError(f"--suite {suite}: asks a language model's --model FILE.gguf, without --encode")
@@ -55,7 +55,7 @@ def run_suite(
 
 
 def exit_if_skipped(typed: list[str], skipped: list[str]) -> None:
-    """Exit with status 1 where a policy that was typed by its name could not be measured."""
+    """Exit with status 1 if a policy requested by name could not be measured."""
     named = {variant.label for variant in parse_variants([name for text in typed for name in split(text) if name != "all"])}
     if missing := sorted({label for label in skipped if Variant(label).on_full_frames.label in named or label in named}):
         to_stderr(f"skipped: {', '.join(missing)}; the lines above say why")

@@ -25,7 +25,7 @@ Contest = tuple[str, str]  # oracles are compared that have the same budget, and
 
 
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
-    """Yield a line for each run and group of questions, then kinds that full KV rarely answers, then what was skipped.
+    """Yield a line for each run and group of questions, then kinds that full KV rarely answers, then skipped runs.
 
     Reports the best oracle at each budget. Runs that encode or append only changes are compared with the same policy on
     whole frames, all others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
@@ -69,7 +69,7 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 
 
 def _figures(records: Sequence[Line], pick: Pick) -> Line:
-    """Return what a run used, and what was still held, of the questions picked.
+    """Return a run's memory use, and the evidence still held, for the picked questions.
 
     hit1, hit3, overlap: of the questions answered right whose evidence is held; a wrong "no longer in memory" counts as a miss.
     gone: number of questions whose evidence is evicted; said_gone: fraction of these that the answer reported as such.
@@ -94,10 +94,10 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
 
 
 def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
-    """Return the aggregates, now and backward, the latter by age too; then each kind, the backward ones by age too.
+    """Return the aggregates now and backward, the latter by age too, then each kind, the backward ones by age too.
 
-    Age is the quarter of the stream that last showed the answer, or on long streams how many frames ago that was; what a long
-    stream never showed is a group of its own, not a part of backward.
+    Age is the quarter of the stream that last showed the answer, or on long streams the number of frames since then; questions
+    about things never shown are a separate group there.
     """
     before = {kind for kind in entered if not is_about_now(kind)}
 
@@ -125,7 +125,7 @@ def _contest(run: VariantRun) -> Contest:
 
 
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
-    """Return all runs but the oracles that are not the best of their contest, and what each oracle has right in each."""
+    """Return all runs without the oracles that are not the best in their comparison, and each oracle's right answers."""
     fractions: dict[Contest, dict[str, float]] = defaultdict(dict)
     for run in (run for run in comparison.runs if Variant(run.label).is_oracle):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]

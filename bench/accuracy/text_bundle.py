@@ -1,4 +1,4 @@
-"""Writes a language model's GGUF file as a bundle: its decoder, its tokenizer, and a chat that begins the answer."""
+"""Write a language model's GGUF file as a bundle: its decoder, its tokenizer, and a chat that begins the answer."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ OF_CHECKPOINTS = ("precision", "against")  # export what they measure
 
 @dataclass
 class MeasureOptions:
-    """Options of measurements; each takes those of its function's parameters, with the defaults it has there."""
+    """Options of measurements; each measurement takes the parameters of its function, with their defaults."""
 
     model: Annotated[list[str] | None, option("NAME,...", "Measure demo, seeded-0.5b, a bundle, ORG/NAME.")] = None
     policy: Annotated[list[str] | None, option("NAME[:K=V,...],...", "Compare these policies.")] = None
@@ -197,7 +197,7 @@ def _option(name: str) -> str:
 
 
 def _read(name: str, typed: Any, wanted: str) -> Any:
-    """Read what was typed as a measurement's annotation wants it: commas part a list. Raises UserError."""
+    """Convert a typed value to a measurement's annotation; commas separate a list. Raises UserError."""
     from edgevlm.calib.accuracy.variants import split
     from edgevlm.runtime.settings import parse_budget
 

@@ -1,4 +1,4 @@
-"""A stream of a hundred thousand frames through retrieval and eviction policies: what it takes, and what is still known of it.
+"""Measure a stream of a hundred thousand frames under retrieval and eviction policies: its cost, and the recall of its past.
 
 Each policy runs in a process of its own, one after the other. Every frame is drawn, encoded and appended; none is repeated.
 """
@@ -149,7 +149,7 @@ def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Vis
 
 
 def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generator) -> list[tuple[str, str, int | None]]:
-    """Text, answer, and how many frames ago the answer was last shown: of each visit, as many that never were, and of now."""
+    """Return text, answer and age in frames of questions about each visit, as many pairs never shown, and now."""
     asked: list[tuple[str, str, int | None]] = []
     for visit, kind in product(visits, KINDS):
         question = demo.ask(kind, int(rng.integers(2)), visit.color, visit.shape)

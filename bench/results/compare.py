@@ -29,7 +29,7 @@ Subject = tuple[tuple[str, Any], ...]
 
 
 def difference(one: Line, other: Line) -> str:
-    """Return what two machines differ in that decides speed; empty for the same machine."""
+    """Return the differences of two machines that affect speed; empty for the same machine."""
     if not one or not other:
         return "a file does not say what machine it is from"
     found = [name for name in SAME if one.get(name) != other.get(name)]
@@ -54,7 +54,7 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
 
 
 def _placed(lines: Sequence[Line]) -> dict[Subject, Line]:
-    """Our lines by what they are about; those about the same are distinguished by their order."""
+    """Return our lines by subject; lines with the same subject are distinguished by their order."""
     seen, placed = Counter[Subject](), dict[Subject, Line]()
     for line in lines:
         if line.get("runtime", OURS) == OURS:
@@ -86,7 +86,9 @@ def _ends(name: str, line: Line) -> list[str]:
 
 
 def _verdict(new: list[float | None], old: list[float | None], worse: float) -> str:
-    """Whether two spreads, each widened by its own width, are apart: quartiles of a few rounds are narrower than chance is."""
+    """Return whether two spreads, each widened by its own width, are disjoint, because quartiles of a few rounds are too
+    narrow.
+    """
     if len(new) != 2 or len(old) != 2 or None in (*new, *old):
         return "worse" if worse >= TWICE else "no spread"
     (low, high), (old_low, old_high) = ([value or 0.0 for value in spread] for spread in (new, old))

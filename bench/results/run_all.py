@@ -42,7 +42,7 @@ QUICK, FULL = _PLAN["quick"], _PLAN["full"]
 
 
 def planned(quick: bool, only: str | None) -> dict[str, str]:
-    """Return the plan, name -> what is typed after ``edgevlm bench``; ``only``: names or commands, separated by commas.
+    """Return the plan, with the arguments of ``edgevlm bench`` by name; ``only``: names or commands, separated by commas.
 
     Raises UserError for a name that is not in the plan.
     """
@@ -97,7 +97,7 @@ def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, 
 
 
 def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
-    """Run a command and keep the objects on its stdout at once; its exit code and the last line of its stderr."""
+    """Run a command and store the objects on its stdout at once; return its exit code and the last line of its stderr."""
     command = [*PROGRAM, *shlex.split(text), "--json"]
     with TemporaryFile("w+", errors="backslashreplace") as said:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, text=True) as process:
@@ -142,7 +142,9 @@ def _now() -> str:
 
 
 def versions(machine: Machine) -> dict[str, str]:
-    """edgevlm, its commit in a checkout (``+``: with uncommitted changes), Python and the installed packages."""
+    """Return the versions of edgevlm (with its commit in a checkout, ``+`` for uncommitted changes), Python and the installed
+    packages.
+    """
     installed, found = machine.packages(), {"edgevlm": __version__}
     if (SOURCE / ".git").exists():
         commit = (machine.run(["git", "-C", str(SOURCE), "rev-parse", "--short=12", "HEAD"]) or "").strip()

@@ -24,7 +24,7 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """``rows`` decoded in one call after ``held`` others, ``frames`` of them together; a single row has its logits computed."""
+    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` others; a single row has its logits computed."""
 
     held: int
     rows: int = 1
@@ -156,7 +156,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Ours beside each other's of the same rounds: with the same KV precision, then the fastest of ours and of theirs."""
+    """Yield ratios of ours to each other runtime in the same rounds: with the same KV precision, then the fastest of each."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

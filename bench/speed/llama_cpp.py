@@ -77,7 +77,7 @@ class LlamaCpp:
         lib.llama_model_free(self._model)
 
     def _decode(self, ids: Sequence[int]) -> None:
-        """Positions follow those in memory; the last row's logits are computed."""
+        """Decode after the rows in memory; the last row's logits are computed."""
         tokens = (lib.llama_token * len(ids))(*ids)
         if failed := lib.llama_decode(self._context, lib.llama_batch_get_one(tokens, len(ids))):
             raise RuntimeError(f"llama_decode failed on {len(ids)} tokens: {failed}")
@@ -107,7 +107,7 @@ def write_gguf(path: Path, model: TextModel, precision: str) -> None:
 
 
 def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Name in the file and numbers of every tensor."""
+    """Yield the file's name and the numbers of every tensor."""
     s, tensor = model.shape, model.tensors.tensor
     yield "token_embd.weight", tensor("text.embed_tokens.weight", (s.vocab, s.hidden))
     yield "output_norm.weight", tensor("text.norm.weight", (s.hidden,))

@@ -60,7 +60,7 @@ class OpenVino:
         return self._append(ids, self._held)
 
     def forget(self) -> None:
-        """All states are written again but for a row, which is decoded: with it they get room for as many rows again."""
+        """Rewrite all states except one row, which is decoded, so that they get room for as many rows again."""
         for state in self._request.query_state():
             state.state = ov.Tensor(self._noise)
         if self._held:
@@ -99,7 +99,7 @@ class WithCache(torch.nn.Module):
 
 
 def stateful(model: TextModel) -> Any:
-    """The decoder in float32 with a state for each layer's keys and values, which are gathered by an input ``beam_idx``."""
+    """Return the decoder in float32 with a state for each layer's keys and values, gathered by an input ``beam_idx``."""
     s, rows, before = model.shape, 3, 5
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]

@@ -30,7 +30,7 @@ WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 
 
 class Forced:
-    """A decoder with a cache of ``PASSAGE`` rows, fed given tokens whatever it would have said next."""
+    """A decoder with a cache of ``PASSAGE`` rows, fed given tokens (teacher-forced)."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.bundle = model, model.bundle
@@ -56,7 +56,7 @@ class Forced:
         return found
 
     def texts(self, texts: Sequence[Sequence[int]]) -> Iterator[Float32]:
-        """Yield the logits of texts, each by itself, chunk by chunk."""
+        """Yield the logits of separate texts, chunk by chunk."""
         for ids in texts:
             self.empty()
             for start in range(0, len(ids), CHUNK):

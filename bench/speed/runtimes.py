@@ -37,7 +37,7 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeKind:
-    """Where a runtime's class is, the precisions of weights and of the KV cache that it has here, and how to install it."""
+    """A runtime's class, its precisions of weights and KV cache here, and how to install it."""
 
     path: str
     precisions: tuple[str, ...]
@@ -45,7 +45,7 @@ class RuntimeKind:
     install: str = ""
 
     def lacks(self, precision: str) -> str:
-        """Why it cannot be measured: its package, or the precision; empty if it can."""
+        """Return why a runtime cannot be measured (its package, or the precision); empty if it can."""
         try:
             import_module(self.path.partition(":")[0])
         except ModuleNotFoundError as error:
@@ -99,7 +99,7 @@ class Ours:
         return logits[0] if scores else None
 
     def forget(self) -> None:
-        """Appended rows were never counted."""
+        """Do nothing: appended rows were never committed."""
 
     def close(self) -> None:
         del self._decoder

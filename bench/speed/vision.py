@@ -79,7 +79,7 @@ def vision(
 
 
 def _grown(run: Callable[[], object]) -> int:
-    """Return growth of the process during a call, in MB."""
+    """Return the process's growth during a call, in MB."""
     before = psutil.Process().memory_info().rss
     run()
     return round((psutil.Process().memory_info().rss - before) / 1e6)
@@ -91,7 +91,7 @@ def noise(count: int, side: int) -> Float32:
 
 
 def error(exact: Float32, rounded: Float32) -> dict[str, float]:
-    """Return cosine of all features, and their largest difference over the root mean square of the exact ones."""
+    """Return the cosine of all features, and their largest difference over the root mean square of the exact ones."""
     cosine = float(np.vdot(exact, rounded) / (np.linalg.norm(exact) * np.linalg.norm(rounded)))
     largest = float(np.abs(exact - rounded).max() / np.sqrt(np.mean(exact**2)))
     return {"cosine": round(cosine, 6), "max_error": round(largest, 4)}

@@ -46,7 +46,7 @@ class Side:
     parts: list[dict[str, float]] = field(default_factory=list)
 
     def line(self, count: int) -> dict[str, Any]:
-        """Return medians of what is warm; the first chunk and the first answer have fields of their own.
+        """Return medians of warm measurements; the first chunk and the first answer have separate fields.
 
         ``count``: frames of the warm chunks. Answers that end with their first token have no rate; None without others.
         """
@@ -69,7 +69,8 @@ def against(
     theirs: str = "fp32",
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Lines of each precision and of transformers in ``theirs``, then how many times theirs our frames and tokens a second are.
+    """Yield lines of each precision and of transformers in ``theirs``, then the ratios of our frames and tokens a second to
+    theirs.
 
     ``model``: a LLaVA-OneVision checkpoint, by default one of its 0.5B shape with random weights. All runtimes are loaded at
     once and take turns, chunk by chunk; frames are prepared once for all, outside of what is timed. Raises UserError for a

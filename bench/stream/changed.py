@@ -28,7 +28,7 @@ BUDGET = 8  # frames, unless one is given
 
 @dataclass(slots=True)
 class TimedStream:
-    """A session, what each of its chunks took, and its counters after each; the first chunk is not counted."""
+    """A session with the time and counters of each chunk; the first chunk is not counted."""
 
     session: Session
     took: list[Took] = field(default_factory=list)
@@ -112,7 +112,7 @@ def changed(
 
 
 def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> float:
-    """Return how many times the frames a second of ``full`` the fractions allow."""
+    """Return the highest possible ratio of frames a second to ``full``, by the fractions."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
     frame = fmean(once.wall for once in first.took[1:])  # not its median: the stages' times are means

@@ -47,7 +47,7 @@ class GrowthWork:
     engine: str = DEFAULT_ENGINE
 
     def place(self, mark: int) -> dict[str, Any]:
-        """Return the fields of a line that say what it is about."""
+        """Return the fields of a line that identify its subject."""
         about = {name: getattr(self, name) for name in ("model", "policy", "chunk")}
         return {"bench": "stream", **about, "frames": mark, "threads": self.threads or default_threads()}
 

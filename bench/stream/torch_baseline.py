@@ -42,7 +42,7 @@ class TorchBaseline:
 
     @torch.inference_mode()
     def watch(self, pixels: Tensor) -> None:
-        """Take in frames ``[F, 3, H, W]``, normalised."""
+        """Watch normalised frames ``[F, 3, H, W]``."""
         begun = time.perf_counter()
         video = pixels[None].to(self._model.dtype)
         features = self._model.model.get_video_features(video, return_dict=True).pooler_output[0, :-1]
@@ -62,7 +62,7 @@ class TorchBaseline:
 
     @torch.inference_mode()
     def ask(self, ids: Sequence[int], most: int) -> tuple[list[int], float, float]:
-        """Greedy tokens after the memory, ms to the first and ms for each further one; the memory is then as it was."""
+        """Return greedy tokens after the memory, ms to the first and ms for each further one; leaves the memory unchanged."""
         before, position = self._cache.get_seq_length(), self._position
         said, times = list[int](), [time.perf_counter()]
         embeds = torch.cat([self._model.model.image_newline[None], self._embedded(ids)])
@@ -84,7 +84,7 @@ class TorchBaseline:
         return rows
 
     def _append(self, embeds: Tensor) -> Tensor:
-        """Rows ``[S, hidden]`` through the decoder; what it makes of them. Positions continue, whatever has been evicted."""
+        """Run rows ``[S, hidden]`` through the decoder and return its output. Positions continue, whatever has been evicted."""
         at = torch.arange(self._position, self._position + len(embeds))[None]
         self._position += len(embeds)
         with torch.inference_mode():
@@ -108,7 +108,8 @@ def target_of(budget: int, per_frame: int) -> int:
 
 
 def chosen(keys: Tensor, values: Tensor, budget: int, per_frame: int) -> Tensor:
-    """Return places that stay, rising, int64 ``[kv_heads, target]``; keys and values ``[kv_heads, n, head_dim]``, oldest first.
+    """Return the places that stay, ascending, int64 ``[kv_heads, target]``, of keys and values ``[kv_heads, n, head_dim]``,
+    oldest first.
 
     n: whole frames of ``per_frame`` tokens.
     """

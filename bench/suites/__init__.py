@@ -1,4 +1,4 @@
-"""Published benchmarks, by name. docs/internals/published-benchmarks.md says where to get their data."""
+"""Published benchmarks, by name. docs/internals/published-benchmarks.md explains where to get their data."""
 
 GUIDE = "docs/internals/published-benchmarks.md"
 SUITES = ("streamingbench", "ovobench")

@@ -57,7 +57,7 @@ POLLED_ON_S = 4.0  # after the moment itself
 
 
 def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
-    """A part may be there twice, record by record and as ``_stream``, grouped by video: the same questions."""
+    """Read StreamingBench. A part may exist twice, by record and as ``_stream``, grouped by video, with the same questions."""
     patterns = [f"{folder}questions_{part}*.json" for folder in ("", "src/data/", "data/") for part in PARTS]
     chosen: dict[str, str] = {}
     for file in sorted(data.files(*patterns), key=lambda file: ("_stream" in file, file)):
@@ -71,7 +71,7 @@ def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
 def streaming_question(
     data: Dataset, part: str, told: defaultdict[str, list[str]], value: Any, name: str
 ) -> Iterator[SuiteQuestion]:
-    """told: earlier questions of each video with their answers, which a question in sequence repeats."""
+    """Return a question. told: earlier questions of each video with their answers, which a question in sequence repeats."""
     asked = streaming_proactive(value) if part == "proactive" else streaming_choice(value)
     video, text = data.video(asked["video_path"]), asked["question"]
     if part == "proactive":
@@ -96,7 +96,7 @@ def streaming_question(
 
 
 def streaming_columns(scores: Scores) -> Iterator[Line]:
-    """Tasks, then their category's fraction of all its questions; all questions last, as Table 2 has them."""
+    """Return the tasks, then their category's fraction of all its questions; all questions last, as in Table 2."""
     for category, names in STREAMING.items():
         if tasks := list(scores.subtasks(names, category)):
             yield from (*tasks, scores.accuracy(category, category))
@@ -154,7 +154,7 @@ def ovo_question(data: Dataset, value: Any, name: str) -> Iterator[SuiteQuestion
 
 
 def ovo_columns(scores: Scores) -> Iterator[Line]:
-    """Tasks, the mean of each category's tasks, and the mean of the three."""
+    """Return the tasks, the mean of each category's tasks, and the mean of the three."""
     categories = []
     for category, names in TASKS.items():
         if tasks := list(scores.subtasks(names, category)):

@@ -1,4 +1,4 @@
-"""A data folder as it was downloaded: annotation files, videos, the questions they hold, and the records left out."""
+"""A downloaded data folder: annotation files, videos, their questions, and skipped records."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    evidence: rising tokens that show the answer, int64, for a question about now those of the newest frame; empty if nothing
+    evidence: ascending tokens that show the answer, int64 (for a question about now only the newest frame's); empty if nothing
     shows it (a "no"). last: the last frame that showed it, None without evidence.
     """
 
@@ -70,7 +70,7 @@ class Case:
         return None if question.last is None else 1 + question.last * 4 // len(self.frames)
 
     def gap(self, question: CaseQuestion) -> int | None:
-        """Return frames between the last that shows the evidence and the newest; None without evidence."""
+        """Return the number of frames from the last that shows the evidence to the newest; None without evidence."""
         return None if question.last is None else len(self.frames) - 1 - question.last
 
 
@@ -129,7 +129,7 @@ def _drawn(kinds: Iterable[str], world: World, rng: np.random.Generator) -> list
 
 
 def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
-    """Questions about each visit, about pairs that were never shown, about the first object, and about now."""
+    """Return questions about each visit, pairs that were never shown, the first object, and now."""
     drawn: list[Drawn] = []
     for visit, kind in product(world.visits, OF_A_VISIT):
         phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
@@ -145,7 +145,7 @@ def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
 
 
 def make_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> CaseQuestion:
-    """Add the evidence. owners: int32 ``[T, p]``, of the whole stream."""
+    """Make a question with its evidence. owners: int32 ``[T, p]``, of the whole stream."""
     shows = np.isin(owners, carriers(asked, world))
     if demo.is_about_now(asked.kind):
         shows[:-1] = False
@@ -182,7 +182,7 @@ class EvidenceScore:
 def score_evidence(
     found: Evidence, case: Case, question: CaseQuestion, held: NDArray[np.bool_], grid: tuple[int, int]
 ) -> EvidenceScore:
-    """held: bool ``[layers, kv_heads, tokens of the stream]``; the newest frame is always seen."""
+    """Score an answer's evidence. held: bool ``[layers, kv_heads, tokens of the stream]``; the newest frame is always seen."""
     tokens, overlap = case.owners.shape[1], 0.0
     there = question.is_about_now or bool(held[:, :, question.evidence].any())
     frames = question.evidence // tokens

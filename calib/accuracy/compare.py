@@ -29,7 +29,10 @@ Pick = Callable[[dict[str, Any]], bool]  # of a question's result
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """runs: the ceiling (usually ``full``), then by budget; records: for each run, stream by stream."""
+    """The results of a comparison. runs: the ceiling (usually ``full``), then by budget.
+
+    records: for each run, stream by stream.
+    """
 
     settings: AccuracySettings
     runs: list[VariantRun]
@@ -38,7 +41,7 @@ class Comparison:
 
     @property
     def enters(self) -> float:
-        """The least accuracy of the ceiling at which a kind of question counts; 0 for text-facts, whose kinds always count."""
+        """The least accuracy of the ceiling for a kind of question to count; 0 for text-facts, whose kinds always count."""
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
@@ -87,7 +90,7 @@ def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
 
 
 def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
-    """Return whether each picked answer is right, a list a stream."""
+    """Return whether each picked answer is right, one list per stream."""
     return [[result["right"] for result in record["results"] if pick(result)] for record in records]
 
 

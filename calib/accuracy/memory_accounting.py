@@ -25,7 +25,10 @@ class PeakBytes:
         self.bytes = 0
 
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
-        """present: bytes of the newest frame and of its references for changes, if held beside the memory."""
+        """Record the bytes now taken.
+
+        present: bytes of the newest frame and of its references for changes, if held beside the memory.
+        """
         self.bytes = max(self.bytes, cache.nbytes + bytes_of(policy) + present)
 
 
@@ -74,7 +77,7 @@ class WrappedEngine:
 
 
 class NullEngine(WrappedEngine):
-    """An engine and its own decoder that compute nothing: rows are appended as they are in the arena, results are zeros."""
+    """An engine and decoder that compute nothing: appended rows keep the arena's content, and results are zeros."""
 
     kv_device: KVDevice = "host"
     by_layer = True

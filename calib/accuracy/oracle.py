@@ -39,7 +39,7 @@ class Oracle(Policy):
 
     @property
     def max_append(self) -> int:
-        """One frame, so that no more than necessary is evicted."""
+        """Return one frame, so that only necessary tokens are evicted."""
         return self.shape.tokens_per_frame
 
     def score(self, layer: Layer) -> NDArray[np.float32]:
@@ -55,8 +55,8 @@ def make_oracle(name: str, case: Case) -> Oracle:
 
 
 def ranking(case: Case, order: Order) -> NDArray[np.float32]:
-    """Return priority of each token, all different: the questions' evidence in rounds, most asked first; then other objects
-    likewise; then the background, newest first.
+    """Return distinct priorities of the tokens: the questions' evidence in rounds, most asked first, then other objects in the
+    same way, then the background, newest first.
     """
     asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
     flat = case.owners.ravel()
@@ -68,7 +68,7 @@ def ranking(case: Case, order: Order) -> NDArray[np.float32]:
 
 
 def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
-    """One token of each group in turn, then the next of each. groups: rising tokens."""
+    """Return one token of each group in turn, then the next of each. groups: ascending tokens."""
     rounds = zip_longest(*(tokens[::-1] if order == "newest" else _spread(tokens) for tokens in groups))
     return [token for turn in rounds for token in turn if token is not None]
 

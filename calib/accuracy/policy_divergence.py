@@ -69,7 +69,7 @@ class DivergenceMeter:
         return min(positions, memory)
 
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
-        """The largest |M| at which a policy takes no more bytes than a sliding window of ``tokens``. Raises UserError."""
+        """Return the largest |M| at which a policy takes at most a sliding window's bytes. Raises UserError."""
         allowed, measured = self._peak_bytes(PLAIN.policy, 0, tokens), partial(self._peak_bytes, policy, frames)
         return equal_byte_budget(tokens, allowed, bytes_per_token(self.model.bundle), self.per_frame, measured)
 
@@ -92,8 +92,8 @@ class DivergenceMeter:
     ) -> Record:
         """Measure a policy at |M| = ``tokens``, at the moments when a sliding window of ``budget`` tokens is full.
 
-        kl: KL(full || policy) in nats, and top1: whether the most probable token is full KV's, a list a moment of all tokens of
-        its answers. appended: fraction of the tokens that left the present.
+        kl: KL(full || policy) in nats; top1: whether the most probable token is full KV's; each has one list per moment, for
+        all tokens of its answers. appended: fraction of the tokens that left the present.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -113,7 +113,7 @@ class DivergenceMeter:
         }  # fmt: skip
 
     def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV over what changed in ``frames`` frames, with no more rows than whole frames take."""
+        """Measure full KV over the changes of ``frames`` frames, with at most the rows of whole frames."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 
@@ -166,7 +166,7 @@ class DivergenceMeter:
 
 
 def moments(frames: int) -> set[int]:
-    """Return numbers of frames after which to ask: MOMENTS even steps through a clip, each at a chunk's end."""
+    """Return the frame numbers after which to ask: MOMENTS even steps through a clip, each at a chunk's end."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 

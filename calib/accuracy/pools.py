@@ -1,4 +1,4 @@
-"""Does pieces of work in this process or in several others."""
+"""Do pieces of work in this process or in several others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Compare the policies on a model at equal bytes; select what ``auto`` runs at each budget, appends and encodes.
+"""Compare the policies on a model at equal bytes, and select the policies and settings of ``auto``.
 
-What is appended and encoded is what saves most and surely loses little, both under full KV.
+The settings of append and encode are those that save most and surely lose little under full KV.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """The comparison as typed. budgets: fractions of a clip, or tokens; by default the usual one and LOW."""
+    """The requested comparison. budgets: fractions of a clip, or tokens; by default the usual one and LOW."""
 
     policies: Sequence[str]
     budgets: Sequence[Budget] = ()
@@ -52,7 +52,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonInput:
-    """The model and the clips. frames: of a clip; folder: keeps measurements, which are not repeated."""
+    """The model and the clips. frames: length of a clip. folder: keeps measurements, so that they are not repeated."""
 
     model: Model
     clips: Sequence[Clip]
@@ -117,8 +117,8 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the policy that compresses fastest among those that cannot be distinguished from the best.
 
-    None, for FALLBACK, where nothing is clearly better: FALLBACK, or all of several, are as good as the best. The best has
-    the largest mean; paired differences on the same clusters tell policies apart.
+    Returns None, for FALLBACK, if no policy is clearly better, because FALLBACK or all of several are as good as the best. The
+    best has the largest mean; paired differences on the same clusters decide between policies.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -128,13 +128,13 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
 
 
 def usual_budget(model: Model) -> int:
-    """|M| of a session without a budget of its own."""
+    """Return |M| of a session without a requested budget."""
     text, prefix = TextBudget.fitting(model.bundle.limit), Chat(model.bundle.chat, model.tokenizer).prefix
     return default_budget(model, create_policy(PLAIN.policy), model.bundle.limit - len(prefix) - text.rows(model))
 
 
 def budgets_of(request: ComparisonRequest, model: Model, clip_tokens: int) -> list[int]:
-    """|M| of each budget, rising. Raises UserError for typed ones that hold a whole clip, and where none is left."""
+    """Return |M| of each budget, ascending. Raises UserError for requested ones that hold a whole clip, and if none is left."""
     wanted = request.budgets or [Budget("", count=usual_budget(model)), *parse_budgets(LOW)]
     tokens = sorted({budget.tokens(clip_tokens) for budget in wanted})
     least = 1 if request.budgets else model.bundle.vision.tokens_per_frame
@@ -193,7 +193,7 @@ def _measure_policy(
 
 
 def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
-    """Return a policy, of its records, one a clip. Clusters are (clip, moment)."""
+    """Return a policy's candidate from its records, one per clip. Clusters are (clip, moment)."""
     nats = [moment for record in records for moment in record["kl"]]
     top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
     found = mean(nats)
@@ -219,20 +219,20 @@ def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], take
 
 
 def _surely_within(losses: Sequence[Values]) -> bool:
-    """Whether the mean loss stays within BOUND by Student's t; one loss is added, so that a few answers prove nothing."""
+    """Return whether the mean loss stays within BOUND by Student's t; one extra loss is counted, against chance."""
     found = mean([[1.0, *losses[0]], *losses[1:]])
     return found.value + half_width(found) <= BOUND
 
 
 def select_append(records: Sequence[Sequence[Record]]) -> AppendChoice:
-    """records: for each of TAUS, one a clip."""
+    """Select what to append. records: for each of TAUS, one per clip."""
     trials = [AppendTrial(tau, *_estimates("appended", of)) for tau, of in zip(TAUS, records, strict=True)]
     best = best_trial(trials, list(map(_lost_tokens, records)), "appended")
     return AppendChoice(best.tau if best else None, BOUND, tuple(trials))
 
 
 def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
-    """records: for each of SETTINGS, one a clip."""
+    """Select what to encode. records: for each of SETTINGS, one per clip."""
     trials = [
         EncodeTrial(str(way), *_estimates("encoded", of), min(record["low_cosine"] for record in of))
         for way, of in zip(SETTINGS, records, strict=True)
@@ -253,5 +253,5 @@ def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, flo
 
 
 def _lost_tokens(records: Sequence[Record]) -> list[list[float]]:
-    """For each next token 1 where it is not full KV's, a list a moment."""
+    """Return, for each next token, 1 if it differs from full KV's, in one list per moment."""
     return [[1.0 - same for same in moment] for record in records for moment in record["top1"]]

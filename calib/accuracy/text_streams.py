@@ -60,10 +60,10 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class TextQuestion(CaseQuestion):
-    """``text`` is the question and, on the next line, the first words of its answer."""
+    """A question about text. ``text`` is the question and, on the next line, the first words of its answer."""
 
     def is_right(self, answer: str) -> bool:
-        """Return whether the answer has the word, by itself."""
+        """Return whether the answer contains the word as a whole word."""
         return re.search(rf"\b{re.escape(self.answer)}\b", answer) is not None
 
 
@@ -161,7 +161,7 @@ def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 
 
 def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> TextQuestion:
-    """shows: bool ``[T, TOKENS]``, the tokens that show the answer."""
+    """Make a question. shows: bool ``[T, TOKENS]``, the tokens that show the answer."""
     shows[:-1] &= not kind.startswith("now")
     evidence = np.flatnonzero(shows)
     return TextQuestion(kind, f"Who was there?\n{ALWAYS[1:]} {start}", answer, evidence, int(evidence[-1]) // TOKENS)

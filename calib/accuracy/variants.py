@@ -63,7 +63,7 @@ class Variant:
 
     @property
     def changes(self) -> str:
-        """The suffixes for what is encoded and appended; empty for whole frames."""
+        """The suffixes of the settings for encode and append; empty for whole frames."""
         return self.label.removeprefix(self.on_full_frames.label)
 
     def under(self, append: str, encode: str = ALL) -> Variant:
@@ -82,7 +82,7 @@ class Budget:
     count: int | None = None
 
     def tokens(self, stream_tokens: int) -> int:
-        """|M| for a stream of ``stream_tokens`` vision tokens."""
+        """Return |M| for a stream of ``stream_tokens`` vision tokens."""
         return int(self.fraction * stream_tokens + 1e-9) if self.count is None else self.count
 
 
@@ -115,7 +115,8 @@ def equal_byte_runs(
     variants: Sequence[Variant], budget: str, tokens: int, per_token: int, least: int,
     peak_bytes: Callable[[Variant, int], int], unlimited: Collection[Variant] = (),
 ) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
-    """Yield each variant at the most tokens at which it takes no more bytes than a sliding window of ``tokens``, or why not.
+    """Yield each variant at the most tokens at which it takes no more bytes than a sliding window of ``tokens``, or the reason
+    why it cannot run.
 
     per_token, least: see :func:`equal_byte_budget`. peak_bytes: measures a variant at a budget. unlimited: variants that may
     take any number of bytes.
@@ -138,7 +139,7 @@ def equal_byte_runs(
 
 
 def reason_of(error: UserError) -> str:
-    """Why a policy cannot run at a budget, without the advice to ``--budget``."""
+    """Return why a policy cannot run at a budget, without the advice about ``--budget``."""
     return str(error).partition("; give --budget")[0]
 
 

@@ -129,7 +129,9 @@ class Worker:
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """Yield each variant at the budget at which it takes no more bytes than a sliding window, or why it cannot run."""
+        """Yield each variant at the budget at which it takes no more bytes than a sliding window, or the reason why it cannot
+        run.
+        """
         tokens, per_token = budget.tokens(self.settings.frames * self.per_frame), bytes_per_token(self.model.bundle)
         oracles = [variant for variant in variants if variant.is_oracle]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
@@ -210,7 +212,7 @@ def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]])
 
 
 def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which tokens of a stream of frames of ``grid`` each layer and KV head holds: bool ``[layers, kv_heads, tokens]``."""
+    """Return the tokens of a stream of ``grid`` frames that each layer and head holds: bool ``[layers, kv_heads, tokens]``."""
     held = np.zeros((cache.layers, cache.kv_heads, tokens), np.bool_)
     rows, columns = grid
     for layer in range(cache.layers):
@@ -247,7 +249,9 @@ def moved_bytes(session: Session) -> int:
 
 
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
-    """Return fraction of ``evidence`` held, and whether any of it is, means over layers and KV heads; None without evidence."""
+    """Return the fraction of ``evidence`` held, and whether any is held, as means over layers and KV heads; None without
+    evidence.
+    """
     if not len(evidence):
         return None, None
     there = held[:, :, evidence]

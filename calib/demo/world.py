@@ -50,7 +50,7 @@ class Thing:
 
     @property
     def quadrant(self) -> int:
-        """Index into QUADRANTS."""
+        """The index of its quadrant in QUADRANTS."""
         row, column = divmod(self.cell, GRID)
         return 2 * (row // 2) + column // 2
 
@@ -93,7 +93,10 @@ class World:
     size = SIZE  # of a frame
 
     def __init__(self, seed: int | list[int] = 0, event_rate: float | None = None, hard: bool = False):
-        """`event_rate`: by default that of the kind of world; `hard`: with a moving background, cuts and more events."""
+        """Start a stream. event_rate: by default that of the kind of world.
+
+        hard: with a moving background, cuts and more events.
+        """
         self.history = History()
         self._rng = np.random.default_rng(seed)
         self._event_rate = event_rate or (HARD_EVENT_RATE if hard else EVENT_RATE)
@@ -104,7 +107,7 @@ class World:
 
     @property
     def owners(self) -> np.ndarray:
-        """int32 [16]: the number of the object in each patch of the newest frame, row-major; -1 where there is none."""
+        """Return int32 [16], the number of the object in each patch of the newest frame, row-major; -1 for none."""
         owners = np.full(GRID * GRID, -1, dtype=np.int32)
         for thing in self.history.present:
             owners[thing.cell] = thing.number
@@ -112,7 +115,7 @@ class World:
 
     @property
     def occupied(self) -> np.ndarray:
-        """bool [16]: which patches of the newest frame hold an object, row-major."""
+        """Return bool [16], which patches of the newest frame hold an object, row-major."""
         return self.owners >= 0
 
     def step(self) -> np.ndarray:
@@ -252,7 +255,7 @@ class Visit:
 class LongWorld(World):
     """A world for long streams: ``visits`` come in order and one at a time, all other objects come and go as in :class:`World`.
 
-    A visitor's shape is its own, so that a question about it has one answer however long ago it was.
+    A visitor's shape is unique, so that a question about it has one answer however long ago it was.
     """
 
     def __init__(self, seed: int | list[int], visits: Sequence[Visit]) -> None:

@@ -1,4 +1,4 @@
-"""The embedding: files of rows that a host gathers from, and, where the head is tied to it, the head."""
+"""The embedding: files of rows that the host gathers from, also used by a tied head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WeightTable:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The codes, or the numbers themselves; then the scales, if there are."""
+        """The files of codes, or of the numbers themselves; then of scales, if any."""
         return tuple(tensor.external_data[0].value for tensor in self.tensors)
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
@@ -36,7 +36,7 @@ class WeightTable:
 
 
 def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
-    """Write the rows ``[vocab, hidden]`` that ``read`` gives into ``folder``, a file a part; not again. Raises OSError."""
+    """Write the rows ``[vocab, hidden]`` of ``read`` into ``folder``, a file per part, unless they exist. Raises OSError."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
         written = []
@@ -59,6 +59,6 @@ def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], rea
 
 
 def parts_of(layout: Layout, shape: tuple[int, int]) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-    """Name, shape and dtype of what a layout whose parts are by row stores of a matrix of ``shape``."""
+    """Return name, shape and dtype of each part that a layout by rows stores for a matrix of ``shape``."""
     first: Parts = layout.parts(np.zeros((1, shape[1]), np.float32))
     return [(part, (shape[0], *array.shape[1:]), array.dtype) for part, array in first.items()]

@@ -1,8 +1,8 @@
 """Profiles: how the decoder builder writes graphs for one kind of runtime.
 
-They differ in the operators of norms and rotary positions, in the cache, and in how matrices lie; the rest of the decoder is
-the same. docs/internals/engines.md has the inputs and outputs. Here is ONNX Runtime's, on CPU and CUDA: fused nodes of
-``com.microsoft``, and GroupQueryAttention, which appends in place.
+They differ in the operators of norms and rotary positions, in the cache, and in the layout of matrices; the rest of the decoder
+is the same. docs/internals/engines.md has the inputs and outputs. This module has ONNX Runtime's profile, for CPU and CUDA:
+fused nodes of ``com.microsoft``, and GroupQueryAttention, which appends in place.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from edgevlm.runtime.plugins import names
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """opset, ir_version: of decoder graphs. kv: what keys and values may be. variants: the decoder graphs there are.
+    """A graph profile.
 
-    operators: norms and rotary positions as :class:`Fused` has them. cache: keys and values in one graph, ``start`` and
-    ``attend`` of :class:`edgevlm.export.kv.Memory`.
+    opset, ir_version: of decoder graphs. kv: allowed types of keys and values. variants: the decoder graphs. operators: norms
+    and rotary positions, like :class:`Fused`. cache: keys and values in one graph, with ``start`` and ``attend`` like
+    :class:`edgevlm.export.kv.Memory`.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Profile:
         return self.name != ONNXRUNTIME
 
     def precision(self, name: str) -> Layouts:
-        """Return the layouts of a weight precision; raises UserError for one that is unknown, or that the profile has not."""
+        """Return the layouts of a weight precision; raises UserError for one that is unknown or not in the profile."""
         chosen = load_precision(name)
         layouts = chosen.tensorrt if self.is_tensorrt else chosen.onnxruntime
         if layouts is None:
@@ -54,7 +55,7 @@ class Profile:
         return layouts
 
     def check_kv(self, kv: KVType) -> None:
-        """Raises UserError for keys and values that its graphs cannot keep."""
+        """Raise UserError for a type of keys and values that its graphs cannot keep."""
         if kv not in self.kv:
             raise UserError(f"--kv {kv} cannot be written for {self.name}; give {' or '.join(self.kv)}")
 
@@ -70,7 +71,7 @@ class Fused:
     shape: DecoderShape
 
     def tables(self) -> None:
-        """The inputs ``cos`` and ``sin`` ``[1, S, D/2]``, as the two-dimensional tables that RotaryEmbedding reads.
+        """Convert the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` to the two-dimensional tables of RotaryEmbedding.
 
         With a base of its own for layers with a window they are ``[1, S, D]``: its tables follow.
         """
@@ -93,7 +94,7 @@ class Fused:
         return name, f"{name}.sum"
 
     def rotate(self, name: str, rows: str, heads: int, table: str = "") -> str:
-        """Rotate-half of ``[1, S, heads D]`` by this call's cos and sin (row ``s`` of the call uses row ``s`` of them)."""
+        """Rotate ``[1, S, heads D]`` (rotate-half) by this call's cos and sin; row ``s`` of the call uses their row ``s``."""
         start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
         attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
         return self.graph.fused(

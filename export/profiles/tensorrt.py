@@ -1,6 +1,6 @@
 """TensorRT: norms and rotary positions in operators that every version from 10.3 on has, and the cache in two ways.
 
-A layer is read as far as the input ``columns{l}`` is long, and the mask is made in the graph (docs/internals/engines.md).
+The length of the input ``columns{l}`` is the number of rows read, and the graph makes the mask (docs/internals/engines.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Primitive:
     shape: DecoderShape
 
     def tables(self) -> None:
-        """With a dimension for the heads: ``[1, S, 1, D/2]``."""
+        """Add a dimension for the heads: ``[1, S, 1, D/2]``."""
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), g.integers(1, -1, 1, half)], [f"{name}.table"])
@@ -45,7 +45,7 @@ class Primitive:
         return g.node("Mul", [normed, g.weight(f"{name}.weight", gamma)], [name]), x
 
     def rotate(self, name: str, rows: str, heads: int, table: str = "") -> str:
-        """``(a, b)`` to ``(a cos - b sin, b cos + a sin)``, a and b the halves of a head."""
+        """Rotate ``(a, b)`` to ``(a cos - b sin, b cos + a sin)``, a and b the halves of a head."""
         g, dim = self.graph, self.shape.head_dim
         first, second = f"{name}.first", f"{name}.second"
         by_head = g.node("Reshape", [rows, g.integers(1, -1, heads, dim)], [f"{name}.split"])
@@ -61,14 +61,14 @@ class Primitive:
 
 @dataclass(slots=True)
 class Columns:
-    """Keys and values of one precision in one graph. Profiles write ``attend``, as :class:`edgevlm.export.kv.Memory` has it."""
+    """Keys and values of one precision in one graph. Profiles implement ``attend``, as in :class:`edgevlm.export.kv.Memory`."""
 
     graph: GraphBuilder
     shape: DecoderShape
     kv: KVType
 
     def start(self) -> None:
-        """``past{l}`` int32 ``[1]``, the rows before the call, and ``new`` int32 ``[S]``: 0, 1, .. of the call's rows."""
+        """Make ``past{l}`` int32 ``[1]``, the rows before the call, and ``new`` int32 ``[S]``: 0, 1, .. of the call's rows."""
         g, layers = self.graph, self.shape.layers
         total = g.input("total_len", TensorProto.INT32, [layers])
         rows = g.node("Shape", ["inputs_embeds"], ["S"], start=1, end=2)
@@ -99,13 +99,13 @@ class Columns:
         return rows if self.kv == "fp32" else self.graph.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
 
     def by_head(self, name: str, rows: str, heads: int) -> str:
-        """``[1, S, heads D]`` to ``[1, heads, S, D]`` of the memory's type."""
+        """Convert ``[1, S, heads D]`` to ``[1, heads, S, D]`` of the memory's type."""
         g = self.graph
         split = g.node("Reshape", [self.stored(rows), g.integers(1, -1, heads, self.shape.head_dim)], [f"{name}.split"])
         return g.node("Transpose", [split], [name], perm=[0, 2, 1, 3])
 
     def joined(self, layer: int, by_row: str) -> str:
-        """Attention ``[.., S, Hq, D]`` to ``[1, S, Hq D]`` in float32."""
+        """Convert attention ``[.., S, Hq, D]`` to ``[1, S, Hq D]`` in float32."""
         g, width = self.graph, self.shape.heads * self.shape.head_dim
         rows = g.node("Reshape", [by_row, g.integers(1, -1, width)], [f"layer{layer}.joined"])
         return rows if self.kv == "fp32" else g.cast(rows, f"{rows}.float", np.float32)
@@ -113,7 +113,7 @@ class Columns:
 
 @dataclass(slots=True)
 class Beside(Columns):
-    """10.3 to 10.14: operators of opset 20, attention from products and a softmax.
+    """TensorRT 10.3 to 10.14: operators of opset 20, attention from products and a softmax.
 
     New rows are the outputs ``new_key{l}``, ``new_value{l}`` ``[1, Hkv, S, D]``: an engine of these versions cannot write into
     what it reads, so that keys and values of the call are attended to beside those of the memory, and the caller writes them
@@ -122,7 +122,7 @@ class Beside(Columns):
     """
 
     def start(self) -> None:
-        """``new.folded`` ``[1, 1, g S, 1]`` besides: the row of the call that a row of the folded scores is."""
+        """Also make ``new.folded`` ``[1, 1, g S, 1]``: for each row of the folded scores its row of the call."""
         Columns.start(self)
         g, group = self.graph, self.shape.heads // self.shape.kv_heads
         folded = g.node("Tile", ["new", g.integers(group)], ["new.tiled"])
@@ -145,7 +145,7 @@ class Beside(Columns):
         return self.joined(layer, g.node("Transpose", [split], [f"{name}.by_row"], perm=[1, 0, 2]))
 
     def _folded(self, layer: int, query: str) -> str:
-        """``[1, S, Hq D]`` to ``[1, Hkv, g S, D]``, scaled."""
+        """Fold and scale ``[1, S, Hq D]`` to ``[1, Hkv, g S, D]``."""
         g, s, name = self.graph, self.shape, f"layer{layer}.queries"
         scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
         scaled = self.stored(g.node("Mul", [query, scale], [f"{name}.scaled"]))
@@ -170,7 +170,7 @@ class Beside(Columns):
 
 @dataclass(slots=True)
 class InPlace(Columns):
-    """10.15 and newer: TensorScatter appends in place, and the standard Attention reads a slice of the memory.
+    """TensorRT 10.15 and newer: TensorScatter appends in place, and the standard Attention reads a slice of the memory.
 
     ``key{l}_out``, ``value{l}_out`` are to be bound to the addresses of ``key{l}``, ``value{l}``.
     """

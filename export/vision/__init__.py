@@ -22,11 +22,11 @@ GRAPH, CHANGED, WEIGHTS = "vision.onnx", "vision-changed.onnx", "vision.weights"
 class Tower:
     """Pixels ``[G, group * 3, H, W]`` to language-space rows ``[G, tokens, width]``, one frame group after another.
 
-    size: (height, width) of a frame in pixels. is_sized: one graph takes other sizes. group: frames that a tower merges
-    into one. patch_grid: (rows, columns). class_tokens: rows ahead of those of patches. reach: not 0 where a row of tokens is
-    made of a row of patches, ``[rows of tokens, rows of patches]``, and the same of columns; None where patches are tokens.
-    residual: width of the residual stream, which int8 rotates; 0 if :meth:`add_nodes` does not name what reads and writes it.
-    :meth:`add_nodes` is a family's own.
+    size: (height, width) of a frame in pixels. is_sized: whether one graph takes other sizes. group: frames that a tower merges
+    into one. patch_grid: (rows, columns). class_tokens: rows before those of patches. reach: nonzero where a row of tokens
+    depends on a row of patches, ``[rows of tokens, rows of patches]``, and the same for columns; None if patches are tokens.
+    residual: width of the residual stream, which int8 rotates; 0 if :meth:`add_nodes` does not mark its readers and writers.
+    Families implement :meth:`add_nodes`.
     """
 
     size: tuple[int, int]
@@ -45,7 +45,7 @@ class Tower:
         return np.arange(self.patch_grid[0] * self.patch_grid[1])
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
-        """Build the tower; returns the tensor of its rows. Raises UserError if the checkpoint lacks what it takes."""
+        """Build the tower; return the tensor of its rows. Raises UserError if the checkpoint lacks a tensor."""
         raise NotImplementedError
 
 
@@ -60,9 +60,9 @@ def write_vision(
 ) -> dict[str, Any] | None:
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
 
-    precision: of its linears, fp32, fp16 (which needs ``standard``) or int8. standard: without nodes of ONNX Runtime's own, and
-    for frames of the tower's size only; then attention is in the precision too. changed: also ``vision-changed.onnx``, of the
-    same weights and for that size only; returns what :class:`edgevlm.runtime.bundle.ChangedTowerSpec` says of it, as JSON.
+    precision: of its linears, fp32, fp16 (which needs ``standard``) or int8. standard: without ONNX Runtime's own operators,
+    and for frames of the tower's size only; attention then has the precision too. changed: also write ``vision-changed.onnx``,
+    with the same weights and for that size only; returns its :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON.
     """
     spec = None
     with (folder / WEIGHTS).open("wb") as stream:
@@ -106,7 +106,7 @@ def tower_parameters(tower: Tower, checkpoint: Checkpoint) -> int:
 
 
 class WrittenNowhere(WeightsFile):
-    """Counts numbers and keeps none."""
+    """A weights file that only counts numbers."""
 
     numbers = 0
 

@@ -2,7 +2,7 @@
 
 Linears in ``int8`` (ONNX Runtime) multiply bytes and add up integers: weights have one scale per output channel, activations
 one per row. Norms without gain and bias, which are folded, and a rotated residual stream make rows of standard deviation 1
-without outlying channels; those have one scale. A projector that reads the residual stream itself stays float32. Linears in
+without outlying channels; those have one scale. A projector that reads the residual stream directly stays float32. Linears in
 ``fp16`` (TensorRT): the product and its weights, with a Cast on either side; attention too. The first convolution, norms,
 activations and sums stay float32.
 
@@ -49,12 +49,12 @@ Windows = list[tuple[Operand, Operand]]  # (how many, patches in each), one afte
 
 @dataclass(slots=True)
 class VisionGraph:
-    """A tower's graph under construction: methods add nodes and return the tensor that these give.
+    """A tower's graph under construction: methods add nodes and return their tensor.
 
     A layer's name is that of its tensors in the checkpoint (``vision.encoder.layers.0.mlp.fc1``), which are read when it is
     added, one at a time. Rows are float32 ``[B, N, width]``. precision: of linears. standard: without ONNX Runtime's own
-    operators. fixed: frames are of one size, and what depends on it alone is worked out at export. rotation: of the residual
-    stream, with which weights are stored; norms then have no gain and bias, which are folded into the linears that read them.
+    operators. fixed: frames have one size, and everything that depends only on it is computed at export. rotation: the residual
+    stream's rotation in the stored weights; gains and biases of norms are then folded into the linears that read them.
     """
 
     graph: GraphBuilder
@@ -73,26 +73,26 @@ class VisionGraph:
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
     def per_position(self, table: str) -> str:
-        """Return the lines of a table ``[positions, ...]`` that belong to the rows of the call: all of them."""
+        """Return the lines of a table ``[positions, ...]`` for the rows of the call: all of them."""
         return table
 
     def per_patch(self, table: str) -> str:
-        """Return the same of a table ``[patches, ...]`` in the order of the frame."""
+        """Return the same for a table ``[patches, ...]`` in the order of the frame."""
         return table
 
     def position_ids(self) -> str:
-        """Return what RotaryEmbedding takes for the lines of its tables."""
+        """Return the position ids of RotaryEmbedding."""
         return self.integers(0)
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
         return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
 
     def kept(self, name: str, rows: str, width: int) -> str:
-        """Return the rows of all patches, for what makes tokens of several."""
+        """Return the rows of all patches, for tokens made of several patches."""
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
-        """Choose the rows of the tokens to be computed. order: the row of each token, if it is another."""
+        """Choose the rows of the tokens to be computed. order: the row of each token, if different."""
         return rows
 
     def integers(self, *numbers: int) -> str:
@@ -139,7 +139,7 @@ class VisionGraph:
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
-        """Return the tensor, or a constant of known numbers, which is called ``name`` or, if that is empty, by its numbers."""
+        """Return the tensor, or a constant of known numbers, called ``name`` or, if that is empty, after its numbers."""
         if isinstance(operand, str):
             return operand
         array = np.asarray(operand)
@@ -157,7 +157,7 @@ class VisionGraph:
         return self.node("Mul", [left, right], name)
 
     def reshape(self, name: str, rows: str, *shape: Operand) -> str:
-        """0 keeps a dimension, -1 takes the rest."""
+        """Reshape; 0 keeps a dimension, -1 takes the rest."""
         return self.node("Reshape", [rows, self.named("", self.vector(*shape))], name)
 
     def transpose(self, name: str, rows: str, *axes: int) -> str:
@@ -169,11 +169,11 @@ class VisionGraph:
         return names
 
     def residual(self, rows: Float32) -> Float32:
-        """Return numbers that are added to the residual stream ``[.., width]``, rotated as it is."""
+        """Rotate numbers that are added to the residual stream ``[.., width]``."""
         return rows if self.rotation is None else self.rotation.rows(rows)
 
     def rotated(self, name: str, rows: str, width: int) -> str:
-        """Return rows that become the residual stream, rotated in the graph."""
+        """Rotate, in the graph, rows that become the residual stream."""
         if self.rotation is None:
             return rows
         if not self.graph.shared("rotation"):
@@ -183,9 +183,9 @@ class VisionGraph:
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Convolve squares of ``patch`` pixels in ``group`` frames: ``[F, group * 3, H, W]`` to rows.
+        """Convolve squares of ``patch`` pixels in ``group`` frames, ``[F, group * 3, H, W]``, to rows.
 
-        writes: they are the residual stream.
+        writes: the rows are the residual stream.
         """
         deep = (width, 3, group, patch, patch) if group > 1 else (width, 3, patch, patch)
         turned = self.residual if writes else np.asarray
@@ -202,10 +202,10 @@ class VisionGraph:
         self, name: str, rows: str, columns: int, width: int, *,
         bias: bool = True, activation: str = "", reads: str = "", writes: bool = False,
     ) -> str:  # fmt: skip
-        """``activation(rows @ weight.T + bias)`` of rows ``columns`` wide.
+        """Return ``activation(rows @ weight.T + bias)`` of rows ``columns`` wide.
 
-        reads: the norm that gave the rows, or "residual" if they are of the residual stream; several side by side will do.
-        writes: the result is added to the residual stream. Raises UserError for a weight that fp16 cannot hold.
+        reads: the norm before the rows, or "residual" for the residual stream; may be several, side by side. writes: the result
+        is added to the residual stream. Raises UserError for a weight that fp16 cannot hold.
         """
         shape, vector = (width, columns), ""
         if bias or len(self.affine.get(reads, [])) > 1:
@@ -251,7 +251,7 @@ class VisionGraph:
     def layer_norm(
         self, name: str, rows: str, width: int, epsilon: float, skip: str = "", *, writes: bool = False
     ) -> tuple[str, str]:
-        """The norm of ``rows + skip`` on the last axis; returns it and the sum. writes: the norm becomes the residual stream.
+        """Return the norm of ``rows + skip`` on the last axis, and the sum. writes: the norm becomes the residual stream.
 
         Two nodes: on a CPU, ONNX Runtime's SkipLayerNormalization takes four times as long.
         """
@@ -261,7 +261,7 @@ class VisionGraph:
         return self.rotated(f"{name}.rotated", normed, width) if writes else normed, total
 
     def rms_norm(self, name: str, rows: str, width: int, epsilon: float, skip: str = "") -> tuple[str, str]:
-        """``x / sqrt(mean(x^2) + epsilon) * weight`` of ``x = rows + skip``; returns it and the sum."""
+        """Return ``x / sqrt(mean(x^2) + epsilon) * weight`` of ``x = rows + skip``, and the sum."""
         [weight], total = self._affine(name, ("weight",), width), self.add(f"{name}.sum", rows, skip) if skip else rows
         if not self.standard:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
@@ -295,7 +295,7 @@ class VisionGraph:
         return self.mul(name, self.mul(f"{name}.half", x, 0.5), self.add(f"{name}.raised", found, self.graph.number(1.0)))
 
     def attention(self, name: str, query: str, key: str, value: str, *, rows: int, heads: int, scale: float) -> str:
-        """``softmax(scale * q k') v`` of each head, of ``[B, rows, heads * head_dim]`` each."""
+        """Return ``softmax(scale * q k') v`` of each head, for inputs ``[B, rows, heads * head_dim]``."""
         if not self.standard:
             attributes = {"num_heads": heads, "scale": scale}
             return self.graph.fused("MultiHeadAttention", [query, key, value], [name], **attributes)
@@ -317,7 +317,7 @@ class VisionGraph:
         self, name: str, parts: Sequence[str], windows: Windows, *,
         rows: int, width: int, heads: int, scale: float, frames: Operand,
     ) -> str:  # fmt: skip
-        """Attention inside each window, one or none of which is all; parts: query, key, value ``[B, rows, width]``."""
+        """Attend inside each window; one window or none means all rows. parts: query, key, value ``[B, rows, width]``."""
         if len(windows) < 2 and (not windows or windows[0][0] == 1):
             query, key, value = parts
             return self.attention(f"{name}.0", query, key, value, rows=rows, heads=heads, scale=scale)
@@ -342,14 +342,16 @@ class VisionGraph:
         return self.reshape(name, cells, -1, few * few, width)
 
     def shuffle(self, name: str, rows: str, width: int, side: int, scale: int) -> str:
-        """Squares of ``scale`` x ``scale`` rows joined into one row each: ``[F, (side / scale)^2, width * scale^2]``."""
+        """Join squares of ``scale`` x ``scale`` rows into one row each: ``[F, (side / scale)^2, width * scale^2]``."""
         few = side // scale
         tiles = self.reshape(f"{name}.cut", rows, -1, few, scale, few, scale * width)
         turned = self.transpose(f"{name}.squares", tiles, 0, 1, 3, 2, 4)
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Gain and bias of a norm; with a rotation a gain of ones, unless ``apply``, for they are folded into linears."""
+        """Return gain and bias of a norm; with a rotation, unless ``apply``, they are folded into linears, and the gain is
+        ones.
+        """
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -376,13 +378,13 @@ def _evaluated(op: str, operands: Sequence[Operand], attributes: Mapping[str, An
 
 
 def averaging(side: int, stride: int) -> Float32:
-    """Means of ``stride`` neighbours each: ``[side // stride, side]``. What is left at the end is dropped."""
+    """Return the matrix of means of ``stride`` neighbours, ``[side // stride, side]``. A remainder at the end is dropped."""
     means = np.repeat(np.eye(side // stride, dtype=np.float32) / np.float32(stride), stride, 1)
     return np.pad(means, ((0, 0), (0, side - means.shape[1])))
 
 
 def bilinear(side: int, few: int) -> Float32:
-    """torch's linear interpolation of ``side`` places at ``few``: ``[few, side]``."""
+    """Return the matrix of torch's linear interpolation from ``side`` places to ``few``: ``[few, side]``."""
     at = np.maximum((np.arange(few) + 0.5) * side / few - 0.5, 0)
     low = np.minimum(at.astype(np.int64), side - 1)
     matrix, rows = np.zeros((few, side), np.float32), np.arange(few)
@@ -396,13 +398,13 @@ class ChangedGraph(VisionGraph):
     """A tower's graph for changed patches only: they go through all layers, and attend to the keys and values of all patches.
 
     A layer's new keys and values are written over those that the patches had (ScatterND, in place where ``key{l}_out`` is bound
-    to the address of ``key{l}``), and then every query of the call attends to all of them. Patches that did not change keep
-    what they were last computed as. Where a token is made of several patches, the rows that it is made of are kept likewise.
+    to the address of ``key{l}``), and then every query of the call attends to all of them. Unchanged patches keep their last
+    computed values.
 
-    Attention inside windows is of the windows that have a changed patch (and of the first of each shape, so that there is one):
-    a window has as many queries as patches, those of unchanged ones stand for nothing.
-
-    Rows are those of changed patches, ``[1, n, width]``; what towers ask for is otherwise that of :class:`VisionGraph`.
+    If a token is made of several patches, their rows are kept too. Attention inside windows runs for the windows with a changed
+    patch (and the first of each shape, so that there is one); a window has as many queries as patches, and those of unchanged
+    ones are ignored. Rows are those of changed patches, ``[1, n, width]``; the interface is otherwise that of
+    :class:`VisionGraph`.
 
     A patch has two numbers: row by row in its frame (input ``patches``), and its position in keys and values, which is that
     of the tower's own order, behind the class tokens.
@@ -422,7 +424,7 @@ class ChangedGraph(VisionGraph):
         return self.grid[0] * self.grid[1]
 
     def start(self, tower: Tower) -> str:
-        """Add the inputs, where patches are kept and which tokens they are part of; return the tensor of pixels."""
+        """Add the inputs, and compute the places of patches and their tokens; return the tensor of pixels."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])
         self.class_tokens, self.head_dim = tower.class_tokens, tower.head_dim
@@ -475,7 +477,7 @@ class ChangedGraph(VisionGraph):
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Rows stay in the order of ``patches``, tokens in that of the frame."""
+        """Return rows unchanged: they stay in the order of ``patches``, and tokens in that of the frame."""
         return rows
 
     def kept(self, name: str, rows: str, width: int) -> str:
@@ -554,7 +556,7 @@ class ChangedGraph(VisionGraph):
         return "write"
 
     def _attended(self, name: str, query: str, keys: str, values: str, heads: int, scale: float) -> str:
-        """Queries ``[B, S, width]`` that attend to keys and values ``[B, heads, N, dim]``."""
+        """Return the attention of queries ``[B, S, width]`` to keys and values ``[B, heads, N, dim]``."""
         return self.graph.fused("MultiHeadAttention", [query, keys, values], [name], num_heads=heads, scale=scale)
 
     def _index(self, windows: list[tuple[int, int]]) -> None:

@@ -1,7 +1,7 @@
 """Qwen's vision towers: patches of two frames, rotary positions, merged in squares.
 
-Rotary tables, windows and the order of patches depend on the size of a frame. The graph works them out from its pixels; where
-it is for one size, they are constants of it.
+Rotary tables, windows and the order of patches depend on the size of a frame. The graph computes them from its pixels; a graph
+for one size has them as constants.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class PatchGrid:
 
 @dataclass(frozen=True, slots=True)
 class PatchLayout:
-    """Where the patches of a frame are in the tower: window by window, square by square.
+    """The order of a frame's patches in the tower: window by window, square by square.
 
-    order: the patch of each row; row, column: for each patch; patches are numbered row by row, int64 ``[patches]``.
-    tokens: the square of each token, row by row of the frame, ``[squares]``; None: squares are in that order.
+    order: the patch of each row. row, column: of each patch. Patches are numbered row by row, int64 ``[patches]``. tokens: the
+    square of each token, row by row of the frame, ``[squares]``; None: squares are in that order.
     """
 
     order: Operand
@@ -58,7 +58,7 @@ class PatchLayout:
     def of(cls, g: VisionGraph, tall: Operand, wide: Operand, merge: int, side: int = 0) -> PatchLayout:
         """Lay out ``tall`` x ``wide`` patches, in windows of ``side`` x ``side`` squares; 0: one window.
 
-        Those along the lower and the right edge may be smaller: windows inside, at the right, at the bottom, in the corner.
+        Windows along the lower and the right edge may be smaller.
         """
         c = g.compute
         index = c("Range", 0, c("Mul", tall, wide), 1)
@@ -101,9 +101,9 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
 
 
 class QwenTower(Tower):
-    """Qwen2-VL's: every patch sees its whole frame pair.
+    """Qwen2-VL's tower: every patch sees its whole frame pair.
 
-    vision: ``vision_config``, complete. inner: width of a block's MLP. hidden: of what the tower gives.
+    vision: the complete ``vision_config``. inner: width of a block's MLP. hidden: width of the output.
     """
 
     is_sized = True
@@ -144,12 +144,12 @@ class QwenTower(Tower):
         return graph.node("Concat", [tokens, *tapped], "vision.tokens", axis=-1) if tapped else tokens
 
     def embed(self, g: VisionGraph, pixels: str) -> str:
-        """Patch embeddings ``[G, patches, columns]`` in the order of windows, square by square."""
+        """Return patch embeddings ``[G, patches, columns]`` in the order of windows, square by square."""
         rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, bias=False, group=self.group)
         return g.reorder("vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
-        """Pre-norm attention and MLP of ``rows + delta``, returned in the same way."""
+        """Add pre-norm attention and MLP of ``rows + delta``; return rows and delta again."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
         attended = self.attention(g, name, normed, [] if layer in self.full else self.layout.windows)
@@ -165,7 +165,7 @@ class QwenTower(Tower):
         return g.linear(second, inner, self.inner, self.columns, writes=True)
 
     def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
-        """Return a square's patches, normed, to one token, in row-major order again: ``[G, squares, hidden]``."""
+        """Merge each square's normed patches into one token, in row-major order: ``[G, squares, hidden]``."""
         normed, _ = self.norm(g, f"{name}.{self.merger_names[0]}", rows, delta)
         return self.projected(g, name, self.beside(g, name, normed))
 
@@ -180,7 +180,7 @@ class QwenTower(Tower):
         return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Return what the tower gives of a layer beside its last one's: ``[G, squares, hidden]`` each."""
+        """Return the tower's outputs of earlier layers, ``[G, squares, hidden]`` each."""
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
@@ -197,7 +197,7 @@ class QwenTower(Tower):
         return g.linear(f"{name}.proj", attended, width, width, writes=True)
 
     def tables(self, g: VisionGraph) -> None:
-        """cos and sin of each patch: half of a head's pairs turn by its row, half by its column."""
+        """Return cos and sin of each patch: half of a head's pairs turn by its row, half by its column."""
         half, turned = self.columns // self.heads // 2, list[Operand]()
         inv_freq = inverse_frequencies(self.theta, half)
         for places in (self.layout.row, self.layout.column):
@@ -210,7 +210,7 @@ class QwenTower(Tower):
         self.cos, self.sin = (g.per_position(table) if g.standard else table for table in named)
 
     def rotated(self, g: VisionGraph, name: str, rows: str) -> str:
-        """``(a, b)`` of each head to ``(a cos - b sin, b cos + a sin)``."""
+        """Rotate ``(a, b)`` of each head to ``(a cos - b sin, b cos + a sin)``."""
         if not g.standard:
             return g.graph.fused("RotaryEmbedding", [rows, g.position_ids(), self.cos, self.sin], [name], num_heads=self.heads)
         half = self.columns // self.heads // 2
@@ -222,7 +222,7 @@ class QwenTower(Tower):
 
 
 class Qwen25Tower(QwenTower):
-    """Qwen2.5-VL's: blocks but those in ``fullatt_block_indexes`` attend inside windows; RMS norms, gated MLPs."""
+    """Qwen2.5-VL's tower: blocks outside ``fullatt_block_indexes`` attend inside windows; RMS norms, gated MLPs."""
 
     def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
         super().__init__(grid, vision, width, inner, hidden)
@@ -240,7 +240,9 @@ class Qwen25Tower(QwenTower):
 
 
 class Qwen3Tower(QwenTower):
-    """Qwen3-VL's: tokens ``[G, squares, (1 + K) hidden]``, the embedding, then what K blocks give to the decoder's first K."""
+    """Qwen3-VL's tower: tokens ``[G, squares, (1 + K) hidden]``, the embedding, then K blocks' features for the decoder's first
+    K layers.
+    """
 
     mlp_names = "linear_fc1", "linear_fc2"
     merger_names = "norm", "linear_fc1", "linear_fc2"
@@ -272,7 +274,7 @@ class Qwen3Tower(QwenTower):
         return c("Reshape", drawn, (-1, self.columns))
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Normed after the patches of a square are joined, not before."""
+        """Norm after joining the patches of a square, not before."""
         if layer not in self.tapped:
             return []
         name = f"vision.deepstack_merger_list.{self.tapped.index(layer)}"

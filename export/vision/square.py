@@ -65,9 +65,9 @@ class EncoderTower(Tower):
 class SquareTower(EncoderTower):
     """Tower, chosen layers, projector of two linears: rows ``[F, tokens, width]`` of the language model.
 
-    The chosen hidden states are taken as transformers numbers them (0 is the embedding, -1 the last layer before the final
-    norm); layers after them are left out. ``before`` is the matrix that pools rows along both edges ahead of the projector,
-    ``after`` behind it; who sets one sets ``tokens`` and ``reach``.
+    Hidden states are numbered as in transformers (0 is the embedding, -1 the last layer before the final norm); layers after
+    the chosen ones are skipped. ``before`` is the matrix that pools rows along both edges before the projector, ``after`` the
+    one after it; a subclass with either sets ``tokens`` and ``reach``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -120,8 +120,8 @@ class SquareTower(EncoderTower):
 class SmolVLMTower(EncoderTower):
     """SigLIP to the end, and squares of ``scale`` x ``scale`` patches joined and projected.
 
-    Frames fill the tower's square, so patches have the table's positions in order. (transformers finds them by fractions in
-    float32, which comes to the same for 27 and 32 patches a side, as published, and for some others, 25 say, is off by one.)
+    Frames fill the tower's square, so patches have the table's positions in order. (transformers computes them by fractions in
+    float32, with the same result for the published 27 and 32 patches a side; for some others, such as 25, it is off by one.)
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:
