@@ -33,7 +33,9 @@ from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, padd
 from edgevlm.runtime.store import Store
 from edgevlm.runtime.stream import Stream
 
-LATER = ("adds_special", "repetition_penalty", "no_repeat_ngram_size")  # fields of a chat that earlier hashes lack
+LATER = (  # fields of chat and decoder that earlier hashes lack
+    "adds_special", "repetition_penalty", "no_repeat_ngram_size", "windows", "local_inv_freq", "whole_frames",
+)  # fmt: skip
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
@@ -58,12 +60,12 @@ def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncod
 
 def model_hash(bundle: Bundle) -> str:
     """Return the SHA-256 of a bundle's contents, calibration included. It does not depend on the frame size."""
-    later = {each.name: each.default for each in fields(bundle.chat) if each.name in LATER}
+    later = {each.name: each.default for part in (bundle.chat, bundle.decoder) for each in fields(part) if each.name in LATER}
     by_size = ("size", "grid", "tokens_per_frame", "changed") if bundle.vision.pixels else ("pixels",)
     described = {
         "family": bundle.family,
         "files": {name: asdict(record) for name, record in bundle.files.items()},
-        "decoder": asdict(bundle.decoder),
+        "decoder": {name: value for name, value in asdict(bundle.decoder).items() if value != later.get(name, ...)},
         "vision": {name: value for name, value in asdict(bundle.vision).items() if name not in by_size},
         "chat": {name: value for name, value in asdict(bundle.chat).items() if value != later.get(name, ...)},
     }
