@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Cache', 'Mark', 'RowPart', 'attend', 'attention_mass', 'coreset', 'dequantize', 'hash_bits', 'hash_join', 'hash_seal', 'index_of', 'infinipot_scores', 'infinipot_select', 'join', 'levels', 'loose_allocations', 'mosaic_assign', 'multiplies_codes', 'newer_similarity', 'newest_frames', 'patch_distances', 'patch_sums', 'pool_norms', 'read', 'set_threads', 'simd', 'temporal_similarity', 'threads', 'top_k', 'use_simd', 'value_norms', 'wicsum']
+__all__: list[str] = ['Cache', 'Mark', 'RowPart', 'attend', 'attention_mass', 'coreset', 'dequantize', 'hash_bits', 'hash_join', 'hash_seal', 'index_of', 'infinipot_scores', 'infinipot_select', 'join', 'levels', 'loose_allocations', 'mosaic_assign', 'multiplies_codes', 'newer_similarity', 'newest_frames', 'patch_distances', 'patch_sums', 'pool_norms', 'read', 'set_threads', 'simd', 'threads', 'top_k', 'use_simd', 'value_norms', 'wicsum']
 class Mark:
     """
     A moment of a cache, to roll back to.
@@ -311,15 +311,6 @@ def set_threads(count: int) -> None:
 def simd() -> str:
     """
     The instruction set in use: avx512, avx2, neon or scalar.
-    """
-def temporal_similarity(key: numpy.typing.NDArray[numpy.number], position: numpy.typing.NDArray[numpy.int32], row: numpy.typing.NDArray[numpy.int16], col: numpy.typing.NDArray[numpy.int16], recent: numpy.typing.NDArray[numpy.bool], valid: numpy.typing.NDArray[numpy.bool], inv_freq: numpy.typing.NDArray[numpy.float64], *, rotated: bool = False, pair_axis: numpy.typing.NDArray[numpy.uint8] | None = None, scale: numpy.typing.NDArray[numpy.float32] | None = None) -> numpy.typing.NDArray[numpy.float32]:
-    """
-    InfiniPot-V eq. 4 before its sign: the mean cosine of each past key with the recent keys of its own patch.
-    
-    key [H, n, D] as stored; position [H, n, axes]; row, col, recent, valid [H, n]; inv_freq [D / 2]; scale [H, D], of int8 keys.
-    Per head, over the recent tokens with the same (row, col), on un-rotated keys (rotated: as stored). pair_axis [D / 2]: the
-    position axis that each rotary pair turns by, needed with 3 axes. Returns float32 [H, n]: -1 where a patch has no recent token,
-    0 for rows that are recent or not valid. A zero vector has cosine 0 with everything. O(n D), each key is read once.
     """
 def threads() -> int:
     """

@@ -37,7 +37,6 @@ patch_sums = _native.patch_sums
 pool_norms = _native.pool_norms
 set_threads = _native.set_threads
 simd = _native.simd
-temporal_similarity = _native.temporal_similarity
 threads = _native.threads
 top_k = _native.top_k
 use_simd = _native.use_simd

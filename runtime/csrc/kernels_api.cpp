@@ -21,7 +21,6 @@
 #include "norms.h"
 #include "threads.h"
 #include "select.h"
-#include "temporal_similarity.h"
 #include "simd.h"
 
 namespace py = pybind11;
@@ -72,71 +71,6 @@ auto by_dtype(py::handle array, const char* name, F&& f) {
     if (py::isinstance<py::array>(array) && !py::isinstance<py::array_t<float, 0>>(array))
         refuse(name, " must be float32, float16 or int8, not ", std::string(py::str(array.attr("dtype"))));
     return f(static_cast<float*>(nullptr));
-}
-
-// What turns keys back: the cache's own tables where they are the same, else tables made for one call.
-class Turned {
-public:
-    Turned(Cache* cache, const double* inv_freq, std::int64_t pairs, const std::vector<Run>& runs) {
-        const Rotary* const known = cache ? cache->rotary(0) : nullptr;
-        if (known && known->pairs() == pairs && std::equal(inv_freq, inv_freq + pairs, known->inv_freq()) &&
-            std::equal(runs.begin(), runs.end(), known->runs(), known->runs() + known->run_count(), same)) {
-            rotary_ = known;
-            return;
-        }
-        const std::size_t size = Rotary::table_size(pairs);
-        block_ = loose_heap().allocate(size * (sizeof(double) + sizeof(float)));
-        auto* const table = reinterpret_cast<double*>(block_.get());
-        own_.emplace(inv_freq, pairs, runs.data(), runs.size(), table, reinterpret_cast<float*>(table + size));
-        rotary_ = &*own_;
-    }
-    const Rotary* rotary() const { return rotary_; }
-
-private:
-    static bool same(const Run& a, const Run& b) { return a.axis == b.axis && a.begin == b.begin && a.end == b.end; }
-
-    Block block_;
-    std::optional<Rotary> own_;
-    const Rotary* rotary_;
-};
-
-py::array_t<float> call_temporal_similarity(Numbers key, Ints position, Shorts row, Shorts col, Bools recent,
-                                            Bools valid, Doubles inv_freq, bool rotated, MaybeBytes pair_axis,
-                                            MaybeFloats scale) {
-    Call call;
-    return by_dtype(key, "key", [&](auto* type) {
-        PatchedKeys<std::remove_pointer_t<decltype(type)>> tokens;
-        tokens.key = call.stored<std::remove_pointer_t<decltype(type)>>(key, scale, "key");
-        const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows;
-        tokens.position = call.volume<std::int32_t>(position, "position", heads, rows, any);
-        tokens.row = call.plane<std::int16_t>(row, "row", heads, rows), tokens.col = call.plane<std::int16_t>(col, "col", heads, rows);
-        tokens.recent = call.mask(recent, "recent", heads, rows), tokens.valid = call.mask(valid, "valid", heads, rows);
-        const auto frequencies = call.dense<double>(inv_freq, "inv_freq", {-1});
-        const double* const inverse = frequencies.data();
-        const std::int64_t pairs = frequencies.size(), axes = tokens.position.width;
-        std::vector<Run> runs;
-        if (axes != 1 && axes != Rotary::kAxes) refuse("a position has 1 or 3 axes, not ", axes);
-        if (!rotated) {
-            if (pairs * 2 != tokens.key.width)
-                refuse("inv_freq must hold D / 2 numbers of a key's ", tokens.key.width, ", not ", pairs);
-            runs = runs_of(call, pair_axis, axes, pairs);
-            if (runs.empty()) refuse("un-rotating needs pair_axis where there is more than one position axis, not ", axes);
-        }
-        Cache* const cache = cache_of(key);
-        py::array_t<float> out({heads, rows});
-        float* const first = out.mutable_data();
-        {
-            Unlocked unlocked;
-            std::optional<Turned> turned;
-            if (!rotated) turned.emplace(cache, inverse, pairs, runs);
-            const Rotary* const rotary = turned ? turned->rotary() : nullptr;
-            const Lease memory(cache ? &cache->scratch() : nullptr, similarity_scratch(rows, tokens.key.width), heads);
-            parallel_for(heads, memory.workers(), [&](std::int64_t head, int worker) {
-                temporal_similarity(tokens, head, rotary, first + head * rows, memory.of(worker));
-            });
-        }
-        return out;
-    });
 }
 
 py::array_t<float> call_value_norms(Numbers value, MaybeFloats scale) {
@@ -410,14 +344,6 @@ bool call_read(const Cache& cache) {
 }  // namespace
 
 void bind_kernels(py::module_& module) {
-    module.def("temporal_similarity", &call_temporal_similarity, "key"_a, "position"_a, "row"_a, "col"_a, "recent"_a, "valid"_a,
-               "inv_freq"_a, py::kw_only(), "rotated"_a = false, "pair_axis"_a = py::none(), "scale"_a = py::none(),
-               R"(InfiniPot-V eq. 4 before its sign: the mean cosine of each past key with the recent keys of its own patch.
-
-key [H, n, D] as stored; position [H, n, axes]; row, col, recent, valid [H, n]; inv_freq [D / 2]; scale [H, D], of int8 keys.
-Per head, over the recent tokens with the same (row, col), on un-rotated keys (rotated: as stored). pair_axis [D / 2]: the
-position axis that each rotary pair turns by, needed with 3 axes. Returns float32 [H, n]: -1 where a patch has no recent token,
-0 for rows that are recent or not valid. A zero vector has cosine 0 with everything. O(n D), each key is read once.)");
     module.def("value_norms", &call_value_norms, "value"_a, "scale"_a = py::none(),
                "L2 norms [H, n] of values [H, n, D], whatever their size: InfiniPot-V's VaN. scale: [H, D], of int8.");
     module.def("pool_norms", &call_pool_norms, "norms"_a, "frame"_a, "row"_a, "col"_a, "valid"_a, "window"_a,

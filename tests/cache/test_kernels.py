@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
-from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.kv import codes
+from edgevlm.runtime.cache import Kind, KVCache
+from edgevlm.runtime.kv import KVScales, codes
 
 QUICK = settings(deadline=None, max_examples=25)
 pytestmark = pytest.mark.usefixtures("isa")
@@ -53,23 +53,27 @@ def test_temporal_similarity(scene, data):
     dtype = data.draw(st.sampled_from([np.float32, np.float16, np.int8]))
     size = data.draw(st.sampled_from([1, 1e-6, 1e4] if dtype == np.float16 else [1, 1e-30, 1e18]))
     numbers = size * rng.standard_normal((heads, n, dim))
-    scale = (size * rng.uniform(0.02, 0.05, (heads, dim))).astype(np.float32) if dtype == np.int8 else None
+    scale = np.tile(size * rng.uniform(0.02, 0.05, (heads, dim // 2)), 2).astype(np.float32) if dtype == np.int8 else None
     key = numbers.astype(dtype) if scale is None else codes(numbers, scale)
     key[rng.random((heads, n)) < data.draw(st.sampled_from([0, 0.3]))] = 0
     if data.draw(st.booleans()) and n:
         key[:] = key[:, :1]  # all alike
     least, most = data.draw(st.sampled_from([(0, 1), (0, 64), (0, 5000), (2**18 - 50, 2**18 + 50), (0, 2**31 - 1)]))
     position = rng.integers(least, most, (heads, n, axes), dtype=np.int32)
-    pair_axis = None if axes == 1 else rng.integers(0, 3, dim // 2, dtype=np.uint8)
-    if data.draw(st.booleans()):
-        key, position = strided(key, rng), strided(position, rng)
+    sections = None if axes == 1 else np.bincount(rng.integers(0, 3, dim // 2), minlength=3).tolist()
     inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)
-    names = ("row", "col", "recent", "valid")
-    arguments = (key, position, *(tokens[name] for name in names), inv_freq)
+    scales = None if scale is None else KVScales(scale[None], scale[None])
+    kind = {np.float32: "fp32", np.float16: "fp16", np.int8: "int8"}[dtype]
+    cache = KVCache(1, heads, dim, n + 1, inv_freq=inv_freq, axes=axes, sections=sections, dtype=kind, scales=scales)
+    of_rows = {"frame": tokens["frame"], "confirmed": tokens["frame"], "row": tokens["row"], "col": tokens["col"]}
+    seq = np.broadcast_to(np.arange(n), (heads, n)).copy()
+    vision = np.full((heads, n), Kind.VISION, np.uint8)
+    cache.load(0, {"key": key, "value": key, "kind": vision, "seq": seq, "position": position, **of_rows})
     rotated = data.draw(st.booleans())
-    found = kernels.temporal_similarity(*arguments, rotated=rotated, pair_axis=pair_axis, scale=scale)
+    [(found, _)] = kernels.infinipot_scores(cache, [tokens["recent"]], [tokens["valid"]], rotated=rotated)
     exact = key if scale is None else key * scale[:, None].astype(np.float64)
-    expected = reference.temporal_similarity(exact, *arguments[1:], rotated=rotated, pair_axis=pair_axis)
+    arguments = (exact, position, *(tokens[name] for name in ("row", "col", "recent", "valid")), inv_freq)
+    expected = reference.temporal_similarity(*arguments, rotated=rotated, pair_axis=cache.pair_axis)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
@@ -201,18 +205,9 @@ def test_scores_of_all_layers_are_those_of_each(kit):
     for rotated in (False, True):
         both = kernels.infinipot_scores(cache, recent, valid, rotated=rotated)
         for layer, (similarity, norms) in enumerate(both):
-            arguments = (
-                np.asarray(cache.key(layer)),
-                cache.position(layer),
-                cache.row(layer),
-                cache.col(layer),
-                recent[layer],
-                valid[layer],
-            )
-            scale = cache.key_scale(layer)
-            expected = kernels.temporal_similarity(*arguments, cache.inv_freq, rotated=rotated, scale=scale)
-            on_host = isinstance(cache.key(layer), np.ndarray)  # a device's sums are rounded otherwise
-            np.testing.assert_allclose(similarity, expected, atol=0 if on_host else 5e-6, rtol=0)
+            patch = cache.position(layer), cache.row(layer), cache.col(layer)
+            arguments = (cache.dequantize("key", layer), *patch, recent[layer], valid[layer], cache.inv_freq)
+            np.testing.assert_allclose(similarity, reference.temporal_similarity(*arguments, rotated=rotated), atol=1e-5)
             np.testing.assert_array_equal(norms, kernels.value_norms(cache.value(layer), cache.value_scale(layer)))
     with pytest.raises(CacheError, match="one mask for each of the 3 layers, not 2 and 3"):
         kernels.infinipot_scores(cache, recent[:2], valid)

@@ -36,15 +36,12 @@ def run(kit, cache, rounds, start, rng):
     for turn in range(start, start + rounds):
         if cache.lengths.max() + FRAME + 8 > cache.capacities.min():
             keep = []
-            for layer in range(cache.layers):
-                valid = np.ones((cache.kv_heads, int(cache.lengths[layer])), np.bool_)
-                recent = cache.frame(layer) == cache.frame(layer).max()
+            every = [np.ones((cache.kv_heads, int(rows)), np.bool_) for rows in cache.lengths]
+            recent = [cache.frame(layer) == cache.frame(layer).max() for layer in range(cache.layers)]
+            scores = kernels.infinipot_scores(cache, recent, every)
+            for layer, valid in enumerate(every):
                 patch = cache.row(layer), cache.col(layer)
-                similar = kernels.temporal_similarity(
-                    cache.key(layer), cache.position(layer), *patch, recent, valid, cache.inv_freq,
-                    scale=cache.key_scale(layer),
-                )  # fmt: skip
-                norms = kernels.value_norms(cache.value(layer), cache.value_scale(layer))
+                similar, norms = scores[layer]
                 pooled = kernels.pool_norms(norms, cache.frame(layer), *patch, valid, 3)
                 keep.append(kernels.top_k(pooled - similar, cache.seq(layer), valid, 60))
             cache.evict(keep)

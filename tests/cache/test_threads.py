@@ -79,18 +79,16 @@ def until_refused(use, what):
         time.sleep(0.0002)
 
 
-@pytest.mark.parametrize("kernel", ["temporal_similarity", "top_k", "shift", "reindex"])
+@pytest.mark.parametrize("kernel", ["infinipot_scores", "top_k", "shift", "reindex"])
 def test_other_threads_run_meanwhile(large, kernel):
     n = int(large.lengths[0])
-    valid, patch = np.ones((1, n), np.bool_), (large.row(0), large.col(0))
+    valid = np.ones((1, n), np.bool_)
     norms = np.random.default_rng(0).random((1, n), np.float32)
     recent = large.frame(0) > large.frame(0).max() // 2
     places = np.random.default_rng(0).integers(0, 30_000, (1, n, 1), dtype=np.int32)
     turns = itertools.count()
     work = {
-        "temporal_similarity": lambda: kernels.temporal_similarity(
-            large.key(0), large.position(0), *patch, recent, valid, large.inv_freq, scale=large.key_scale(0)
-        ),
+        "infinipot_scores": lambda: kernels.infinipot_scores(large, [recent] * large.layers, [valid] * large.layers),
         "top_k": lambda: kernels.top_k(np.broadcast_to(norms, (4, n)), *many(large.seq(0), valid), n // 2),
         "shift": lambda: large.shift(0, places[:, :: (-1) ** next(turns)]),
         "reindex": lambda: large.reindex(next(turns)),

@@ -39,7 +39,6 @@ SHAPES = {
     "Cache.shift": "HnA",
     "Cache.confirm": "rc",
     "Cache._load": "HmD HmD Hm Hm Hm Hm Hm HmA Hm",
-    "temporal_similarity": "HnD HnA Hn Hn Hn Hn p p HD",
     "value_norms": "HnD HD",
     "dequantize": "HnD HD",
     "pool_norms": "Hn Hn Hn Hn Hn",
