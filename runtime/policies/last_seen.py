@@ -16,15 +16,18 @@ from edgevlm.runtime.policies.layer import Bool, Float32, Int64, Layer
 
 
 class OneChoice(SteadyTarget):
-    """A policy that scores the tokens of the deepest layer; all layers and heads keep the best."""
+    """A policy that scores the tokens of one layer, the deepest unless stated; all layers and heads keep the best."""
+
+    ranks: ClassVar[int] = -1  # the layer
 
     def worth(self, layer: Layer) -> Float32:
-        """Score each row of the deepest layer, ``[kv_heads, n]``; the highest stay, of equal ones the newer."""
+        """Score each row of that layer, ``[kv_heads, n]``; the highest stay, of equal ones the newer."""
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
-        """Return scores and ``seq`` of the deepest layer's rows, ``[kv_heads, n]``, and by target the rows to keep."""
-        return self.worth(layers[-1]), layers[-1].seq, {}
+        """Return scores and ``seq`` of that layer's rows, ``[kv_heads, n]``, and by target the rows to keep."""
+        layer = layers[self.ranks]
+        return self.worth(layer), layer.seq, {}
 
     def compress(self, layer: Layer) -> None:
         score, ranked, shared = layer.prepared

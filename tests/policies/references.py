@@ -5,7 +5,7 @@ import reference
 from policies import reference_attention, reference_baselines, reference_infinipot_v
 from policies.filled import HEADS, INV_FREQ
 from policies.reference_attention import PureKV
-from policies.reference_infinipot_v import NearTieError, best, unrotated
+from policies.reference_infinipot_v import NearTieError, best, cosine, unrotated
 from policies.reference_last_seen import LastSeen
 
 from edgevlm.runtime.cache import Kind
@@ -98,6 +98,30 @@ def coreset_of(filled, diversity=0.3, directions=64):
     return without_sums(expected)
 
 
+def first_seen_of(filled, reach=2):
+    """A token's score is fixed when it is first ranked; those of layer 0 decide in every layer, then age."""
+    scores = {}
+
+    def expected(layer, target):
+        heads = [sorted(head, key=lambda token: token["seq"]) for head in filled.heads(0)]
+        rows = np.concatenate([[token["value"] for token in head] for head in heads], 1).astype(np.float64)
+        seqs = [token["seq"] for token in heads[0]]
+        new = {
+            seq: 1 - max((cosine(rows[t], rows[s]) for s in range(t)), default=-1.0)
+            for t, seq in enumerate(seqs) if seq not in scores
+        }  # fmt: skip
+        around = list(new)
+        for at, seq in enumerate(around):
+            scores[seq] = np.mean([new[other] for other in around[max(0, at - reach) : at + reach + 1]])
+        held = {seq: scores[seq] for seq in seqs}
+        return [
+            {token["seq"] for token in best(head, [held.get(token["seq"], -9.0) for token in head], target)}
+            for head in filled.heads(layer)
+        ]
+
+    return without_sums(expected)
+
+
 def newest(head, target):
     return set(sorted(token["seq"] for token in head)[len(head) - target :])
 
@@ -122,4 +146,5 @@ REFERENCES = {  # the policy's text -> what play takes of the reference on a str
     "infinipot-v": lambda filled, budget: without_sums(infinipot_v_of(filled, budget)),
     "coreset": lambda filled, _: coreset_of(filled),
     "last-seen": lambda filled, _: last_seen_of(filled),
+    "first-seen": lambda filled, _: first_seen_of(filled),
 }

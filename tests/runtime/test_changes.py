@@ -67,7 +67,7 @@ def test_a_still_picture_enters_once_and_is_seen(model):
 
 @pytest.mark.parametrize(
     "policy",
-    ["full", "last-seen", "infinipot-v", "h2o", "coreset", "streaming-llm", "simple-stream", "uniform", "rekv"],
+    ["full", "last-seen", "infinipot-v", "h2o", "coreset", "first-seen", "streaming-llm", "simple-stream", "uniform", "rekv"],
 )
 def test_questions_leave_no_trace_and_the_cap_holds(model, policy):
     per_frame = model.bundle.vision.tokens_per_frame + 40

@@ -73,7 +73,7 @@ def test_our_own_name_stays_ours(package):
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(UserError, match="there is no engine 'tensort'; did you mean 'tensorrt'"):
         load_class("engines", "tensort")
-    with pytest.raises(UserError, match="there is no policy 'zzzz'; there are: coreset, full, h2o, "):
+    with pytest.raises(UserError, match="there is no policy 'zzzz'; there are: coreset, first-seen, full, "):
         load_class("policies", "zzzz")
 
 

@@ -1,0 +1,73 @@
+"""First seen: of everything that repeats, what was seen first stays, with the tokens around it. Ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.policies.attention import SeqScores
+from edgevlm.runtime.policies.base import StreamShape, setting
+from edgevlm.runtime.policies.last_seen import OneChoice
+from edgevlm.runtime.policies.layer import Float32, Layer
+
+BLOCK = 256  # tokens compared at a time
+
+
+@dataclass
+class FirstSeen(OneChoice):
+    """Keep the tokens whose surroundings were least like anything earlier, by the first layer's values.
+
+    u_t = 1 - max over the tokens s before t that are still held of cos(v_t, v_s), values of all heads joined. A token's score
+    is the mean u of the new tokens at most ``reach`` places from it, fixed at its first compression. The highest stay, of
+    equal ones the newer, in all layers alike.
+
+    Ours: there is no paper. The first layer's values depend on a token only, not on what came before it.
+    """
+
+    reach: int = setting(2, "tokens on either side whose mean is a token's score", at_least=0)
+    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+
+    name: ClassVar[str] = "first-seen"
+    paper: ClassVar[str] = "ours, docs/internals/policies.md"
+    state_fields = ("_known", "_since")
+    ranks = 0
+
+    def attach(self, budget: int, shape: StreamShape) -> None:
+        super().attach(budget, shape)
+        self._known = SeqScores()
+        self._since = 0  # the first token without a score
+
+    def worth(self, layer: Layer) -> Float32:
+        seq = layer.seq[:1]
+        rows = np.flatnonzero(layer.kind[0] == Kind.VISION)
+        rows = rows[np.argsort(seq[0, rows])]
+        new = int(np.searchsorted(seq[0, rows], self._since))
+        score = self._known.get(seq)
+        score[0, rows[new:]] = _mean_around(_novelty(layer.values[:, rows], new), self.reach)
+        self._known.replace(seq, score, self.shape.prefix + max(self.budget, self.shape.tokens_per_frame))
+        self._since = int(seq.max()) + 1
+        return np.broadcast_to(score.astype(np.float32), layer.seq.shape)
+
+
+def _novelty(values: Float32, new: int) -> Float32:
+    """Return u of the tokens from ``new`` on, of values ``[kv_heads, n, head_dim]`` in the order of the stream."""
+    joined = values.swapaxes(0, 1).reshape(values.shape[1], -1)
+    unit = joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    most = [np.zeros(0, np.float32)]
+    for start in range(new, len(unit), BLOCK):
+        some = unit[start : start + BLOCK]
+        cosine = some @ unit[: start + len(some)].T
+        cosine[~np.tri(len(some), start + len(some), start - 1, np.bool_)] = -1  # with itself and later tokens
+        most.append(cosine.max(1))
+    return 1 - np.concatenate(most)
+
+
+def _mean_around(x: Float32, reach: int) -> Float32:
+    """Return the mean of each number and those at most ``reach`` places from it."""
+    sums, at = np.concatenate([[0.0], np.cumsum(x, dtype=np.float64)]), np.arange(len(x))
+    first, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(x))
+    mean: Float32 = ((sums[end] - sums[first]) / (end - first)).astype(np.float32)
+    return mean
