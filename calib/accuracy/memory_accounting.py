@@ -11,7 +11,7 @@ import numpy as np
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec
 from edgevlm.runtime.cache import KVCache
-from edgevlm.runtime.engine import Engine, Fetch, Float32, FramePattern, Int32, KVBuffer, KVDevice, StepResult
+from edgevlm.runtime.engine import Engine, Fetch, Float32, FramePattern, Int32, KVBuffer, KVDevice, Sight, StepResult
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.stateful import bytes_of
@@ -93,6 +93,7 @@ class NullEngine(WrappedEngine):
     def step(
         self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int] = (-1,),
         pattern: FramePattern | None = None, rows: Sequence[Sequence[Int32]] | None = None, fetch: Fetch | None = None,
+        sight: Sight | None = None,
     ) -> StepResult:  # fmt: skip
         queries = np.zeros((self._spec.heads, len(embeds), self._spec.head_dim), np.float32)
         if fetch is not None:
