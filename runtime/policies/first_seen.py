@@ -28,7 +28,7 @@ class FirstSeen(OneChoice):
     """
 
     reach: int = setting(2, "tokens on either side whose mean is a token's score", at_least=0)
-    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+    target: float = setting(0.9, "|C| / |M|", above=0, at_most=1)
 
     name: ClassVar[str] = "first-seen"
     paper: ClassVar[str] = "ours, docs/internals/policies.md"
