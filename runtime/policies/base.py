@@ -220,16 +220,16 @@ class Policy(Stateful):
         for layer in (layers[index] for index in due):
             self.compress(layer)
             keep[layer.index] = self._checked(layer)
-        add = {layer.index: layer.added for layer in layers if layer.added is not None}
-        return Plan(keep, add, {layer.index: layer.merged for layer in layers if layer.merged is not None})
+        add = {layer.index: layer._added for layer in layers if layer._added is not None}
+        return Plan(keep, add, {layer.index: layer._merged for layer in layers if layer._merged is not None})
 
     def _checked(self, layer: Layer) -> Bool:
         """Return the rows of a layer that stay, with prefix and text. Raises UserError if their number is not ``target``."""
-        mask, shape = layer.kept, layer.seq.shape
+        mask, shape = layer._kept, layer.seq.shape
         if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"
             raise blame(self, "compress", f"kept {what} of layer {layer.index}, not a mask {list(shape)} of bool")
-        target = max(0, layer.target - (0 if layer.added is None else len(layer.added.rows)))
+        target = max(0, layer.target - (0 if layer._added is None else len(layer._added.rows)))
         for head, rows in enumerate((mask & layer.free).sum(1).tolist()):
             if rows != target:
                 many = f"too {'few' if rows < target else 'many'} rows: {rows} in layer {layer.index}, KV head {head}"

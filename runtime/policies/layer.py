@@ -81,10 +81,10 @@ class Layer:
     """
 
     def __init__(self, cache: KVCache, index: int, target: int = 0, shared: Compression | None = None) -> None:
-        self.cache, self.index, self.target, self.shared = cache, index, target, shared or Compression()
-        self.kept: Bool | None = None
-        self.added: NewRows | None = None
-        self.merged: dict[str, NDArray] | None = None  # keys and values as stored
+        self.cache, self.index, self.target, self._shared = cache, index, target, shared or Compression()
+        self._kept: Bool | None = None
+        self._added: NewRows | None = None
+        self._merged: dict[str, NDArray] | None = None  # keys and values as stored
 
     def __repr__(self) -> str:
         return f"Layer({self.index}, {self.seq.shape[1]} rows in each of {self.cache.kv_heads} KV heads, {self.target} to keep)"
@@ -122,7 +122,7 @@ class Layer:
     @cached_property
     def time(self) -> NDArray[np.float64]:
         """The time of a row's frame, in seconds of the stream; 0 for text outside frames."""
-        times = self.shared.times
+        times = self._shared.times
         if times is None or not len(times.frame):
             return np.zeros(self.frame.shape)
         return np.where(self.frame < 0, 0.0, np.interp(self.frame, times.frame, times.seconds))
@@ -147,7 +147,7 @@ class Layer:
         """Rows that stay in any case: prefix, text, and frame 0 where later frames see it for good."""
         kind = self.kind
         mask: Bool = (kind == Kind.PREFIX) | (kind == Kind.TEXT)
-        return mask | ((kind == Kind.VISION) & (self.frame == 0)) if self.shared.first_frame else mask
+        return mask | ((kind == Kind.VISION) & (self.frame == 0)) if self._shared.first_frame else mask
 
     @cached_property
     def free(self) -> Bool:
@@ -157,12 +157,12 @@ class Layer:
     @property
     def coming(self) -> int:
         """Rows about to be appended."""
-        return self.shared.coming
+        return self._shared.coming
 
     @property
     def prepared(self) -> Any:
         """The result of the policy's ``prepare``, the same object in all layers."""
-        return self.shared.prepared
+        return self._shared.prepared
 
     def top(self, score: NDArray[Any], count: int, among: Bool | None = None) -> Bool:
         """Return in each head the ``count`` rows of the highest score ``among`` (default ``free``); ties go to the newer."""
@@ -198,7 +198,7 @@ class Layer:
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
         """Return queries and seq of the rows of ``asked``, and keys and seq of all rows of the texts up to them."""
-        texts, guide = self.shared.texts, self.shared.guide
+        texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise UserError(f"attention_of: needs.guidance has no text {unknown[0]!r}; add it there")
         assert guide is not None
@@ -215,7 +215,7 @@ class Layer:
 
     def keep(self, rows: Bool) -> None:
         """Keep these rows, and those of ``fixed``; the rest leave. Each head keeps ``target`` rows of ``free``."""
-        self.kept = rows
+        self._kept = rows
 
     def merge(self, gone: Bool, into: NDArray[np.integer], weight: NDArray[np.floating] | float = 1.0) -> None:
         """Merge rows into others that stay, and keep all but ``gone``.
@@ -245,12 +245,12 @@ class Layer:
                 np.add.at(mean, which, weights[head, rows, None] * part[rows])
                 part[places] = mean / total[:, None]
         parts = {"key": self._turned(keys, 1), "value": values}
-        self.merged = {name: self._stored(name, part, changed) for name, part in parts.items()}
+        self._merged = {name: self._stored(name, part, changed) for name, part in parts.items()}
         self.keep(~gone)
 
     def add(self, new: NewRows) -> None:
         """Append rows that represent evicted ones; each counts in ``target``."""
-        self.added = new
+        self._added = new
 
     def _turned(self, keys: Float32, sign: int) -> Float32:
         """Rotate keys to their rows' positions (``sign`` 1) or back (-1), with the tables that the rows were rotated by."""

@@ -41,7 +41,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return package / f"{module}.py"
 
     yield install
-    for module in ("internvl", "my_precision", "my_engine"):
+    for module in ("internvl", "my_precision", "my_engine", "my_backbone"):
         sys.modules.pop(module, None)
 
 
@@ -112,6 +112,19 @@ def test_gemma_sees_whole_frames_and_windows_as_transformers_does(tmp_path: Path
     with pytest.raises(UserError, match=r"which tensorrt-10\.3 has not"):
         export_checkpoint(checkpoint, tmp_path / "engine", family=family, profile="tensorrt-10.3")
     model.close()
+
+
+def test_a_backbone_is_one_file(installed: Any, tmp_path: Path) -> None:
+    own = "    backbone = GemmaDecoder(head_norms=True)\n"
+    text = (EXAMPLES / "gemma3.py").read_text()
+    file = tmp_path / "family.py"
+    file.write_text(text.replace(own, ""))
+    how: dict[str, Any] = {"family": f"{file}:Gemma3", "precision": "fp32"}
+    checkpoint = make_gemma(tmp_path / "checkpoint")
+    with pytest.raises(UserError, match="text backbone 'gemma3_text' cannot be exported"):
+        export_checkpoint(checkpoint, tmp_path / "bundle", **how)
+    installed("my_backbone", "backbones", "gemma3_text", "DECODER", f"{text}\n\nDECODER = GemmaDecoder(head_norms=True)\n")
+    assert Bundle.load(export_checkpoint(checkpoint, tmp_path / "bundle", **how)).decoder.windows == (9, 9, 0, 9)
 
 
 def test_a_grid_that_is_not_the_towers_is_refused_at_export(tmp_path: Path) -> None:
