@@ -36,8 +36,8 @@ class Edgevlm(lmms):
     """Answers a task's questions from a memory of ``budget`` vision tokens per layer.
 
     model: what ``edgevlm run --model`` takes. fps: frames of a video a second; a folder of pictures is taken to have as many.
-    question, answer: tokens set aside for a question and for an answer. Other arguments are those of ``Session.open``, by which
-    the policy is ``auto`` unless given. Raises UserError for invalid arguments, and as those two do.
+    question, answer: tokens set aside for a question and for an answer. Other arguments are those of ``Session.open``, so the
+    default policy is ``auto``. Raises UserError for invalid arguments, and as those two do.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterato
 def open_checkpoint(name: str, layers: int | None) -> Iterator[tuple[Path, Path]]:
     """Yield a LLaVA-OneVision checkpoint's directory and a temporary one for its bundles.
 
-    SEEDED is written first, with ``layers`` of tower and decoder (all unless given). Raises UserError for another family.
+    SEEDED is written first, with ``layers`` of tower and decoder (default: all). Raises UserError for another family.
     """
     with TemporaryDirectory(prefix="edgevlm-bench-") as temporary:
         place = Path(temporary)

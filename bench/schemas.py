@@ -32,7 +32,7 @@ Bench = create_model("Bench", __base__=Record, **_MODELLED)
 
 
 def bench_schema() -> dict[str, Any]:
-    """Return JSON Schema of every line; ``bench`` says the measurement."""
+    """Return JSON Schema of every line; ``bench`` names the measurement."""
     return schema_of(Bench, {"type": "string", "description": "The measurement."}, "bench")
 
 

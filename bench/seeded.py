@@ -167,7 +167,7 @@ TEMPLATE = (
 def llava_onevision_config(layers: int | None = None) -> Any:
     """Return LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens a frame, Qwen2-0.5B.
 
-    layers: of tower and decoder each, theirs unless given.
+    layers: of tower and decoder each, by default the model's.
     """
     import transformers
 

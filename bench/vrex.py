@@ -43,7 +43,7 @@ class Call:
 class Analytic:
     """The model.
 
-    Four constants say what Table I does not: ``utilisation`` of the rates of arithmetic and DRAM, ``scattered`` of PCIe's rate
+    Four constants complete Table I: ``utilisation`` of the rates of arithmetic and DRAM, ``scattered`` of PCIe's rate
     by rows that lie apart, and bytes of DRAM that a GPU's prediction costs per score, ``top_k`` and ``resv``. 1 and 0 are a
     machine without losses.
     """

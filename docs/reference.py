@@ -207,11 +207,11 @@ def _without_null(schema: Any) -> Any:
 
 
 def _shape(schema: Any, needed: bool) -> str:
-    """A type with its limits; what may be left out says so."""
+    """A type with its limits; optional ones are marked."""
     said = _type(schema)
     default = f"`{json.dumps(schema['default'])}`" if schema.get("default") not in (None, "") else said
     if default not in (said, said.removesuffix(" or null")):
-        return f"{said}, {default} unless given"
+        return f"{said}, default {default}"
     return said if needed else f"{said}, optional"
 
 

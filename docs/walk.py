@@ -2,7 +2,7 @@
 
 Install it (with --install, in an environment of its own), serve, open the page on a phone, ask, see what is remembered, add
 a second camera, lose it and see it come back, ask from curl and from OpenAI's client, read the metrics, kill -9 the server and
-continue with the same memory. Each step is checked and printed; the pictures go to FOLDER, docs/assets unless given. It needs
+continue with the same memory. Each step is checked and printed; the pictures go to FOLDER, by default docs/assets. It needs
 ``.[serve]``, openai, playwright, curl and Chromium.
 """
 

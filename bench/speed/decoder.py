@@ -131,7 +131,7 @@ def measure(
 ) -> Iterator[Timing]:  # fmt: skip
     """Time ours and each of ``against`` that is installed and has ``precision``, with each of ``kinds`` of KV cache it has.
 
-    All are loaded at once and take turns, fewest rows held first. A note says which runtimes are left out.
+    All are loaded at once and take turns, fewest rows held first. A note lists skipped runtimes.
     """
     capacity = max(work.held + work.rows for work in works)
     with ExitStack() as stack:

@@ -35,7 +35,7 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GrowthWork:
-    """The measurements for one process. ``marks``: frames, rising; ``budget``: vision tokens, None for the model's own."""
+    """The measurements for one process. ``marks``: frames, ascending. ``budget``: vision tokens, None: the default."""
 
     model: str
     policy: str
