@@ -57,7 +57,7 @@ def longest_question(text: TextBudget, spare: int) -> int:
 
 
 def present_rows(model: Model, present: int = 1) -> int:
-    """Return rows of the ``present`` newest frames that a question appends, where only what changed enters the memory.
+    """Return the rows of the ``present`` newest frames that a question appends, if only changes enter the memory.
 
     A tower that merges frames adds those that changed in the frame before a group that waits.
     """

@@ -1,4 +1,4 @@
-"""The ring cache: one block of memory a stream, rows appended in place, evicted rows replaced from the tail.
+"""The ring cache: one block of memory per stream, rows appended in place, evicted rows replaced from the tail.
 
 ``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md explains why rows are unordered.
 Every misuse raises :class:`~edgevlm.errors.CacheError` before a byte is changed; rows that do not fit raise

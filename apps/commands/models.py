@@ -43,9 +43,7 @@ LEGEND = (
 def plan(
     model: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Plan for this model.")] = "demo",
     device: Device = None,
-    budget: Annotated[
-        str | None, option("N|6k", "Keep this many vision tokens per layer.", "as run, less where only that fits")
-    ] = None,
+    budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.", "as run, or less to fit")] = None,
     precision: Annotated[str | None, option("NAME", "Store weights as this.", "the most accurate that keeps up")] = None,
     vision_precision: Annotated[
         str | None, option("fp32|int8", "Store a CPU's vision tower as this.", "by --precision")

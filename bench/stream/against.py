@@ -35,7 +35,7 @@ VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the tower's precisi
 
 @dataclass(slots=True)
 class Side:
-    """One runtime's times: a frame of each chunk, and of each answer ms to the first token and ms for each further one.
+    """One runtime's times: per frame of each chunk, and each answer's ms to the first token and ms per further token.
 
     ``parts``: milliseconds so far in each part, after each chunk.
     """

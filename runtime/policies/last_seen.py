@@ -21,7 +21,7 @@ class OneChoice(SteadyTarget):
     ranks: ClassVar[int] = -1  # the layer
 
     def worth(self, layer: Layer) -> Float32:
-        """Score each row of that layer, ``[kv_heads, n]``; the highest stay, of equal ones the newer."""
+        """Score each row of that layer, ``[kv_heads, n]``; the highest stay; ties go to the newer."""
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
