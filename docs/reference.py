@@ -22,6 +22,12 @@ except ImportError as error:
     raise SystemExit(f"the docs are made from the installed package: pip install -e '.[docs]' in the clone ({error})") from None
 
 
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
+    """Let a search find the guide before the reference."""
+    if page.url.startswith("reference/"):
+        page.meta["search"] = {"boost": 0.3}
+
+
 def on_files(files: Any, config: Any) -> Any:
     """A hook of mkdocs: add the pages."""
     from mkdocs.structure.files import File

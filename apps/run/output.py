@@ -47,7 +47,7 @@ class AnswerEvent:
         if self.evidence is None or self.evidence.held is None:
             return ""
         if not self.evidence.held:
-            return "what would answer this is no longer in memory"
+            return "the frames with the answer are no longer in memory"
         seen_s = self.evidence.moments[0].until_s if self.evidence.moments else self.time_s
         if self.time_s - seen_s < NOW_S:
             return ""

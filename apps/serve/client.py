@@ -71,7 +71,7 @@ def ask_server(
             to_stderr(NO_FIT)
         held, moments, now = extension.get("evidence_held"), extension.get("evidence"), time.time()
         if held is False:
-            to_stderr("what would answer this is no longer in memory")
+            to_stderr("the frames with the answer are no longer in memory")
         elif held and moments and moments[0]["time"] is not None:
             at = moment(moments[0]["time"]) + moments[0]["until_s"] - moments[0]["time_s"]
             if now - at >= NOW_S:

@@ -208,7 +208,7 @@ function heard(name, event, data) {
   showStreams();
 }
 
-// watches: questions that are asked again and again
+// watches: repeated questions
 
 async function refreshWatches() {
   if (document.hidden) return;
@@ -325,7 +325,7 @@ function talkItem(turn) {
 function showEvidence(turn) {  // the frames that the answer was read from; each is found in the memory
   const place = items.get(turn).lastChild;
   if (turn.fits === false) { tell(place, "A guess: the demo model knows only its own world. Start edgevlm serve with --model to ask a real one."); return; }
-  if (turn.held === false) { tell(place, "What would answer this is no longer in memory."); return; }
+  if (turn.held === false) { tell(place, "The frames with the answer are no longer in memory."); return; }
   const moments = turn.evidence || [], strong = moments.filter(({ weight }) => !(weight < moments[0].weight / 4));
   redraw(place, strong, ({ frame, time, box, jpeg_url: url }) => {
     const button = element("button"), canvas = element("canvas");
@@ -354,7 +354,7 @@ function evidence() {  // frames that the newest answer was read from
 
 function find(frame) {
   const found = state.memory?.frames.find((each) => each.frame === frame);
-  if (!found) { toast("news", frame > (state.memory?.frames.at(-1)?.frame ?? -1) ? "That frame is on its way into the memory." : "Nothing of that frame itself is in memory now."); return; }
+  if (!found) { toast("news", frame > (state.memory?.frames.at(-1)?.frame ?? -1) ? "That frame waits for its chunk." : "That frame has no tokens in memory now."); return; }
   showFrame(found);
   showMemory();
   $("frames").querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest", inline: "center" });
@@ -447,7 +447,7 @@ function showMemory() {
   if (none) { list.replaceChildren(); $("held").replaceChildren(); return; }
   const { frames, frames_watched: watched, frames_waiting: waiting, tokens, budget, policy } = memory, oldest = frames[0];
   $("held").replaceChildren(element("b", `${frames.length.toLocaleString()} of ${watched.toLocaleString()} frames`), ` in ${tokens.toLocaleString()} of ${budget.toLocaleString()} tokens`,
-    oldest.time ? `, the oldest from ${since(oldest.time)}` : "", waiting ? `, the newest ${waiting} on their way` : "", ` · ${policy}`);
+    oldest.time ? `, the oldest from ${since(oldest.time)}` : "", waiting ? `, ${waiting} waiting` : "", ` · ${policy}`);
   showMap(memory);
   const atEnd = list.scrollLeft + list.clientWidth >= list.scrollWidth - 8;
   const known = new Map([...list.children].map((item) => [Number(item.dataset.frame), item]));
@@ -702,7 +702,7 @@ async function openSwitch(name) {
     list.onchange();
     $("budget").value = now.budget;
     tell($("switch-title"), `Memory of ${called(name)}`);
-    tell($("switch-warning"), `What ${called(name)} remembers now is forgotten: a new memory begins empty. It lasts until the server restarts; then the configured one goes on.`);
+    tell($("switch-warning"), `This forgets what ${called(name)} remembers and begins an empty memory. After a restart the configured one continues.`);
     tell($("switch-problem"), "");
     $("switch").dataset.name = name;
     $("switch").showModal();

@@ -69,7 +69,7 @@ def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monk
 def test_no_frame_is_named_where_what_would_answer_has_left():
     window = ("--policy", "sliding-window", "--budget", 160, "--append", "all")
     arguments = (*RUN, "--frames", 96, *window, "--ask", "which shape came first?")
-    assert edgevlm(*arguments).stdout.endswith("(what would answer this is no longer in memory)\n")
+    assert edgevlm(*arguments).stdout.endswith("(the frames with the answer are no longer in memory)\n")
     (answer,) = of_kind(events(*arguments, "--json"), "answer")
     assert (answer["evidence"], answer["evidence_held"]) == ([], False)
 

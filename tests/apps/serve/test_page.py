@@ -161,12 +161,12 @@ def test_the_frames_that_an_answer_was_read_from_are_marked(opened, server):
     page.fill("#question", NOW)
     page.keyboard.press("Enter")
     button, news = page.locator("#talk li:nth-child(2) .seen button"), page.locator("#news")
-    eventually(lambda: (button.click(), news.text_content())[1] == "That frame is on its way into the memory.")
+    eventually(lambda: (button.click(), news.text_content())[1] == "That frame waits for its chunk.")
     gone = {**told, "edgevlm": {"evidence": [seen], "evidence_held": False}}
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(gone)}\n\n"))
     page.fill("#question", NOW)
     page.keyboard.press("Enter")
-    api.expect(page.locator("#talk .seen").last).to_have_text("What would answer this is no longer in memory.")
+    api.expect(page.locator("#talk .seen").last).to_have_text("The frames with the answer are no longer in memory.")
     api.expect(page.locator(f"{TILES}.evidence")).to_have_count(0)
 
 
