@@ -62,7 +62,7 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 class OnnxRuntimeDecoder:
     """A decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some for single rows.
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some, in int8 for single rows.
     Between two parts, :func:`edgevlm.runtime.kernels.attend` works on the cache's own memory. With a pattern, layers from
     ``sparse_from`` on attend by it. Do not use it from two threads at once.
     """
@@ -128,8 +128,9 @@ class OnnxRuntimeDecoder:
         return StepResult(call.logits[0].copy(), probes)
 
     def _run(self, call: BoundCall, index: int) -> None:
-        if call.is_plain_row and (part := self._row_parts[index]) is not None:
-            part.run(*call.row(index), self._threads)
+        part = self._row_parts[index]
+        if part is not None and (call.is_plain_row or part.any_rows):
+            part.run(*call.rows(index), self._threads)
             return
         try:
             self._sessions[index].run_with_iobinding(call.bindings[index], self._calls.options)
@@ -162,10 +163,11 @@ class BoundCall:
             "logit_rows": self._logit_rows,
         }
         given |= {f"features{layer}": features for layer, features in enumerate(self._features)}
-        self.bindings = []
+        self.bindings, self._residuals = [], [self._embeds]  # that a part takes
         for index, session in enumerate(sessions):
             binding, names = session.io_binding(), [node.name for node in session.get_outputs()]
             made = dict(zip(names, self._passed[index % 2], strict=False))  # of the first part the residual may be its input
+            self._residuals.append(self._passed[index % 2][3] if len(made) == 4 else self._embeds)
             if index == s.layers:
                 made = {"logits": self.logits}
             for node in session.get_inputs():
@@ -189,12 +191,10 @@ class BoundCall:
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
 
-    def row(self, index: int) -> list[Float32]:
-        """Return the first row's inputs (attention, residual, cos, sin) and outputs (query, key, value, residual) of part
-        ``index``.
-        """
-        taken = [self.attention, self._passed[(index - 1) % 2][3], self._cos, self._sin]
-        return [array[0, 0] for array in (*taken, *self._passed[index % 2])]
+    def rows(self, index: int) -> list[Float32]:
+        """Return the inputs (attention, residual, cos, sin) and outputs (query, key, value, residual) of part ``index``."""
+        taken = (self.attention, self._residuals[index], self._cos, self._sin)
+        return [array[0] for array in (*taken, *self._passed[index % 2])]
 
     def query(self, layer: int) -> Float32:
         """Return the same query as ``[heads, S, head_dim]``, a view."""

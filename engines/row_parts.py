@@ -1,7 +1,7 @@
-"""The dense parts of an int8 decoder for a single row, multiplied by the extension.
+"""The dense parts of an int8 decoder for a single row, and of an int4 decoder for any, multiplied by the extension.
 
-ONNX Runtime's product of bytes is made for many rows: of a single one it reads weights at two thirds of the memory's speed. The
-extension reads them as they are in the bundle's file, at nearly all of it.
+ONNX Runtime's product of bytes is made for many rows: of a single one it reads weights at two thirds of the memory's speed. Its
+product of 4 bits in blocks takes twice as long for a frame. The extension reads both as they are in the bundle's file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any |
     shapes, layers = initializer_shapes(model), (f"layer{index - 1}", f"layer{index}")
     names = [name.format(*layers) for name in MATRICES]
     blocks = [int(found[1]) for name in shapes if (found := BLOCKS.fullmatch(name))]
-    if len(blocks) != 1 or any(f"{name}.{part}" not in shapes for name in names for part in ("codes", "scales")):
+    codes = [shapes.get(f"{name}.codes", ()) for name in names]
+    in_blocks = all(len(shape) == 3 and shape[2] == 16 for shape in codes)  # of 32 with 4 bits
+    if in_blocks != (not blocks) or any(f"{name}.zeros" in shapes or f"{name}.scales" not in shapes for name in names):
+        return None
+    if in_blocks and index <= spec.deepstack:  # rows of frames have features, which ONNX Runtime adds
         return None
     stored = {tensor.name: tensor for tensor in external_tensors(model)}
     mapped = {file: np.memmap(folder / file, np.uint8, "r") for file in {tensor.file for tensor in stored.values()}}
@@ -45,14 +49,14 @@ def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any |
 
     try:
         return kernels.RowPart(
-            [array(f"{name}.codes", np.int8) for name in names],
+            [array(f"{name}.codes", np.uint8 if in_blocks else np.int8) for name in names],
             [array(f"{name}.scales") for name in names],
             [array(f"{name}.bias") for name in names],
             [array(f"{name.format(*layers)}.weight") for name in GAINS],
             largest_attribute(model, "epsilon"),
             spec.kv_heads,
             spec.head_dim,
-            blocks[0],
+            blocks[0] if blocks else 1,
         )
     except CacheError:  # sizes that the extension does not multiply
         return None

@@ -38,14 +38,18 @@ struct HeldPart {
         };
         const std::array<CodedMatrix*, 4> matrices{&part.output, &part.gate_up, &part.down, &part.qkv};
         for (std::size_t i = 0; i < matrices.size(); ++i) {
-            const auto all = call.array<Int8>(py::object(codes[i]), "codes", {any, any});
-            if (!(all.flags() & py::array::c_style)) refuse("codes must be dense");
             CodedMatrix& matrix = *matrices[i];
-            matrix.in = all.shape(0), matrix.out = all.shape(1), matrix.codes = static_cast<const std::int8_t*>(all.data());
-            if (!multiplies_codes(matrix.in, matrix.out))
-                refuse("codes must be [16 n, 64 m], not [", matrix.in, ", ", matrix.out, "]");
+            const bool four = is_array_of<std::uint8_t>(codes[i]);
+            const auto all = four ? call.array<std::uint8_t>(py::object(codes[i]), "codes", {any, any, 16})
+                                  : call.array<Int8>(py::object(codes[i]), "codes", {any, any});
+            if (!(all.flags() & py::array::c_style)) refuse("codes must be dense");
+            matrix.in = four ? 32 * all.shape(1) : all.shape(0), matrix.out = all.shape(four ? 0 : 1);
+            if (four) matrix.pairs = static_cast<const std::uint8_t*>(all.data());
+            else matrix.codes = static_cast<const std::int8_t*>(all.data());
+            if (!multiplies_codes(matrix)) refuse("codes must be int8 [16 n, 64 m] or uint8 [32 m, n > 3, 16], not of ", matrix.in, " to ", matrix.out);
             held.push_back(all);
-            matrix.scales = take(call.dense<float>(py::object(scales[i]), "scales", {matrix.out}));
+            const std::vector<std::int64_t> scaled = four ? std::vector{matrix.out, matrix.in / 32} : std::vector{matrix.out};
+            matrix.scales = take(call.dense<float>(py::object(scales[i]), "scales", scaled));
             matrix.bias = maybe(py::object(biases[i]), "biases", matrix.out);
         }
         const std::int64_t inner = part.down.in, hidden = part.output.out, query = part.output.in;
@@ -61,22 +65,25 @@ struct HeldPart {
         part.query_gain = maybe(py::object(gains[2]), "gains", width), part.key_gain = maybe(py::object(gains[3]), "gains", width);
     }
 
+    bool any_rows() const { return part.output.pairs && part.gate_up.pairs && part.down.pairs && part.qkv.pairs; }
+
     void run(Floats attention, Floats residual, Floats cosine, Floats sine, Floats query, Floats key, Floats value, Floats next,
              int workers) const {
         if (workers < 0 || workers > kMaxThreads) refuse("threads must be 0 to ", kMaxThreads, ", not ", workers);
         Call call;
         const std::int64_t hidden = part.output.out, kv = part.kv_heads * part.width;
+        const std::int64_t rows = call.array<float>(attention, "attention", {any, part.output.in}).shape(0);
         const auto from = [&](Floats object, const char* name, std::int64_t size) {
-            const auto found = call.dense<float>(object, name, {size});
+            const auto found = call.dense<float>(object, name, {rows, size});
             call.keep(found);
             return found.data();
         };
         const float *const a = from(attention, "attention", part.output.in), *const r = from(residual, "residual", hidden);
         const float *const c = from(cosine, "cosine", part.width / 2), *const s = from(sine, "sine", part.width / 2);
-        float *const q = call.in_place<float>(query, "query", {part.output.in}), *const k = call.in_place<float>(key, "key", {kv});
-        float *const v = call.in_place<float>(value, "value", {kv}), *const n = call.in_place<float>(next, "next", {hidden});
+        float *const q = call.in_place<float>(query, "query", {rows, part.output.in}), *const k = call.in_place<float>(key, "key", {rows, kv});
+        float *const v = call.in_place<float>(value, "value", {rows, kv}), *const n = call.in_place<float>(next, "next", {rows, hidden});
         const py::gil_scoped_release unlocked;
-        part.run(a, r, c, s, q, k, v, n, workers ? workers : threads());
+        part.run(rows, a, r, c, s, q, k, v, n, workers ? workers : threads());
     }
 };
 
@@ -92,15 +99,17 @@ namespace edgevlm {
 void bind_row_part(py::module_& module) {
     module.def("multiplies_codes", py::overload_cast<>(&multiplies_codes),
                "Whether this processor multiplies 8-bit codes four at a time (AVX-512 VNNI, NEON's dot products), as RowPart does.");
-    py::class_<HeldPart>(module, "RowPart", R"(The end of a decoder's layer and the projections of the next, for one row, with matrices of codes.
+    py::class_<HeldPart>(module, "RowPart", R"(The end of a decoder's layer and the projections of the next, with matrices of codes.
 
-codes: int8 [in, out] of output, gate and up, down, and q, k, v, read where they lie; in a multiple of 16, out of 64. scales:
-[out] each, biases the same or None. gains: of the norms after output and down, and of a head's query and key, or None. down reads
-rows in Hadamard blocks. Rows are rounded to codes of -127 to 127 before each product.)")
+codes: of output, gate and up, down, and q, k, v, read where they lie. int8 [in, out], in a multiple of 16, out of 64, scales [out];
+made for one row. Or uint8 [out, in / 32, 16], pairs of 4 bits of which 8 is 0, in from 128, out a multiple of 32, scales [out, in / 32];
+for any number of rows. biases: [out] or None. gains: of the norms after output and down, and of a head's query and key, or None. down
+reads rows in Hadamard blocks. Rows are rounded to codes of -127 to 127 before each product, for 4 bits in blocks of 32.)")
         .def(py::init<Arrays, Arrays, Arrays, Arrays, float, std::int64_t, std::int64_t, std::int64_t>(), "codes"_a, "scales"_a, "biases"_a,
              "gains"_a, "epsilon"_a, "kv_heads"_a, "width"_a, "block"_a)
+        .def_property_readonly("any_rows", &HeldPart::any_rows, "Whether it is made for many rows: all matrices are of 4 bits.")
         .def("run", &HeldPart::run, "attention"_a, "residual"_a, "cosine"_a, "sine"_a, "query"_a, "key"_a, "value"_a, "next"_a,
-             "threads"_a = 0, "Write query, key, value and the new residual of a row, of the attention [Hq D] and residual [E] before.");
+             "threads"_a = 0, "Write query, key, value and the new residual of S rows, of the attention [S, Hq D] and residual [S, E] before; cosine and sine [S, D / 2].");
 }
 
 }  // namespace edgevlm

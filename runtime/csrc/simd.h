@@ -87,6 +87,14 @@ struct Coded {
     std::int32_t sum;
 };
 
+// Rows as encode_blocks writes them, one after another.
+struct BlockRows {
+    const std::int8_t* codes;
+    const float* scale;
+    const std::int32_t* start;
+    std::int64_t count;
+};
+
 // Products of rows of 8-bit codes, where the processor has them: several times as quick as floats', and near enough to tell
 // which pairs cannot be the largest.
 struct CodeKernels {
@@ -99,12 +107,20 @@ struct CodeKernels {
     // largest product is at least; bit r of hit[k]: the product of key k and row r may be as large as that. Returns bit k for those
     // that have any.
     std::uint64_t (*likely)(const std::int8_t* keys, const Coded* key, std::int64_t count, std::int64_t width, const std::uint8_t* rows,
-                            const float* scale, const float* error, float* least, std::uint32_t* hit);
+                            const float* scale, const float* error, float* least, std::uint32_t* hit) = nullptr;
     static constexpr std::int64_t kBlock = 64, kDepth = 16;  // that columns and depth of a matrix are multiples of
     // out [columns] = row [depth], codes as told about, times codes [depth, columns] with a scale a column, plus a bias unless null.
     // stride: from row to row of the matrix. sums [columns]: working memory. Null: as likely.
     void (*multiply)(const std::int8_t* row, Coded about, const std::int8_t* codes, std::int64_t stride, std::int64_t depth,
-                     std::int64_t columns, const float* scale, const float* bias, std::int32_t* sums, float* out);
+                     std::int64_t columns, const float* scale, const float* bias, std::int32_t* sums, float* out) = nullptr;
+    // A row [depth] by blocks of 32: codes at even places [depth / 2], then at odd; scale [blocks]; start: four numbers a block, -8
+    // times the sum of its codes and three zeros.
+    void (*encode_blocks)(const float* row, std::int64_t depth, std::int8_t* codes, float* scale, std::int32_t* start) = nullptr;
+    static constexpr std::int64_t kColumns = 32, kLeastDepth = 128;  // columns are a multiple of; depth is one of 32
+    // out [rows.count, stride] = rows times a matrix [columns, depth / 2] of codes of 4 bits, 8 of them 0, with scales [columns, blocks],
+    // plus a bias unless null. memory: kColumns (depth + depth / 8) bytes.
+    void (*multiply_blocks)(const BlockRows& rows, const std::uint8_t* codes, const float* scale, std::int64_t depth, std::int64_t columns,
+                            const float* bias, std::uint8_t* memory, float* out, std::int64_t stride) = nullptr;
 };
 
 // Pictures in levels of 0 to 255, a byte each.

@@ -91,7 +91,7 @@ constexpr int kRegisters = 16;
 }  // namespace
 
 const Simd& simd_avx2() {
-    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, CodeKernels{0, 0, encode, nullptr, nullptr}, gate,
+    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, CodeKernels{0, 0, encode}, gate,
                                 box<double>, box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

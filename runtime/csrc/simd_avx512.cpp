@@ -124,6 +124,7 @@ struct C {
         std::memcpy(&four, key, sizeof four);
         v = _mm512_dpbusd_epi32(v, rows, _mm512_set1_epi32(four));
     }
+    void dot(__m512i rows, __m512i keys) { v = _mm512_dpbusd_epi32(v, rows, keys); }
     void dot(const std::uint8_t* rows, const std::int8_t* key) { dot(_mm512_loadu_si512(rows), key); }
     // Four rows of codes, each plus kOffset, so that the codes of a column are side by side.
     static void turn(const std::int8_t* from, std::int64_t stride, __m512i (&turned)[4]) {
@@ -134,6 +135,13 @@ struct C {
         turned[0] = _mm512_unpacklo_epi16(low_two, low), turned[1] = _mm512_unpackhi_epi16(low_two, low);
         turned[2] = _mm512_unpacklo_epi16(high_two, high), turned[3] = _mm512_unpackhi_epi16(high_two, high);
     }
+    static Codes bytes(const void* from) { return _mm512_loadu_si512(from); }
+    static Codes low(Codes both) { return _mm512_and_si512(both, _mm512_set1_epi8(15)); }
+    static Codes high(Codes both) { return low(_mm512_srli_epi16(both, 4)); }
+    static V fours(const float* from) {  // each of W / 4 numbers four times
+        const __m512i place = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+        return {_mm512_permutexvar_ps(place, _mm512_castps128_ps512(_mm_loadu_ps(from)))};
+    }
     V floats() const { return {_mm512_cvtepi32_ps(v)}; }
 };
 inline std::uint32_t at_least(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
@@ -143,7 +151,7 @@ inline std::uint32_t at_least(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _C
 }  // namespace
 
 const Simd& simd_avx512() {
-    static const CodeKernels codes = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") ? CodeKernels{V::W, 0x80808080u, encode, likely, multiply} : CodeKernels{0, 0, encode, nullptr, nullptr};
+    static const CodeKernels codes = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") ? CodeKernels{V::W, 0x80808080u, encode, likely, multiply, encode_blocks, multiply_blocks} : CodeKernels{0, 0, encode};
     static const Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, codes, gate, box<double>,
                             box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;

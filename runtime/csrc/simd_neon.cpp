@@ -92,6 +92,7 @@ struct C {
         std::memcpy(&four, key, sizeof four);
         v = vdotq_s32(v, rows, vreinterpretq_s8_s32(vdupq_n_s32(four)));
     }
+    void dot(int8x16_t rows, int8x16_t keys) { v = vdotq_s32(v, rows, keys); }
     void dot(const std::uint8_t* rows, const std::int8_t* key) { dot(vreinterpretq_s8_u8(vld1q_u8(rows)), key); }
     // Four rows of codes, so that those of a column are side by side.
     static void turn(const std::int8_t* from, std::int64_t stride, int8x16_t (&turned)[4]) {
@@ -103,6 +104,10 @@ struct C {
             for (int i = 0; i < 2; ++i) turned[2 * half + i] = vreinterpretq_s8_s16(fours.val[i]);
         }
     }
+    static Codes bytes(const void* from) { return vld1q_s8(static_cast<const std::int8_t*>(from)); }
+    static Codes low(Codes both) { return vandq_s8(both, vdupq_n_s8(15)); }
+    static Codes high(Codes both) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(both), 4)); }
+    static V fours(const float* from) { return {vld1q_dup_f32(from)}; }
     V floats() const { return {vcvtq_f32_s32(v)}; }
 };
 inline std::uint32_t at_least(V a, V b) {
@@ -115,7 +120,7 @@ inline std::uint32_t at_least(V a, V b) {
 }  // namespace
 
 const Simd& simd_neon() {
-    static const CodeKernels codes = getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? CodeKernels{V::W, 0, encode, likely, multiply} : CodeKernels{0, 0, encode, nullptr, nullptr};
+    static const CodeKernels codes = getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? CodeKernels{V::W, 0, encode, likely, multiply, encode_blocks, multiply_blocks} : CodeKernels{0, 0, encode};
     static const Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, codes, gate, box<double>,
                             box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
