@@ -165,17 +165,23 @@ class Cache:
         """
 class RowPart:
     """
-    The end of a decoder's layer and the projections of the next, for one row, with matrices of codes.
+    The end of a decoder's layer and the projections of the next, with matrices of codes.
     
-    codes: int8 [in, out] of output, gate and up, down, and q, k, v, read where they lie; in a multiple of 16, out of 64. scales:
-    [out] each, biases the same or None. gains: of the norms after output and down, and of a head's query and key, or None. down reads
-    rows in Hadamard blocks. Rows are rounded to codes of -127 to 127 before each product.
+    codes: of output, gate and up, down, and q, k, v, read where they lie. int8 [in, out], in a multiple of 16, out of 64, scales [out];
+    made for one row. Or uint8 [out, in / 32, 16], pairs of 4 bits of which 8 is 0, in from 128, out a multiple of 32, scales [out, in / 32];
+    for any number of rows. biases: [out] or None. gains: of the norms after output and down, and of a head's query and key, or None. down
+    reads rows in Hadamard blocks. Rows are rounded to codes of -127 to 127 before each product, for 4 bits in blocks of 32.
     """
     def __init__(self, codes: collections.abc.Sequence, scales: collections.abc.Sequence, biases: collections.abc.Sequence, gains: collections.abc.Sequence, epsilon: float, kv_heads: int, width: int, block: int) -> None:
         ...
     def run(self, attention: numpy.typing.NDArray[numpy.float32], residual: numpy.typing.NDArray[numpy.float32], cosine: numpy.typing.NDArray[numpy.float32], sine: numpy.typing.NDArray[numpy.float32], query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], next: numpy.typing.NDArray[numpy.float32], threads: int = 0) -> None:
         """
-        Write query, key, value and the new residual of a row, of the attention [Hq D] and residual [E] before.
+        Write query, key, value and the new residual of S rows, of the attention [S, Hq D] and residual [S, E] before; cosine and sine [S, D / 2].
+        """
+    @property
+    def any_rows(self) -> bool:
+        """
+        Whether it is made for many rows: all matrices are of 4 bits.
         """
 def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], keys: numpy.typing.NDArray[numpy.number], values: numpy.typing.NDArray[numpy.number], held: numpy.typing.NDArray[numpy.int32], key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None, *, rows: typing.Any = None, shared: int = 0, previous: numpy.typing.NDArray[numpy.int64] | None = None, until: numpy.typing.NDArray[numpy.int32] | None = None, window: int = 0, place: numpy.typing.NDArray[numpy.int32] | None = None, position: numpy.typing.NDArray[numpy.int32] | None = None, threads: int = 0) -> numpy.typing.NDArray[numpy.float32]:
     """

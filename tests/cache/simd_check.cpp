@@ -174,6 +174,40 @@ std::vector<float> multiplied(const Simd& table, const std::vector<float>& a, co
     return out;
 }
 
+// Rows by a matrix of 4 bits in blocks; in plain code where a table has no such products.
+std::vector<float> in_blocks(const Simd& table, std::int64_t count, const std::vector<float>& in) {
+    constexpr std::int64_t kDepth = CodeKernels::kLeastDepth + 32, kBlocks = kDepth / 32, kColumns = 2 * CodeKernels::kColumns;
+    const CodeKernels& kernels = table.codes;
+    const std::vector<float> scale(in.end() - kColumns * kBlocks, in.end()), bias(in.begin(), in.begin() + kColumns);
+    std::vector<std::uint8_t> pairs(kColumns * kDepth / 2), memory(CodeKernels::kColumns * (kDepth + kDepth / 8));
+    for (std::size_t i = 0; i < pairs.size(); ++i) pairs[i] = static_cast<std::uint8_t>(i * 101 % 256);
+    std::vector<float> out(count * kColumns), scales(count * kBlocks);
+    if (kernels.multiply_blocks) {
+        std::vector<std::int8_t> codes(count * kDepth);
+        std::vector<std::int32_t> start(count * kBlocks * 4);
+        for (std::int64_t r = 0; r < count; ++r)
+            kernels.encode_blocks(&in[r * kDepth], kDepth, &codes[r * kDepth], &scales[r * kBlocks], &start[r * kBlocks * 4]);
+        kernels.multiply_blocks({codes.data(), scales.data(), start.data(), count}, pairs.data(), scale.data(), kDepth, kColumns, bias.data(),
+                                memory.data(), out.data(), kColumns);
+        return out;
+    }
+    for (std::int64_t r = 0; r < count; ++r) {
+        for (std::int64_t n = 0; n < kColumns; ++n) {
+            float& sum = out[r * kColumns + n] = bias[n];
+            for (std::int64_t b = 0; b < kBlocks; ++b) {
+                const float* const row = &in[r * kDepth + b * 32];
+                float peak = 0;
+                for (int i = 0; i < 32; ++i) peak = std::max(peak, std::fabs(row[i]));
+                for (int i = 0; i < 32; ++i) {
+                    const int code = pairs[(n * kBlocks + b) * 16 + i / 2] >> (i % 2 * 4) & 15;
+                    sum += std::nearbyint(row[i] * (1 / (peak / 127))) * (peak / 127) * (code - 8) * scale[n * kBlocks + b];
+                }
+            }
+        }
+    }
+    return out;
+}
+
 // Of pooling and of selection.
 std::vector<float> boxes(const Simd& table, int window, const std::vector<float>& numbers) {
     const auto count = static_cast<std::int64_t>(numbers.size()) - 3 * (window - 1);
@@ -221,6 +255,10 @@ int main(int, char** argv) {
         compare("encoded", 2 * pairs, encoded(*table, a), encoded(plain, a));
         compare("a row by codes", 2 * pairs, multiplied(*table, a, b), multiplied(plain, a, b));
         compare("products of codes", 2 * pairs, missed(*table, 2 * pairs), {0, 0, 0});
+    }
+    for (const std::int64_t count : {1, 2, 5, 11, 12, 15, 20}) {
+        const std::vector<float> in = noise(2 * 160 + count * 160);
+        compare("rows in blocks", count, in_blocks(*table, count, in), in_blocks(plain, count, in));
     }
     for (const int window : {1, 3, 5, 7}) {
         const std::vector<float> numbers = noise(90);

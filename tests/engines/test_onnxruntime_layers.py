@@ -21,8 +21,9 @@ from edgevlm.runtime.plugins import names
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 ONE_HEAD = {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 96, "head_dim": 32}
 SIZES = {"num_hidden_layers": 3, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
-BY_CODES: list[tuple[str, dict[str, Any]]] = [  # single rows are multiplied by the extension
-    ("llava", {"heads": 4, "head_dim": 32, "hidden": 128, "precision": "int8"}),
+BY_CODES: list[tuple[str, dict[str, Any]]] = [  # single rows are multiplied by the extension, in int4 all
+    *(("llava", {"heads": 4, "head_dim": 32, "hidden": 128, "precision": precision}) for precision in ("int8", "int4")),
+    ("qwen3_vl", {**SIZES, "precision": "int4"}),
     ("qwen2_vl", {**{name: size for name, size in SIZES.items() if name != "head_dim"}, "precision": "int8"}),
     ("qwen3_vl", {**SIZES, "precision": "int8"}),
 ]
@@ -74,21 +75,21 @@ def test_it_is_the_full_graph(exported: Any, family: str, shape: dict[str, Any])
 
 @pytest.mark.skipif(not kernels.multiplies_codes(), reason="the processor has no products of 8-bit codes")
 @pytest.mark.parametrize(("family", "shape"), BY_CODES, ids=lambda value: value if isinstance(value, str) else "")
-def test_single_rows_are_multiplied_as_onnx_runtime_does(
+def test_rows_are_multiplied_as_onnx_runtime_does(
     exported: Any, monkeypatch: pytest.MonkeyPatch, family: str, shape: dict[str, Any]
 ) -> None:
     made = exported(family, **shape)
-    width, every = Bundle.load(made.bundle).decoder.hidden, range(3)
-    ours = Runner(made.bundle, 64, every)
+    spec, every = Bundle.load(made.bundle).decoder, range(3)
+    ours, owned = Runner(made.bundle, 64, every), range(1 + (spec.precision == "int4") * spec.deepstack, 3)
     monkeypatch.setattr(kernels, "multiplies_codes", lambda: False)
     theirs = Runner(made.bundle, 64, every)
-    for count in (9, 1, 1, 4, 1):
-        given = rows(count, count, width)
+    for count in (9, 1, 1, 4, 1, 14):
+        given = rows(count, count, spec.hidden)
         expected, found = theirs.step(given, (-1,)), ours.step(given, (-1,))
         # numbers next to a tie may go either way
         assert np.abs(found.logits - expected.logits).max() < 0.1 * expected.logits.std()
-        if count == 1:  # that it was the extension
-            assert not all(np.array_equal(found.probes[layer], expected.probes[layer]) for layer in every[1:])
+        if count == 1 or spec.precision == "int4":  # that it was the extension
+            assert not any(np.array_equal(found.probes[layer], expected.probes[layer]) for layer in owned)
 
 
 @pytest.mark.parametrize("listed", [False, True])

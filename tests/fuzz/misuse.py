@@ -59,7 +59,7 @@ SHAPES = {
     "levels": "xyz x x",
     "patch_sums": "xyz",
     "patch_distances": "xyz xyz xyz g",
-    "RowPart.run": "e e h h e d d e",
+    "RowPart.run": "ze ze zh zh ze zd zd ze",
 }
 BELOW = {
     "kind": 4,
@@ -127,7 +127,7 @@ class Case:
             "S": draw(4, 9),
         }
         size |= {"r": 3, "c": 3, "x": draw(1, 3), "y": draw(3, 20), "z": draw(3, 40), "q": draw(1, 5), "P": 32, "g": 9}
-        size |= {"e": 64, "h": 8, "d": 32}
+        size |= {"e": 128, "h": 8, "d": 32}
         self.size = size | {"p": size["D"] // 2, "Q": size["H"] * draw(1, 3), "capacity": draw(1, 40), "K": 60}
         self.size |= {"V": self.size["Q"] * size["D"], "W": size["H"] * size["D"]}
         self.cache = self.make()
@@ -153,10 +153,14 @@ class Case:
         return _native.Cache(*shape, key_scale=scales, value_scale=scales)
 
     def layer(self) -> list[Any]:
-        """Arguments of a RowPart: 64 columns throughout, 4 heads of 16 on 2."""
-        codes = [self.random.integers(-128, 128, (64, out)).astype(np.int8) for out in (64, 128, 64, 128)]
-        numbers = [[np.ones(size, np.float32) for size in sizes] for sizes in ((64, 128, 64, 128), (64, 64, 16, 16))]
-        return [codes, numbers[0], [None, *numbers[0][1:]], [*numbers[1][:3], None], 1e-6, 2, 16, 64]
+        """Arguments of a RowPart: 128 columns throughout, 8 heads of 16 on 2."""
+        outs, gains = (128, 256, 128, 192), [np.ones(size, np.float32) for size in (128, 128, 16)]
+        codes, scales = [self.random.integers(-128, 128, (128, out)).astype(np.int8) for out in outs], [(out,) for out in outs]
+        if self.random.random() < 0.5:  # 4 bits
+            codes = [self.random.integers(0, 256, (out, 4, 16)).astype(np.uint8) for out in outs]
+            scales = [(out, 4) for out in outs]
+        biases = [None, *(np.ones(out, np.float32) for out in outs[1:])]
+        return [codes, [np.ones(size, np.float32) for size in scales], biases, [*gains, None], 1e-6, 2, 16, 64]
 
     def part(self) -> Any:
         return _native.RowPart(*self.layer()) if _native.multiplies_codes() else None
