@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -16,16 +17,18 @@ from edgevlm.bench.seeded import SHAPES
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.engines.onnxruntime_cpu import session_options
 from edgevlm.errors import UserError
+from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
 from edgevlm.export.precisions.layouts import Blocks, Dense, RowsByColumns
 from edgevlm.progress import show
+from edgevlm.runtime import kernels
 
-PLAIN, READ = "fp32", "read"
+PLAIN, READ, BLOCKS, OURS = "fp32", "read", "int4 blocks", "int4 extension"
 LAYOUTS: dict[str, Layout] = {
     PLAIN: Dense(),
     "int8 blocks": Blocks(8),
-    "int4 blocks": Blocks(4),
+    BLOCKS: Blocks(4),
     "int8 columns": RowsByColumns(),
 }
 
@@ -37,11 +40,11 @@ def products(
     threads: int = 1,
     rounds: int = 11,
 ) -> Iterator[dict[str, Any]]:
-    """Time each matrix of a layer of a model's shape, of noise, with one row or whole frames of rows.
+    """Time each matrix of a layer of a model's shape, of noise, and all of them, with one row or whole frames of rows.
 
     frames: in a call; 0 is a single row. ``ratio`` is to float32's time; ``gflop_s`` counts two operations a weight and row,
-    ``gb_s`` the stored bytes once; ``read`` is numpy's largest number of the float32 matrix. Raises UserError for an unknown
-    shape.
+    ``gb_s`` the stored bytes once; ``read`` is numpy's largest number of the float32 matrix. For the whole ``layer`` there is
+    also the extension's product of int4, with norms, gate and rotation. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:
@@ -53,27 +56,56 @@ def products(
             "gate_up": (2 * shape.intermediate, shape.hidden),
             "down": (shape.hidden, shape.intermediate),
         }
-        for matrix, size in matrices.items():
-            weight = np.random.default_rng(0).standard_normal(size, np.float32) / np.float32(np.sqrt(size[1]))
+        weights = {
+            matrix: np.random.default_rng(0).standard_normal(size, np.float32) / np.float32(np.sqrt(size[1]))
+            for matrix, size in matrices.items()
+        }
+        for matrix, chosen in {**{key: [weight] for key, weight in weights.items()}, "layer": [*weights.values()]}.items():
             for rows in (count * tokens_per_frame or 1 for count in frames):
                 show(f"{name}: {rows} rows of {matrix}")
+                jobs = {key: _products(layout, chosen, rows, threads) for key, layout in LAYOUTS.items()}
+                if matrix == "layer" and kernels.multiplies_codes():
+                    jobs[OURS] = _layer(shape, [weights[key] for key in ("output", "gate_up", "down", "qkv")], rows, threads)
+                jobs[READ] = partial(_read, chosen)
                 place = {"bench": "products", "model": name, "matrix": matrix, "rows": rows, "threads": threads}
-                yield from _measured(place, weight, rows, threads, rounds)
+                yield from _measured(place, jobs, sum(weight.size for weight in chosen), rounds)
 
 
-def _measured(place: dict[str, Any], weight: np.ndarray, rows: int, threads: int, rounds: int) -> Iterator[dict[str, Any]]:
-    jobs = {name: Job(_product(layout, weight, rows, threads)) for name, layout in LAYOUTS.items()}
-    took = take_turns({**jobs, READ: Job(weight.max)}, rounds)
+def _measured(place: dict[str, Any], jobs: dict[str, Callable[[], object]], size: int, rounds: int) -> Iterator[dict[str, Any]]:
+    took = take_turns({name: Job(job) for name, job in jobs.items()}, rounds)
     for name, times in took.items():
         ms = median(once.wall for once in times)
-        size = weight.size * (4 if name == READ else LAYOUTS[name].bytes_per_weight())
-        speeds = {"gb_s": round(size / ms / 1e6, 1)}
+        stored = size * (4 if name == READ else LAYOUTS.get(name, LAYOUTS[BLOCKS]).bytes_per_weight())
+        speeds = {"gb_s": round(stored / ms / 1e6, 1)}
         if name != READ:
-            speeds["gflop_s"] = round(2 * weight.size * rows / ms / 1e6, 1)
+            speeds["gflop_s"] = round(2 * size * place["rows"] / ms / 1e6, 1)
         yield {**place, "layout": name, **figures("product", times), **speeds}
-    for name in LAYOUTS:
-        if name != PLAIN:
+    for name in took:
+        if name not in (PLAIN, READ):
             yield {**place, "layout": name, "against": PLAIN, **ratio(took[name], took[PLAIN])}
+    if OURS in took:
+        yield {**place, "layout": OURS, "against": BLOCKS, **ratio(took[OURS], took[BLOCKS])}
+
+
+def _read(weights: Sequence[np.ndarray]) -> None:
+    for weight in weights:
+        weight.max()
+
+
+def _layer(shape: DecoderShape, weights: Sequence[np.ndarray], rows: int, threads: int) -> Callable[[], object]:
+    """Return a call of the extension for the dense part of a layer with these matrices."""
+    parts, none = [LAYOUTS[BLOCKS].parts(weight) for weight in weights], [None] * 4
+    codes, scales = ([part[name] for part in parts] for name in ("codes", "scales"))
+    part = kernels.RowPart(codes, scales, none, none, shape.norm_eps, shape.kv_heads, shape.head_dim, 1)
+    widths = (shape.heads * shape.head_dim, shape.hidden, shape.head_dim // 2, shape.head_dim // 2)
+    given: list[Any] = [np.random.default_rng(1).standard_normal((rows, width), np.float32) for width in widths]
+    made = [np.zeros((rows, width), np.float32) for width in (widths[0], shape.kv_size, shape.kv_size, shape.hidden)]
+    return partial(part.run, *given, *made, threads)
+
+
+def _products(layout: Layout, weights: Sequence[np.ndarray], rows: int, threads: int) -> Callable[[], object]:
+    calls = [_product(layout, weight, rows, threads) for weight in weights]
+    return lambda: [call() for call in calls]
 
 
 def _product(layout: Layout, weight: np.ndarray, rows: int, threads: int) -> Callable[[], object]:

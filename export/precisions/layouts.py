@@ -30,13 +30,14 @@ LEAST_STEP = 1e-30  # of a row of zeros
 
 
 class Layout(ABC):
-    """One way to store matrices. ``is_integer``: whether weights are rounded to integers.
-
-    multiplies_bytes: whether many rows are multiplied at a processor's rate of 8-bit integers, and not about as float32 is.
-    """
+    """One way to store matrices. ``is_integer``: whether weights are rounded to integers."""
 
     is_integer: ClassVar[bool] = False
-    multiplies_bytes: ClassVar[bool] = False
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether many rows are multiplied at a processor's rate of 8-bit integers, and not about as float32 is."""
+        return False
 
     @abstractmethod
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
@@ -124,6 +125,11 @@ class Blocks(Layout):
     def bytes_per_weight(self, group: int | None = None) -> float:
         return self.bits / 8 + (4 + self.with_zeros * self.bits / 8) / (group or self.size)
 
+    @property
+    def multiplies_bytes(self) -> bool:
+        """The engine's own product does."""
+        return self.bits == 4 and self.size == 32 and not self.with_zeros
+
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
         """Return the bytes, which at level 4 include a float32 sum of each block."""
         return self.bytes_per_weight(group) + (4 / (group or self.size) if self.level == 4 else 0)
@@ -146,7 +152,7 @@ class Channels(Layout):
     """
 
     is_integer: ClassVar[bool] = True
-    multiplies_bytes: ClassVar[bool] = True
+    multiplies_bytes = True
 
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
         grid = partial(block_grid if hessian is None else best_grid, bits=8, with_zeros=False)

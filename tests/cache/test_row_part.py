@@ -23,7 +23,9 @@ def hadamard(size: int) -> np.ndarray:
 class Part:
     """A layer of random numbers, 2 KV heads; ``whole``: with biases and with the norms of heads. rows: in 4 bits, of a call."""
 
-    def __init__(self, heads: int, width: int, hidden: int, inner: int, block: int, whole: bool, rows: int | None = None) -> None:
+    def __init__(
+        self, heads: int, width: int, hidden: int, inner: int, block: int, whole: bool, rows: int | None = None
+    ) -> None:
         rng, queries, keys = np.random.default_rng(hidden), heads * width, 2 * width
         sizes = [(queries, hidden), (hidden, 2 * inner), (inner, hidden), (hidden, queries + 2 * keys)]
         self.depth = 32 if rows else 1 << 20  # numbers of a row that share a scale
