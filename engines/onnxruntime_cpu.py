@@ -116,9 +116,9 @@ class OnnxRuntimeCpu:
         """Return a session of one graph, from its file or ``model``, with further configuration entries.
 
         With ``copies`` it holds its own copies of the matrices in the kernels' layout. Without, it reads them from the mapped
-        file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower. Integer
-        matrices are always copied: ONNX Runtime does not round activations for unpacked ones, so two graphs of one bundle would
-        compute differently. (Products of bytes with bytes are the same either way.)
+        file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower. Matrices that
+        it multiplies in blocks are always copied: ONNX Runtime does not round activations for unpacked ones, so two graphs of
+        one bundle would compute differently.
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")
@@ -207,16 +207,17 @@ class OnnxRuntimeCpu:
 
     @property
     def _read_in_place(self) -> Sequence[str]:
-        """The files of weights for single rows, once the decoder is open."""
+        """The files of weights that the extension reads, once the decoder is open."""
         if not any(self.__dict__.get("_row_parts", ())):
             return []
         return list(read_graph(self.bundle, per_layer_files(self.bundle)[-1], external_bytes))
 
     @cached_property
     def _row_parts(self) -> list[Any]:
-        """Return the parts for single rows; None if ONNX Runtime's are used.
+        """Return the parts that the extension computes, in int8 for single rows; None if ONNX Runtime's are used.
 
-        They read the weights from the file. ONNX Runtime's parts then hold no copy either, and a frame's call takes 7 % longer.
+        They read the weights from the file. ONNX Runtime's parts then hold no copy either, and a frame's call in int8 takes 7 %
+        longer.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))

@@ -34,7 +34,7 @@ def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any |
     blocks = [int(found[1]) for name in shapes if (found := BLOCKS.fullmatch(name))]
     codes = [shapes.get(f"{name}.codes", ()) for name in names]
     in_blocks = all(len(shape) == 3 and shape[2] == 16 for shape in codes)  # of 32 with 4 bits
-    if in_blocks != (not blocks) or any(f"{name}.zeros" in shapes or f"{name}.scales" not in shapes for name in names):
+    if len(blocks) + in_blocks != 1 or any(f"{name}.zeros" in shapes or f"{name}.scales" not in shapes for name in names):
         return None
     if in_blocks and index <= spec.deepstack:  # rows of frames have features, which ONNX Runtime adds
         return None

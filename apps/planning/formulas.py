@@ -244,8 +244,8 @@ class Roofline:
     def _rate(self, integer: bool, wide: bool) -> float:
         """Return operations a second of matrix products.
 
-        integer: of bytes with a scale per row and column. On a CPU blocks of integers and float16 take as long as float32; a
-        GPU multiplies all integers as float16.
+        integer: of bytes with a scale per row and column, or of 4 bits in blocks of 32. On a CPU other integers and float16
+        take as long as float32; a GPU multiplies all integers as float16.
         """
         if self.device.kind == "cpu":
             found = self.device["int8_tops" if integer else "fp32_tflops"]

@@ -99,8 +99,8 @@ def _layer(shape: DecoderShape, weights: Sequence[np.ndarray], rows: int, thread
     part = kernels.RowPart(codes, scales, none, none, shape.norm_eps, shape.kv_heads, shape.head_dim, 1)
     widths = (shape.heads * shape.head_dim, shape.hidden, shape.head_dim // 2, shape.head_dim // 2)
     given: list[Any] = [np.random.default_rng(1).standard_normal((rows, width), np.float32) for width in widths]
-    made = [np.zeros((rows, width), np.float32) for width in (widths[0], shape.kv_size, shape.kv_size, shape.hidden)]
-    return partial(part.run, *given, *made, threads)
+    given += [np.zeros((rows, width), np.float32) for width in (widths[0], shape.kv_size, shape.kv_size, shape.hidden)]
+    return partial(part.run, *[*given, threads])
 
 
 def _products(layout: Layout, weights: Sequence[np.ndarray], rows: int, threads: int) -> Callable[[], object]:
