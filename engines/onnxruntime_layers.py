@@ -62,9 +62,9 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 class OnnxRuntimeDecoder:
     """A decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some, in int8 for single rows.
-    Between two parts, :func:`edgevlm.runtime.kernels.attend` works on the cache's own memory. With a pattern, layers from
-    ``sparse_from`` on attend by it. Do not use it from two threads at once.
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some, in int8
+    for single rows. Between two parts, :func:`edgevlm.runtime.kernels.attend` works on the cache's own memory. With a pattern,
+    layers from ``sparse_from`` on attend by it. Do not use it from two threads at once.
     """
 
     def __init__(
