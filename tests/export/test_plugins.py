@@ -111,6 +111,10 @@ def test_gemma_sees_whole_frames_and_windows_as_transformers_does(tmp_path: Path
         Session.open(model, policy="rekv")
     with pytest.raises(UserError, match=r"which tensorrt-10\.3 has not"):
         export_checkpoint(checkpoint, tmp_path / "engine", family=family, profile="tensorrt-10.3")
+    whole = tmp_path / "whole.py"
+    whole.write_text("from edgevlm.extend import OnnxRuntimeCpu\nclass Whole(OnnxRuntimeCpu):\n    by_layer = False\n")
+    with pytest.raises(UserError, match="its layers see windows or whole frames; run it on --engine onnxruntime-cpu"):
+        Model.load(tmp_path / "bundle", engine=f"{whole}:Whole", threads=1)
     model.close()
 
 
