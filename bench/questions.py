@@ -35,8 +35,8 @@ def questions(
     """Yield a line for each length of a question about one of two cameras on a model.
 
     ttft_ms: until its first token. frame_ms, own_frame_ms: the longest that a frame of the other camera, and of the one that is
-    asked, waited to be taken in meanwhile; idle_frame_ms: of both, without a question. fps_ratio: frames a second of the
-    other camera, over those without. Medians over ``rounds``.
+    asked, waited to be taken in meanwhile; idle_frame_ms: the same for both, without a question. fps_ratio: frames a second of
+    the other camera, over those without. Medians over ``rounds``.
     """
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(model, threads or default_threads(), engine))

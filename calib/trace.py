@@ -40,7 +40,7 @@ class Clip:
 class ClipTrace:
     """A clip's n = frames * p tokens in stream order, all of them held.
 
-    attention: of the question rows to each vision token, mean over heads, rows and questions. norms: L2 norms of values.
+    attention: from the question rows to each vision token, averaged over heads, rows and questions. norms: L2 norms of values.
     mass: PureKV's eq. 2, attention summed over the w newest rows and the query group.
     """
 

@@ -138,7 +138,7 @@ def check_source(source: str, frames: int = 64) -> list[str]:
 def check_engine(engine: str, model: str | Path = "demo") -> list[str]:
     """Compare an engine with onnxruntime-cpu: features, embeddings, and layer by layer keys, values, queries, then logits.
 
-    Three calls on one cache are compared: of many rows, of several and of one. ``model``: a bundle that both can load.
+    Three calls on one cache are compared, with many rows, several and one. ``model``: a bundle that both can load.
     """
     with ExitStack() as stack:
         ours, theirs = (Model.load(model, engine=name) for name in (DEFAULT_ENGINE, engine))

@@ -87,7 +87,10 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{self.folder}: {name} is not text; download it again") from None
 
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
-        """Return an unread tensor. heads: of rows that llama.cpp stores as adjacent rotary pairs, which are reordered."""
+        """Return an unread tensor.
+
+        heads: the number of heads of rows that llama.cpp stores as adjacent rotary pairs, which are reordered.
+        """
         from gguf.quants import dequantize
 
         shape, data = tuple(int(size) for size in reversed(tensor.shape)), tensor.data

@@ -33,7 +33,7 @@ ADVICE = "give the checkpoint before quantisation"
 
 @dataclass(frozen=True, slots=True)
 class Prequantised:
-    """A checkpoint's ``quantization_config``. method: awq or gptq; version: of GPTQ's format, 1 or 2."""
+    """A checkpoint's ``quantization_config``. method: awq or gptq; version: GPTQ's format, 1 or 2."""
 
     method: str
     group: int

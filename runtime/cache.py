@@ -90,7 +90,7 @@ class KVCache(_native.Cache):
     ``[head_dim / 2]``, the rotary frequencies that keys were rotated with; behind them those of layers whose ``local`` is 1.
     axes: the number of axes of a position, 1 or 3 for M-RoPE (frame, row, column). sections: with 3 axes, the rotary pairs that
     turn by each, one after the other (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be
-    stored but not turned. dtype: of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
+    stored but not turned. dtype: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
     (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every dtype.
 
     Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were

@@ -96,8 +96,8 @@ class SessionMemory:
 class HeldFrames(NamedTuple):
     """The frames that have tokens in the memory, oldest first, ``[k]`` of each.
 
-    number: of a frame, from 0, or of a group of frames that the tower merges. seconds: when it was seen. tokens: its tokens in
-    the layer and KV head that hold the most.
+    number: number of a frame, from 0, or of a group of frames that the tower merges. seconds: the time it was seen. tokens: its
+    tokens in the layer and KV head that hold the most.
     """
 
     number: NDArray[np.int64]

@@ -137,8 +137,8 @@ class Director:
         newest.
 
         open: cameras whose memory it has open. needs: fields of a :class:`Need` for each model that it was asked about. forgot:
-        the last note followed in the node's files; cameras_forgot: in memories. Raises UserError for a node that has to join
-        again.
+        the last note followed in the node's files; cameras_forgot: the last one followed in memories. Raises UserError for a
+        node that has to join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"there is no node {name} of that process")

@@ -38,7 +38,7 @@ class PlannedMemory:
 
     kv: the cache's arena; policy: its state beside the cache; activations: working memory of the decoder; vision: the tower's,
     with pixels and features; runtime: libraries, graphs, sessions; snapshots: a server's copies of memories, and thumbnails.
-    export_peak: of ``edgevlm export``; build_peak: of TensorRT's builder, 0 without one.
+    export_peak: the peak of ``edgevlm export``; build_peak: the peak of TensorRT's builder, 0 without one.
     """
 
     weights: int

@@ -34,8 +34,9 @@ PREFIX = 32  # rows allowed for the system prompt, which needs the tokenizer to 
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model. matrices: parameters of all layers' matrices; vectors: of norms and biases; tied: the head is the embedding.
+    """A model.
 
+    matrices: parameters of all layers' matrices; vectors: parameters of norms and biases; tied: the head is the embedding.
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
     precision, group: for weights already rounded, their precision and the number that shares a scale; otherwise None. floats:
     parameters of ``matrices`` that such a checkpoint stores in float. kv: type of keys and values. files: bytes of a bundle's

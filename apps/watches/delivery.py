@@ -26,8 +26,8 @@ class Delivery:
     """Records events and sends them.
 
     Events not sent at its end are sent by the next one. An event sent just before a kill is sent again, with the same id.
-    sinks: by name. control: called with a camera and a watch that a sink wants to pause (False) or to continue (True). program:
-    this program's description for sinks.
+    sinks: the sinks by name. control: called with a camera and a watch that a sink wants to pause (False) or to continue
+    (True). program: this program's description for sinks.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class WatchHooks(Protocol):
 class Watches:
     """Watches by name. Any thread may call any method.
 
-    watchers: by camera name. delivery: sends events; opened with the first watch.
+    watchers: the watchers by camera name. delivery: sends events; opened with the first watch.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``edgevlm bench accuracy`` of the demo world: from what was typed to the report."""
+"""``edgevlm bench accuracy`` of the demo world: from the options to the report."""
 
 from __future__ import annotations
 

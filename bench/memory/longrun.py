@@ -55,9 +55,9 @@ def longrun(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each policy, ``append`` and ``encode`` at a hundredth of the frames, at a tenth, and at the end.
 
-    ``budget``: vision tokens per layer on the device, 512 by default; ``host_bytes``, ``file_bytes``: of the store below the
-    device. ``ttft_ratio``: the time to the first token over that at the first mark; ``backward``: the fraction of questions
-    about the past answered right, ``right`` the same by how long ago. Raises UserError for an invalid policy.
+    ``budget``: vision tokens per layer on the device, 512 by default; ``host_bytes``, ``file_bytes``: limits of the store.
+    ``ttft_ratio``: the time to the first token over that at the first mark; ``backward``: the fraction of questions about the
+    past answered right, ``right`` the same by how long ago. Raises UserError for an invalid policy.
     """
     marks = sorted({mark for mark in (frames // 100, frames // 10, frames) if mark >= LEAST})
     for name, way, look in product(policy, append, encode):

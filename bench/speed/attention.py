@@ -37,8 +37,8 @@ def attention(
 ) -> Iterator[dict[str, Any]]:
     """Time attention in all layers of a model's shape, of one token or of whole frames, after ``held`` tokens of noise.
 
-    frames: in a call; 0 is a single token. ``ratio`` is to GroupQueryAttention on fp32; ``gb_s`` counts keys and values once;
-    ``read`` is numpy's largest number of the same fp32 memory. Raises UserError for an unknown shape or precision.
+    frames: the number in a call; 0 is a single token. ``ratio`` is to GroupQueryAttention on fp32; ``gb_s`` counts keys and
+    values once; ``read`` is numpy's largest number of the same fp32 memory. Raises UserError for an unknown shape or precision.
     """
     for name in model:
         if name not in SHAPES:

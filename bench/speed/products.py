@@ -42,9 +42,9 @@ def products(
 ) -> Iterator[dict[str, Any]]:
     """Time each matrix of a layer of a model's shape, of noise, and all of them, with one row or whole frames of rows.
 
-    frames: in a call; 0 is a single row. ``ratio`` is to float32's time; ``gflop_s`` counts two operations a weight and row,
-    ``gb_s`` the stored bytes once; ``read`` is numpy's largest number of the float32 matrix. For the whole ``layer`` there is
-    also the extension's product of int4, with norms, gate and rotation. Raises UserError for an unknown shape.
+    frames: the number in a call; 0 is a single row. ``ratio`` is to float32's time; ``gflop_s`` counts two operations a weight
+    and row, ``gb_s`` the stored bytes once; ``read`` is numpy's largest number of the float32 matrix. For the whole ``layer``
+    there is also the extension's product of int4, with norms, gate and rotation. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:

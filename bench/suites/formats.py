@@ -1,4 +1,4 @@
-"""The published benchmarks' files: how each becomes questions, and the columns of its table."""
+"""The published benchmarks' files: the conversion of each to questions, and the columns of its table."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class SuiteQuestion:
     """One question about one video.
 
     id: file and place, unique in the suite. video: path of a file inside the data folder. prompt: what the model is asked,
-    whole. options: the choices' texts, without letters. time_s: when in the video to ask first. tokens: the longest answer.
+    whole. options: the choices' texts, without letters. time_s: the time in the video to ask first. tokens: the longest answer.
     scoring: a name of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 

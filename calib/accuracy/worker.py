@@ -48,7 +48,7 @@ CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 
 @dataclass(frozen=True, slots=True)
 class AccuracySettings:
-    """Settings that all results of a run share. seed: a number, or ``test``. noise, crf: of the camera, see ``make_case``."""
+    """Settings that all results of a run share. seed: a number, or ``test``. noise, crf: the camera's, see ``make_case``."""
 
     model: str = "demo"
     frames: int = 64
@@ -183,8 +183,8 @@ def run_case(
 ) -> Record:
     """Watch a stream, then ask and score everything. Raises UserError when ``tokens`` is not a budget for this policy.
 
-    tokens: |M|. variant: how frames are encoded, appended and re-indexed. bytes: peak of cache and policy. appended, encoded:
-    fractions of the tokens appended and the patches encoded. results: see :func:`ask`.
+    tokens: |M|. variant: the settings for encoding, appending and re-indexing. bytes: peak of cache and policy. appended,
+    encoded: fractions of the tokens appended and the patches encoded. results: see :func:`ask`.
     """
     with open_variant(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)

@@ -40,7 +40,10 @@ Float64 = NDArray[np.float64]
 
 
 def select_evidence(model: Model, streams: int, progress: Notify = lambda _: None) -> EvidenceHeads:
-    """The layer, its heads, and the rule. streams: of the demo world, of ``FRAMES`` frames each, half of them for the heads."""
+    """The layer, its heads, and the rule.
+
+    streams: number of demo streams of ``FRAMES`` frames each, half of them for the heads.
+    """
     spec, words = model.bundle.decoder, seed_words("0")
     cases = [make_case(words, stream, FRAMES) for stream in range(streams)]
     tokens, grid = FRAMES * model.bundle.vision.tokens_per_frame, model.bundle.vision.grid

@@ -27,7 +27,8 @@ HALF_ROWS = Dense(np.float16, by_row=True, half=True)
 class Layouts(NamedTuple):
     """Layouts of a precision.
 
-    matrices: of the layers. table: of the embedding and the head. rotated: whether the layers' rows are rotated. A table's
+    matrices: the layout of the layers' matrices. table: the layout of the embedding and the head. rotated: whether the layers'
+    rows are rotated. A table's
     parts are by row, as the engine gathers them: numbers, or codes of 8 bits without zeros, and scales.
     """
 

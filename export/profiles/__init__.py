@@ -28,9 +28,9 @@ from edgevlm.runtime.plugins import names
 class Profile:
     """A graph profile.
 
-    opset, ir_version: of decoder graphs. kv: allowed types of keys and values. variants: the decoder graphs. operators: norms
-    and rotary positions, like :class:`Fused`. cache: keys and values in one graph, with ``start`` and ``attend`` like
-    :class:`edgevlm.export.kv.Memory`.
+    opset, ir_version: ONNX versions of decoder graphs. kv: allowed types of keys and values. variants: the decoder graphs.
+    operators: norms and rotary positions, like :class:`Fused`. cache: keys and values in one graph, with ``start`` and
+    ``attend`` like :class:`edgevlm.export.kv.Memory`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""First seen: of everything that repeats, what was seen first stays, with the tokens around it. Ours."""
+"""First seen: among repeated tokens the first stays, with the tokens around it. Ours."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Layer:
     the same ones. Arrays are ``[kv_heads, n]`` unless stated, and read-only views of the memory where they can be.
 
     index: 0 is the first layer. target: rows of ``free`` to keep in each head. coming: rows about to be appended. prepared:
-    the result of the policy's ``prepare``. cache: of all layers, for kernels.
+    the result of the policy's ``prepare``. cache: the cache of all layers, for kernels.
     """
 
     def __init__(self, cache: KVCache, index: int, target: int = 0, shared: Compression | None = None) -> None:

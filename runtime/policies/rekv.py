@@ -22,8 +22,8 @@ class FrameIndex(Stateful):
     """Up to ``capacity`` entries per layer in temporal order, allocated once, ``entry_bytes`` each.
 
     An entry is the frames ``[first, end)``, ``held`` of which are not lost, and the mean of their means ``[width]``. When a
-    layer is full, the neighbours with the lowest cost merge (ties: the oldest); ``merged`` counts the merges. cost: of merging
-    an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames (Ward).
+    layer is full, the neighbours with the lowest cost merge (ties: the oldest); ``merged`` counts the merges. cost: the cost of
+    merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames (Ward).
     """
 
     PARTS = ("mean", "first", "end", "held", "cost")

@@ -292,7 +292,7 @@ class ReSV(Retrieval):
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
-    """Return positions of rows, float32 ``[kv_heads, n, axes]``: on three axes less the patch's own row and column."""
+    """Return positions of rows, float32 ``[kv_heads, n, axes]``: on three axes minus the patch's own row and column."""
     position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
         position[..., 1] -= cache.row(layer)

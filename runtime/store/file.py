@@ -39,7 +39,8 @@ class StoreFile:
     """A file that only this process uses, until :meth:`close`.
 
     path: made if it is missing, for its owner only. temporary: use a file without a name, which disappears with this process.
-    identity: of the stream that owns the blocks. limit: in bytes. token: the file's number, which a snapshot also records.
+    identity: identifies the stream that owns the blocks. limit: the most bytes. token: the file's number, which a snapshot also
+    records.
 
     Raises UserError, one line, if it cannot be made or read, is not a store, belongs to another stream, or is in use.
     """

@@ -135,7 +135,7 @@ class Store:
     """Blocks by number, in host memory and in one file; a block is lost once it is in neither.
 
     Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, made if missing; ``temporary``: one
-    without a name; None: host memory only. identity: of the stream. notify: called from any thread with messages for
+    without a name; None: host memory only. identity: identifies the stream. notify: called from any thread with messages for
     the user; by default the logger ``edgevlm``. patience_s: the longest that one write may keep the caller waiting. retry_s:
     between tries while the disk fails.
 
