@@ -253,7 +253,7 @@ class VisionGraph:
     ) -> tuple[str, str]:
         """Return the norm of ``rows + skip`` on the last axis, and the sum. writes: the norm becomes the residual stream.
 
-        Two nodes: on a CPU, ONNX Runtime's SkipLayerNormalization takes four times as long.
+        It uses two nodes, because on a CPU ONNX Runtime's SkipLayerNormalization takes four times as long.
         """
         vectors = self._affine(name, ("weight", "bias"), width, writes)
         total = self.add(f"{name}.sum", rows, skip) if skip else rows
