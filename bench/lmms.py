@@ -29,7 +29,7 @@ from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.session import Session
 
 MANIFEST = ModelManifest("edgevlm", simple_class_path=f"{__name__}.Edgevlm")
-ANSWER = 1024  # tokens set aside for a question, and for an answer, unless given
+ANSWER = 1024  # default numbers of tokens reserved for a question and an answer
 
 
 class Edgevlm(lmms):

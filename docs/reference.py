@@ -123,7 +123,7 @@ def json_lines() -> str:
 
 JSON_INTRO = """# JSON
 
-With `--json` a command prints one object per line on stdout. `event` says what a line is, or `bench` which measurement;
+With `--json` a command prints one object per line on stdout. `event` is the kind of a line, or `bench` the measurement;
 `schema` is the version of these tables, 1 today. Later versions may add fields, so ignore those you do not know. An optional
 field may be missing. In Python, `edgevlm.apps.schemas.schemas()` has the same as JSON Schema (2020-12) by `event`, and
 `edgevlm.bench.schemas.bench_schema()` that of measurements.

@@ -59,7 +59,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
                 f"{bundle.path}: keeps {bundle.decoder.kv} keys, and ONNX Runtime's attention on CUDA takes "
                 f"{' or '.join(self.kv_types)}; export the model again with --kv fp16, or give --engine onnxruntime-cpu"
             )
-        with redirect_stdout(sys.stderr):  # where it says what it does not find
+        with redirect_stdout(sys.stderr):  # where it prints missing libraries
             ort.preload_dlls()  # cuDNN and CUDA of wheels lie where no loader looks
         self._decoders: dict[str, Any] = {}  # by variant
         super().__init__(bundle, threads=threads)
@@ -96,7 +96,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         if session.get_providers()[0] != self.provider:
             raise UserError(
                 f"ONNX Runtime {ort.__version__} could not start {self.provider} and fell back to the CPU: its CUDA or cuDNN "
-                "is missing or of another version; edgevlm doctor says which, --engine onnxruntime-cpu runs without"
+                "is missing or of another version; edgevlm doctor finds it, --engine onnxruntime-cpu runs without"
             )
         return session
 

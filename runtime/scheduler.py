@@ -14,7 +14,7 @@ from edgevlm.errors import NoThreads, UserError, refuse_fork
 
 T = TypeVar("T")
 
-PERIOD_S = 0.5  # of a session that says nothing else
+PERIOD_S = 0.5  # the default of a session
 RETURN_S = 0.01  # that a session which is due next may take to come back with its next task
 WATCH_FRACTION = 0.15  # of the time, that watches may take
 

@@ -35,7 +35,7 @@ from edgevlm.runtime.time_window import NarrowedMemory, NothingHeld, TimeWindow,
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Tokens = tuple[Float32, Rows]
-"""Rows to append: float32 ``[n, width]``, and what is known of each but its ``seq``."""
+"""Rows to append: float32 ``[n, width]``, and their metadata without ``seq``."""
 
 
 class StreamFrame(NamedTuple):

@@ -49,6 +49,14 @@ BANNED = {  # a pattern, and what to write in its place
     r"\bin the like manner\b": "plainly",
     r"\bno whole number\b": "not a multiple",
     r"\bin which case\b|\bas the case may be\b": "then",
+    r"\bunless (?:given|set)\b": "by default",
+    r"\b(?:process|thread) of (?:its|their) own\b": "a separate process",
+    r"\bof equal ones\b": "ties",
+    r"\b[Ll]et(?:s|ting)? go of\b": "release, free",
+    r"\bhears? of\b": "gets",
+    r"\bfor ever\b": "name the time",
+    r"\bany more\b": "no longer",
+    r"\b(?:says|say) (?:so|why|which|whether|nothing|little|more|how)\b": "prints, names, lists, has the reason",
 }
 ALLOWED = ()  # at most ten: names and quotations
 

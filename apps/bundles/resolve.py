@@ -139,7 +139,7 @@ def resolve_model(
             call_in_helper(f"{FETCH}:complete_checkpoint", f"hf:{name}", folder, progress=progress, notify=notify)
         found = cached_bundle(folder, progress, notify, **options)
         if name is not None:
-            notify(f"the download in {folder.parents[1]} is not needed any more; hf cache rm model/{name.repo} frees it")
+            notify(f"the download in {folder.parents[1]} is no longer needed; hf cache rm model/{name.repo} frees it")
     return str(found)
 
 

@@ -291,7 +291,7 @@ def forget(
         raise UserError("--last is --since until now: give one of them")
     since = last or since
     if everything == bool(since or until):
-        raise UserError("say what to forget: --last 1h, --since and --until, or --all")
+        raise UserError("choose what to forget: --last 1h, --since and --until, or --all")
     span, where = Span.typed(since, until), stream or ("all cameras" if state is None else state)
     if not yes:
         if not sys.stdin.isatty():

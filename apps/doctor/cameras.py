@@ -86,6 +86,6 @@ def check_cameras(machine: Machine) -> list[Outcome]:
         why, _, fix = (entry.problem or "").partition("; ")
         text = f"{entry.camera} ({entry.name})"
         outcomes.append(
-            ("warn", f"{text}: {why}", fix or "edgevlm cameras says more") if why else ("ok", f"{text} gives pictures")
+            ("warn", f"{text}: {why}", fix or "edgevlm cameras has details") if why else ("ok", f"{text} gives pictures")
         )
     return outcomes or [("ok", "no /dev/videoN found: the demo, files and URLs can be watched")]

@@ -130,7 +130,7 @@ def memory(machine: Machine) -> Outcome:
     text = f"{free / 1e6:.1f} of {total / 1e6:.1f} GB available{where}"
     if free < LITTLE:
         return "fail", text, "end other programs, or the desktop: sudo systemctl isolate multi-user.target"
-    return ("warn", text, "enough for the demo; edgevlm plan says what a model takes") if free < SCARCE else ("ok", text)
+    return ("warn", text, "enough for the demo; edgevlm plan predicts a model's memory") if free < SCARCE else ("ok", text)
 
 
 def disk(machine: Machine) -> Outcome:

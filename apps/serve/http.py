@@ -400,7 +400,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
     @router.get("/v1/streams/{name}/thumbnails/{number}.jpg", **PICTURE)
     def thumbnail(stream: TheStream, number: Annotated[int, Path(ge=0, lt=1 << 62)]) -> Response:
         """Return the thumbnail of a frame that is still in memory."""
-        return as_picture(stream.observer.thumbnails.jpeg(number), "this frame is not in memory any more")
+        return as_picture(stream.observer.thumbnails.jpeg(number), "this frame is no longer in memory")
 
     @router.get("/v1/streams/{name}/mjpeg", response_class=Response, responses=content(MJPEG))
     async def mjpeg(stream: TheStream, fps: Annotated[float, Query(gt=0, le=30)] = 5.0) -> Response:

@@ -18,7 +18,7 @@ ROOT = Path("/")
 REASONS = {
     errno.EACCES: "may not be opened: add yourself to its group (sudo usermod -aG video $USER) and log in again",
     errno.EBUSY: "is in use by another program; end that one",
-    errno.ENODEV: "was unplugged, or its driver gave up; plug it in again (dmesg says more)",
+    errno.ENODEV: "was unplugged, or its driver gave up; plug it in again (dmesg has details)",
 }
 
 

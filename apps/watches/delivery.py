@@ -43,7 +43,7 @@ class Delivery:
         self.delivered: Counter[str] = Counter()  # by sink
         self.failures: Counter[str] = Counter()
         self._watches: Sequence[WatchStatus] | None = None
-        self._standing = threading.Lock()  # over them, so that sinks hear of them in order
+        self._standing = threading.Lock()  # over them, so that sinks get them in order
         self.sinks: Collection[str] = ()  # their names
         self._senders: dict[str, Sender] = {}
         self.replace(sinks)
@@ -54,7 +54,7 @@ class Delivery:
         self.close()
         for name, count in self.store.waiting().items():
             if name not in sinks:
-                self.notify(Lost(f"sink {name} is not configured any more: {count} events for it are dropped"))
+                self.notify(Lost(f"sink {name} is no longer configured: {count} events for it are dropped"))
                 self.store.drop(name)
         self._senders = {name: Sender(name, sink, self) for name, sink in sinks.items()}
         for sink in sinks.values():

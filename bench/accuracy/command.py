@@ -58,5 +58,5 @@ def exit_if_skipped(typed: list[str], skipped: list[str]) -> None:
     """Exit with status 1 if a policy requested by name could not be measured."""
     named = {variant.label for variant in parse_variants([name for text in typed for name in split(text) if name != "all"])}
     if missing := sorted({label for label in skipped if Variant(label).on_full_frames.label in named or label in named}):
-        to_stderr(f"skipped: {', '.join(missing)}; the lines above say why")
+        to_stderr(f"skipped: {', '.join(missing)}; the lines above have the reasons")
         raise SystemExit(1)

@@ -52,9 +52,9 @@ def accuracy(
     budget: Annotated[
         str | None, option("P%,..|6k,..", "Compare at these budgets: fractions of a stream, or tokens.", "the suite's, below")
     ] = None,
-    append: Annotated[str, option("all,changed[:tau=T]", "Append all of each frame, or what changed.", panel=WORLD)] = "all",
+    append: Annotated[str, option("all,changed[:tau=T]", "Append all of each frame, or only changes.", panel=WORLD)] = "all",
     encode: Annotated[
-        str, option("all,changed[:interval=K]", "Encode all of each frame, or what changed.", panel=WORLD)
+        str, option("all,changed[:interval=K]", "Encode all of each frame, or only changes.", panel=WORLD)
     ] = "all",
     model: Annotated[str, option("demo|BUNDLE|ORG/NAME|FILE.gguf", "Ask this model.")] = "demo",
     engine: Annotated[str, option("NAME|./FILE.py:CLASS", "Run the model with this engine.")] = DEFAULT_ENGINE,

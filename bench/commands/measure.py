@@ -34,8 +34,8 @@ class MeasureOptions:
     fps: Annotated[float | None, option("N", "Take this many frames a second.", min=1e-5, max=1000)] = None
     frames: Annotated[str | None, option("N,...", "Watch this many frames; of speed: frames in a call.")] = None
     chunk: Annotated[str | None, option("N,...", "Append this many frames at once.")] = None
-    append: Annotated[list[str] | None, option("all,auto,changed[:..]", "Append all of each frame, or what changed.")] = None
-    encode: Annotated[list[str] | None, option("all,auto,changed[:..]", "Encode all of each frame, or what changed.")] = None
+    append: Annotated[list[str] | None, option("all,auto,changed[:..]", "Append all of each frame, or only changes.")] = None
+    encode: Annotated[list[str] | None, option("all,auto,changed[:..]", "Encode all of each frame, or only changes.")] = None
     clips: Annotated[list[str] | None, option("NAME|FILE,...", "Watch street, room, moving, or recordings.")] = None
     questions: Annotated[int | None, option("N", "Ask this many questions at each mark.", min=1)] = None
     against: Annotated[list[str] | None, option("NAME,...", "Compare with llama.cpp, openvino, transformers.")] = None
@@ -110,9 +110,9 @@ stream = command(
     "model policy budget frames chunk questions append encode clips precisions theirs layers engine threads",
     """Watch a stream grow: frames a second, memory, answers, energy.
 
-    growth compares policies, full KV included, each in a process of its own. against runs transformers with infinipot-v in
+    growth compares policies, full KV included, each in a separate process. against runs transformers with infinipot-v in
     PyTorch beside edgevlm, on one llava_onevision checkpoint (by default one with random weights: 8 GB of memory, 4 GB of disk
-    for a while). changed watches clips whole and by what changed, in turn, beside the ceiling that the fractions allow.
+    for a while). changed watches clips with whole frames and with changes only, in turn, and prints the highest possible ratio.
     """,
 )
 memory = command(

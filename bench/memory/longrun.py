@@ -1,6 +1,6 @@
 """Measure a stream of a hundred thousand frames under retrieval and eviction policies: its cost, and the recall of its past.
 
-Each policy runs in a process of its own, one after the other. Every frame is drawn, encoded and appended; none is repeated.
+Each policy runs in a separate process, one after the other. Every frame is drawn, encoded and appended; none is repeated.
 """
 
 from __future__ import annotations

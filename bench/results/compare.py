@@ -12,7 +12,7 @@ from edgevlm.errors import UserError
 
 OURS = "edgevlm"
 SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")  # of machines whose numbers can be compared
-# strings that are results; all others, and these numbers, say what a line is about
+# strings that are results; all others, and these numbers, identify a line's subject
 RESULTS = ("policy_used", "stopped", "skipped", "left_out", "error")
 SETTINGS = (
     "threads", "frames", "context", "chunk", "held", "tokens_per_frame", "layers", "kv_heads", "head_dim", "tokens", "budget",
@@ -31,7 +31,7 @@ Subject = tuple[tuple[str, Any], ...]
 def difference(one: Line, other: Line) -> str:
     """Return the differences of two machines that affect speed; empty for the same machine."""
     if not one or not other:
-        return "a file does not say what machine it is from"
+        return "a file does not name its machine"
     found = [name for name in SAME if one.get(name) != other.get(name)]
     return ", ".join(f"{name}: {one.get(name)} and {other.get(name)}" for name in found)
 

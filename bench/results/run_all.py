@@ -1,4 +1,4 @@
-"""``edgevlm bench all``: planned commands one after the other, each in a process of its own; lines are kept as they come."""
+"""``edgevlm bench all``: planned commands one after the other, each in a separate process; lines are kept as they come."""
 
 from __future__ import annotations
 

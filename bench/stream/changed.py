@@ -1,4 +1,4 @@
-"""Whole frames beside only what changed: one model, the same clips, a chunk in turn."""
+"""Compare whole frames with changes only: one model, the same clips, a chunk in turn."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A stream as it grows: memory, speed, answers and energy at stated lengths, for each policy, full KV included.
 
-InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Each policy runs in a process of its own, so that its peak memory is its
+InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Each policy runs in a separate process, so that its peak memory is its
 own; they run one after the other. Frames are the demo world's and go in as fast as they are taken.
 """
 
@@ -90,7 +90,7 @@ def growth(
 
 
 def measured(**work: Any) -> Iterator[dict[str, Any]]:
-    """Measure in a process of its own; the work as its fields."""
+    """Measure in a separate process. work: the fields of a GrowthWork."""
     return measure(GrowthWork(**work))
 
 

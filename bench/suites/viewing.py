@@ -92,7 +92,7 @@ class Viewer:
                     self._add(place, "")
 
     def _triggered(self, place: int, poll: Poll, due: float) -> bool:
-        """Return whether the model says that the moment has come; without a new frame it is not asked again."""
+        """Return whether the model answers that the moment has come; without a new frame it is not asked again."""
         polled = self._polled.setdefault(place, [])
         if self._frames in (0, *polled):
             return False
@@ -110,7 +110,7 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """Return the answer; None, and a record that says why, where there is none. A full memory answers nothing any more."""
+        """Return the answer, or None and a record with the reason. A full memory answers no further questions."""
         checked = False
         try:
             self.session.check(prompt)

@@ -16,7 +16,7 @@ class PoolWorker(Protocol):
     def perform(self, task: Any) -> Any: ...
 
 
-_worker: PoolWorker | None = None  # in a process of its own
+_worker: PoolWorker | None = None  # in a worker process
 
 
 def in_processes(workers: int, here: PoolWorker, make: Callable[[], PoolWorker], tasks: Iterable[Any]) -> Iterator[Any]:

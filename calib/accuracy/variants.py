@@ -27,7 +27,7 @@ _PARTS = re.compile(rf"(.*?)(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?", re.DO
 class Variant:
     """A policy with its settings, ``name:setting=value,..``, and suffixes.
 
-    ``@eager`` re-indexes eagerly, ``@changed:tau=T`` appends what changed, ``@encode:changed:interval=K`` encodes only that.
+    ``@eager`` re-indexes eagerly, ``@changed:tau=T`` appends only changes, ``@encode:changed:interval=K`` encodes only changes.
     """
 
     label: str

@@ -100,7 +100,7 @@ def _started(start: Callable[[], Any], log: Log) -> Any:
         return start()
     except TypeError:  # what the bindings make of a null pointer
         raise UserError(
-            f"TensorRT {VERSION} does not start here ({log.take()}); edgevlm doctor says whether the GPU can be used"
+            f"TensorRT {VERSION} does not start here ({log.take()}); edgevlm doctor checks whether the GPU can be used"
         ) from None
 
 

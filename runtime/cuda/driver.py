@@ -212,6 +212,6 @@ def open_driver(ordinal: int = 0) -> Driver:
         raise
     except Exception as error:  # an old driver, or none: pycuda's errors have no common base without it
         raise UserError(
-            f"no CUDA device can be used ({error}); edgevlm doctor says what is missing, --engine onnxruntime-cpu runs without "
-            "one"
+            f"no CUDA device can be used ({error}); edgevlm doctor lists what is missing, "
+            "--engine onnxruntime-cpu runs without one"
         ) from error

@@ -124,7 +124,7 @@ class Policy(Stateful):
     :class:`~edgevlm.runtime.stateful.Stateful`.
     """
 
-    name: ClassVar[str]  # as on the command line; the class's own name unless given
+    name: ClassVar[str]  # as on the command line; by default the class's own name
     paper: ClassVar[str] = ""
     bounded: ClassVar[bool] = True
 

@@ -21,8 +21,8 @@ class FirstSeen(OneChoice):
     """Keep the tokens whose surroundings were least like anything earlier, by the first layer's values.
 
     u_t = 1 - max over the tokens s before t that are still held of cos(v_t, v_s), values of all heads joined. A token's score
-    is the mean u of the new tokens at most ``reach`` places from it, fixed at its first compression. The highest stay, of
-    equal ones the newer, in all layers alike.
+    is the mean u of the new tokens at most ``reach`` places from it, fixed at its first compression. The highest stay (ties:
+    the newer), the same in all layers.
 
     Ours: there is no paper. The first layer's values depend on a token only, not on what came before it.
     """

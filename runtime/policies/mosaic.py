@@ -464,7 +464,7 @@ class Mosaic(Retrieval):
             raise self.no_room("two clusters")
         self._frames = self.window_rows // (1 if self.shape.thinned else self.shape.tokens_per_frame) + 2
         self.clusters = MosaicClusters(cache, store, slots, self.tight, self.loose)
-        self.visual: Partitions | None = None  # made when the first features say how wide they are
+        self.visual: Partitions | None = None  # made when the first features show their width
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         super().after_append(layers, appended)

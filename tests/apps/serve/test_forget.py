@@ -54,7 +54,7 @@ def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
         shown, paused = pictures(server), time.time()
         span = server.get("/v1/streams/demo/memory")["frames"]
         refused("give --yes", "--last", "1h", "--url", server.url)
-        refused("say what to forget", "--yes", "--url", server.url)
+        refused("choose what to forget", "--yes", "--url", server.url)
         status, _, answer = server.request("POST", "/v1/forget", {"all": True})
         assert (status, json.loads(answer)["error"]["param"]) == (400, "confirm")
         refused("there is no stream 'yard'", "--all", "--yes", "--stream", "yard", "--url", server.url)

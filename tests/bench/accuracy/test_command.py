@@ -19,7 +19,7 @@ def invoke(*more):
 def test_json_lines_for_every_policy_and_what_was_skipped(tmp_path):
     out = tmp_path / "run.jsonl"
     done = invoke("--policy", "uniform,oracle", "--against", "uniform", "--json", "--out", str(out))
-    assert (done.exit_code, done.stderr) == (1, "skipped: oracle, uniform; the lines above say why\n")
+    assert (done.exit_code, done.stderr) == (1, "skipped: oracle, uniform; the lines above have the reasons\n")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     runs = {(line["policy"], line["budget"]) for line in lines if "skipped" not in line}
     assert runs == {("full", "100%"), ("uniform", "25%"), ("oracle", "25%")}

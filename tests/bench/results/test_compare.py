@@ -52,7 +52,7 @@ def test_machines_and_runs_without_a_common_line_are_refused():
     with pytest.raises(UserError, match="cpu: one and two"):
         compare(run_of(decode(1.0)), other, 0.2)
     assert compare(run_of(decode(1.0)), other, 0.2, force=True)
-    with pytest.raises(UserError, match="does not say what machine"):
+    with pytest.raises(UserError, match="does not name its machine"):
         compare(run_of(decode(1.0)), runs_of([decode(1.0)], "-")[0], 0.2)
     with pytest.raises(UserError, match="no line in common"):
         compare(run_of(decode(1.0)), run_of({"bench": "stream", "fps": 1.0}), 0.2)
