@@ -166,7 +166,7 @@ class Plan(Record):
     keeps_up: bool = field("Whether camera_fps reaches fps.")
     largest_budget: int = field("Largest budget that fits and keeps up; 0 if none does.")
     largest_fps: float = field("prefill_fps where it fits, else 0.")
-    tokens_per_frame: float = field("Rows of the cache a frame takes, text around it included.")
+    tokens_per_frame: float = field("Rows of the cache that a frame and the text around it take.")
     vision_ms: float = field("Tower's time per frame, in milliseconds.")
     prefill_ms: float = field("Decoder's time per frame, in milliseconds.")
     compression_ms: float = field("Compression's time per frame, in milliseconds.")
