@@ -1,4 +1,4 @@
-"""An answer while it is being generated: print it, or iterate it for its text as it comes."""
+"""An answer while it is being generated: print it, or iterate over it to get its text piece by piece."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Draw = Callable[[Float32], int]
 class Found:
     """An answer's facts so far; the model's thread fills them in.
 
-    time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model started on it. ttft_ms: from ``ask`` to
+    time_s: the stream's time when asked. queued_ms: from ``ask`` until the model started on it. ttft_ms: from ``ask`` to
     the first token, including the wait for the chunk in progress. tpot_ms: mean time per further token. prompt_tokens: tokens
-    of question, turns and pictures, without the memory. probabilities: one for each choice, if the question had choices.
+    of question, turns and pictures; the memory is not counted. probabilities: one for each choice, if the question had choices.
     logprobs: one for each token, if requested, then one for the stop token, which ``token_ids`` does not contain.
     dropped_turns: the number of oldest turns that did not fit.
     looked: the question's attention; None before the first token, and for a question with pictures.
@@ -58,9 +58,9 @@ class Found:
 class Answer:
     """The answer to one question. ``print(answer)`` waits for all of it; ``for`` and ``async for`` give pieces as they come.
 
-    The model's thread generates it, so a slow reader never holds the stream up. An error while generating is raised where the
-    text is read. It also has each attribute of :class:`Found`, which waits for the end; ``found`` and :attr:`so_far` (the text)
-    do not wait.
+    The model's thread generates it, so a slow reader never delays the stream. An error while generating is raised where the
+    text is read. It also has every attribute of :class:`Found`; reading one waits for the end. ``found`` and :attr:`so_far`,
+    the text, do not wait.
     """
 
     time_s: float
@@ -84,7 +84,7 @@ class Answer:
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], object]] = []  # called after each change
         self._cancelled = threading.Event()
-        self._future: Future[FinishReason] | None = None  # none after the end: each would keep the other from being freed
+        self._future: Future[FinishReason] | None = None  # None after the end, or neither would be freed
 
     def __getattr__(self, name: str) -> Any:
         if name not in Found.__slots__:
@@ -140,7 +140,7 @@ class Answer:
 
     @property
     def evidence(self) -> Evidence | None:
-        """The frames that the answer was read from, best first, or None if it has no token. Waits until it is finished."""
+        """The frames that the answer was read from, best first, or None for an answer without a token. Waits for the end."""
         self.settle()
         return self._evidence
 
@@ -172,7 +172,7 @@ class Answer:
         return finished
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait for the end, and raise nothing that generation raised.
+        """Wait for the end, without raising what generation raised.
 
         Raises UserError in a forked process, where the end never comes.
         """
@@ -185,7 +185,7 @@ class Answer:
             refuse_fork(self._pid, "what answers this question")
 
     def cancel(self) -> None:
-        """Stop after the token in progress; a question that still waits is taken back at once."""
+        """Stop after the token in progress; a question that has not been started is withdrawn at once."""
         self._cancelled.set()
         if (future := self._future) is not None:
             future.cancel()

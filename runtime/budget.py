@@ -1,4 +1,4 @@
-"""Memory: what a stream allocates at start, what is free, and smaller chunks of frames while the system is short of it."""
+"""Memory: what a stream allocates at the start, what is free, and smaller chunks of frames while memory is short."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 
 DEFAULT_BUDGET = 6000  # vision tokens per layer
-LOW, ENOUGH = 1 / 16, 1 / 8  # of all memory: below the one a chunk halves, above the other it doubles
+LOW, ENOUGH = 1 / 16, 1 / 8  # of all memory: with less than LOW free a chunk halves, with more than ENOUGH it doubles
 INTERVAL = 1.0  # seconds from one look at the free memory to the next
 
 
 @dataclass(frozen=True, slots=True)
 class TextBudget:
-    """Tokens set aside at start for each part of a question's turn: the rows a question may take beside the memory.
+    """Tokens set aside at the start for each part of a question's turn, in addition to the memory.
 
-    pictures: how many have room from the start. most: tokens of a question with its conversation and further pictures, within
-    the model's positions; 0: only what is set aside. Memory beyond that is allocated for the question and freed after it.
+    pictures: the number that room is set aside for. most: limit for a question with its conversation and further pictures,
+    within the model's positions; 0: only what is set aside. Memory for more is allocated for the question and freed after it.
     """
 
     conversation: int
@@ -41,25 +41,25 @@ class TextBudget:
 
     @classmethod
     def fitting(cls, position_limit: int) -> TextBudget:
-        """Return 256 tokens each, or a sixteenth of a small model's positions."""
+        """Return a budget of 256 tokens for each part, or a sixteenth of a small model's positions."""
         part = min(256, position_limit // 16)
         return cls(part, part, part)
 
     def rows(self, model: Model) -> int:
-        """Return rows set aside in each layer: conversation, question, the model's closing rows, answer, and pictures."""
+        """Return the rows set aside in a layer: for conversation, question, the model's closing rows, answer and pictures."""
         pictures = self.pictures * model.rows_per_frame
         return self.conversation + self.question + self.answer + len(model.closing) + pictures
 
 
 def longest_question(text: TextBudget, spare: int) -> int:
-    """Return the most tokens of a question. spare: positions of the model that nothing else may take."""
+    """Return the most tokens that a question may have. spare: positions of the model that nothing else may take."""
     return max(text.question, min(text.most, text.conversation + text.question + spare))
 
 
 def present_rows(model: Model, present: int = 1) -> int:
     """Return the rows of the ``present`` newest frames that a question appends, if only changes enter the memory.
 
-    A tower that merges frames adds those that changed in the frame before a group that waits.
+    With a tower that merges frames, a question also appends what changed in the group before an incomplete one.
     """
     return (present + (model.bundle.vision.group > 1)) * model.rows_per_frame
 
@@ -124,7 +124,7 @@ def allocate(
 
 
 def chunk_bytes(frames: int, vision: VisionSpec) -> int:
-    """Return bytes of the float32 pixels that a chunk of ``frames`` frames holds."""
+    """Return the bytes of a chunk's pixels: ``frames`` frames in float32."""
     return frames * 3 * vision.size[0] * vision.size[1] * 4
 
 
@@ -140,11 +140,11 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
 
 
 class Pressure:
-    """The number of frames in a chunk: ``most``, halved at each look that finds less than LOW free memory, doubled at each that
-    finds ENOUGH.
+    """Sets the number of frames in a chunk: ``most`` at first, halved while too little memory is free (LOW), doubled again when
+    there is ENOUGH.
 
-    group: frames that the tower merges; every number is a multiple of it. ``short``: whether chunks are smaller than ``most``.
-    notify: called each time a chunk shrinks, and when it is back at ``most``.
+    group: the number of frames that the tower merges; chunks are multiples of it. ``short``: whether chunks are smaller than
+    ``most``. notify: called each time a chunk shrinks, and when it is back at ``most``.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Pressure:
         self._next = self._clock() + INTERVAL
         try:
             memory, before = self._read(), self.frames
-        except (OSError, psutil.Error):  # the system lets nothing be opened now
+        except (OSError, psutil.Error):  # no file can be opened at the moment
             return self.frames
         if memory.free < LOW * memory.total:
             self.frames, self.short = max(1, before // self.group // 2) * self.group, True

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # per-layer graphs do not attend
 FORMAT = 5
 READS = range(1, FORMAT + 1)
-FADING = ("20/19.5", "1.0/0.9")  # of LLaVA, in HERMES's App. D
-_QWEN_FADING = ["20/12", "0.75/0.6"]  # of bundles written before their manifest said so
+FADING = ("20/19.5", "1.0/0.9")  # for LLaVA, from HERMES's App. D
+_QWEN_FADING = ["20/12", "0.75/0.6"]  # for bundles whose manifest is too old to have it
 MANIFEST = "bundle.json"
 AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -49,7 +49,7 @@ _LARGEST = 1 << 25  # bytes of a manifest
 Verify = Literal["full", "size", "manifest"]
 Measured = TypeVar("Measured", bound=JsonFile)
 
-# ranges of a manifest; no model exceeds them
+# allowed ranges of a manifest's numbers; no model exceeds them
 Count = Annotated[int, Ge(1), Le(1024)]
 Width = Annotated[int, Ge(1), Le(1 << 16)]
 Positions = Annotated[int, Ge(1), Le(1 << 31)]
@@ -84,23 +84,23 @@ class DecoderSpec:
     rope_theta: Positive
     inv_freq: tuple[Finite, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
     model_limit: Positions  # positions the checkpoint's configuration allows
-    trained_length: Positions  # positions it was trained to; the session's limit is the smaller of the two
+    trained_length: Positions  # positions it was trained up to; the session's limit is the smaller of the two
     graphs: Mapping[str, str]  # variant -> file; "full" is always there
     embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
     rope_sections: tuple[Annotated[int, Ge(0), Le(1024)], ...] | None = (
         None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
     )
-    rope_interleaved: bool = False  # the three take turns (Qwen3-VL) instead of standing one after the other
-    kv: KVType = "fp32"  # what the graphs keep keys and values as
-    deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # first layers after which a vision row's further features are added to it
+    rope_interleaved: bool = False  # pairs alternate between the three axes (Qwen3-VL) instead of forming three blocks
+    kv: KVType = "fp32"  # how the graphs store keys and values
+    deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # number of first layers after which more features are added to a vision row
     precision: str = "fp32"  # of the weights; see docs/internals/models.md
     rounding: str = "nearest"  # of the weights; "gptq" where it was done for the activations they meet
     fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep one
     windows: tuple[
         Annotated[int, Ge(0), Le(1 << 24)], ...
-    ] = ()  # positions that a layer sees back, 0: all; none: all layers all
-    local_inv_freq: tuple[Finite, ...] = ()  # (head_dim / 2,), of layers with a window, where they turn by others
-    whole_frames: bool = False  # a frame's rows see one another, also later ones
+    ] = ()  # how many positions back each layer sees, 0: all; if empty, every layer sees all
+    local_inv_freq: tuple[Finite, ...] = ()  # (head_dim / 2,), for layers with a window, if their frequencies differ
+    whole_frames: bool = False  # a frame's rows see one another, including later ones
     embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
 
     @property
@@ -110,7 +110,7 @@ class DecoderSpec:
 
     @property
     def rotary(self) -> int:
-        """Width of the tables of cosines and sines: of all layers, then of those with a window."""
+        """Width of the cosine and sine tables: frequencies of all layers, then those for layers with a window."""
         return len(self.inv_freq) + len(self.local_inv_freq)
 
     @property
@@ -126,9 +126,9 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTowerSpec:
-    """The graph that encodes only the changed patches of a frame, and the arrays it keeps of the others between calls.
+    """The graph that encodes only the changed patches of a frame, and the arrays that it keeps between calls.
 
-    ``grid``: (rows, columns) of patches, which may differ from those of tokens. Each layer keeps keys, then values, ``[heads,
+    ``grid``: (rows, columns) of patches, which may differ from the tokens' grid. Each layer keeps keys, then values, ``[heads,
     positions, head_dim]`` of ``kv``; after the last layer follows float32 ``[patches, width]`` for each width in ``outputs``.
     """
 
@@ -223,8 +223,8 @@ class VisionSpec:
     after: Word = ""
     longest_edge: Pixels | None = None
     precision: Word = "fp32"  # of the tower's linears: fp32 or int8
-    changed: ChangedTowerSpec | None = None  # None in bundles of before 0.2
-    pixels: PixelBudget | None = None  # sizes that the tower takes beside ``size``; None: that one only
+    changed: ChangedTowerSpec | None = None  # None in bundles made before 0.2
+    pixels: PixelBudget | None = None  # other sizes that the tower takes; None: ``size`` only
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
         """Return the spec for frames of another size, without ``changed``, which is for the bundle's own size.
@@ -256,12 +256,12 @@ class ChatSpec:
     ending: Word = ""  # text after the last one
     adds_special: bool = False  # whether the tokenizer adds its tokens to a prompt that does not begin with bos_token
     repetition_penalty: Penalty = 1.0  # divides positive logits of tokens in prompt and answer, multiplies negative ones
-    no_repeat_ngram_size: Annotated[int, Ge(0), Le(1024)] = 0  # length of runs of tokens that come once; 0: any may repeat
+    no_repeat_ngram_size: Annotated[int, Ge(0), Le(1024)] = 0  # runs of this many tokens must not repeat; 0: any may
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle, checked. Paths come from :meth:`file` only.
+    """A checked bundle. Get paths only from :meth:`file`.
 
     profile: the kind of its graphs, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. shapes: the largest calls that
     engines are built for; None with profile onnxruntime, whose graphs take any.
@@ -283,7 +283,7 @@ class Bundle:
         """Read and verify the bundle in folder ``path``.
 
         ``verify="full"`` hashes every file, ``"size"`` only compares sizes, ``"manifest"`` reads only ``bundle.json``, which is
-        always checked in full. Raises :class:`edgevlm.errors.BundleError`, one line with the file and what to do.
+        always checked in full. Raises a one-line :class:`edgevlm.errors.BundleError` that names the file and what to do.
         """
         check_utf8(folder := Path(path))
         bundle = _checked(folder, _read_manifest(folder))
@@ -352,11 +352,11 @@ class Bundle:
         return self._measured(CALIBRATION, Calibration)
 
     def choices(self) -> Choices | None:
-        """Return the policies that ``edgevlm calibrate`` chose, None before that. Raises BundleError in the same cases."""
+        """Return the policies that ``edgevlm calibrate`` chose, None before that. Raises BundleError if they are invalid."""
         return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
-        """Return the heads that find an answer's evidence, calibrated or usual ones. Raises BundleError in the same cases."""
+        """Return the heads that find an answer's evidence, calibrated or not. Raises BundleError if they are invalid."""
         uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads)
         return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 
@@ -381,7 +381,7 @@ def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
 
 
 def hash_file(path: Path) -> FileRecord:
-    """Measure a file. Raises OSError."""
+    """Return the size and SHA-256 of a file. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     buffer = bytearray(_BLOCK)
     with open_file(path) as stream:
@@ -392,7 +392,7 @@ def hash_file(path: Path) -> FileRecord:
 
 
 def check_target(out_dir: str | Path, force: bool) -> None:
-    """Raise UserError if a bundle must not be written to ``out_dir``. It is cheap: call it before long work."""
+    """Raise UserError if a bundle must not be written to ``out_dir``. This is cheap: call it before long work."""
     target = Path(os.path.abspath(out_dir))
     found = look(target)
     if found == "nothing" and not target.is_symlink():
@@ -486,7 +486,7 @@ def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
 
 
 def _contradiction(bundle: Bundle) -> str:
-    """Return the first rule that a manifest breaks, or nothing."""
+    """Return the first contradiction in a manifest; empty if there is none."""
     decoder, vision, chat = bundle.decoder, bundle.vision, bundle.chat
     half, changed = decoder.head_dim // 2, vision.changed
     rules = {

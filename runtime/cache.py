@@ -29,11 +29,11 @@ ROW_DTYPES = {
 
 Bytes = NDArray[np.uint8]
 NativeShape = tuple[list[int], int, int, NDArray[np.float64], int, str, Bytes | None, Bytes | None]
-PARTS = ("key", "value", *ROW_DTYPES)  # of a layer, in the order of its memory
+PARTS = ("key", "value", *ROW_DTYPES)  # arrays of a layer, in memory order
 
 
 class Kind:
-    """The kind of a row, stored as uint8 beside it. Plain numbers: numpy widens an array that it compares with an enum's."""
+    """The kind of a row, stored as uint8 beside it. Plain numbers, because numpy widens an array compared with an enum."""
 
     PREFIX: Final = 0  # the system prompt and everything up to the first vision token: never evicted, outside |M|
     VISION: Final = 1
@@ -46,7 +46,7 @@ class Rows:
     """Metadata of n new rows, the same in every layer and head, with the dtypes of :data:`ROW_DTYPES`.
 
     seq: the token's place in the stream. frame, row, col: its frame (-1 for text outside frames) and patch. position: rotary,
-    not negative. ``confirmed`` begins as the row's own frame.
+    0 or more. ``confirmed`` begins as the row's own frame.
     """
 
     kind: NDArray[np.uint8]  # [n], see Kind
@@ -86,11 +86,11 @@ def row_bytes(axes: int) -> int:
 class KVCache(_native.Cache):
     """Keys, values and metadata of one stream, allocated once. Methods without docs here are in ``csrc/bindings.cpp``.
 
-    layers, kv_heads, head_dim: the decoder's. capacity: rows of every layer, or one number a layer. inv_freq: float64
-    ``[head_dim / 2]``, the rotary frequencies that keys were rotated with; behind them those of layers whose ``local`` is 1.
-    axes: the number of axes of a position, 1 or 3 for M-RoPE (frame, row, column). sections: with 3 axes, the rotary pairs that
-    turn by each, one after the other (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be
-    stored but not turned. dtype: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
+    layers, kv_heads, head_dim: the decoder's. capacity: rows per layer, the same for all or one number for each. inv_freq:
+    float64 ``[head_dim / 2]``, the keys' rotary frequencies, followed by those of layers whose ``local`` is 1. axes: the number
+    of axes of a position: 1, or 3 for M-RoPE (frame, row, column). sections: with 3 axes, how many rotary pairs turn by each,
+    in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL); without them, keys with 3 axes can be stored but not
+    turned. dtype: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
     (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every dtype.
 
     Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
@@ -152,7 +152,7 @@ class KVCache(_native.Cache):
         self._commit(*rows.arrays)
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
-        """Add rows that a policy made to one layer.
+        """Add to one layer rows that a policy made.
 
         key (rotated to ``rows.position``), value: float32 ``[kv_heads, n, head_dim]``, dense in the last axis, whatever
         ``dtype`` they are stored in. Marks taken before are stale. Raises CacheFull if the layer has no room.
@@ -160,7 +160,7 @@ class KVCache(_native.Cache):
         self._append(layer, key, value, *rows.arrays)
 
     def held(self, layer: int) -> dict[str, NDArray]:
-        """Return views of all that a layer holds, by the names of :data:`PARTS`."""
+        """Return views of all that a layer holds, with the names in :data:`PARTS` as keys."""
         return {name: getattr(self, name)(layer) for name in PARTS}
 
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
@@ -171,7 +171,7 @@ class KVCache(_native.Cache):
         self._load(layer, *(held[name] for name in PARTS))
 
 
-KVCache.__new__(KVCache)  # pybind11 notes a subclass with its first instance: now, while there is memory for it
+KVCache.__new__(KVCache)  # pybind11 registers a subclass at its first instance: make one now, while memory is free
 
 
 def sight_of(decoder: DecoderSpec, cache: KVCache, rows: Rows) -> Sight | None:
@@ -212,7 +212,7 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return the position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``.
 
-    ``interleaved``: axes take turns, 0 1 2 0 1 2, until a later one has filled its section; the remaining pairs turn by axis 0.
+    ``interleaved``: axes alternate, 0 1 2 0 1 2; when axis 1 or 2 has filled its section, axis 0 takes the pairs left over.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

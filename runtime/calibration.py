@@ -65,7 +65,7 @@ class JsonFile:
             raise ValueError(f"does not describe {what}") from None
 
     def check(self, layers: int, heads: int) -> None:
-        """Raise ValueError unless it belongs to a model with ``layers`` layers of ``heads`` query heads."""
+        """Raise ValueError unless the file belongs to a model with ``layers`` layers of ``heads`` query heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AppendTrial:
-    """A tau measured under full KV against whole frames."""
+    """A tau, measured with full KV and compared with whole frames."""
 
     tau: Annotated[Number, "Threshold of --append changed, under full KV."]
     appended: Annotated[Number, "Fraction of the frames' tokens that entered the memory."]
@@ -158,7 +158,7 @@ class AppendTrial:
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """The setting of ``--append auto``. tau: None for whole frames, if no trial's loss surely stays within ``bound``."""
+    """The setting of ``--append auto``. tau: None (whole frames) if no trial's loss is certain to stay within ``bound``."""
 
     tau: Annotated[Number | None, "What --append auto uses; null is all."]
     bound: Bound
@@ -167,7 +167,7 @@ class AppendChoice:
 
 @dataclass(frozen=True, slots=True)
 class EncodeTrial:
-    """A setting of ``--encode`` under full KV."""
+    """A setting of ``--encode``, measured with full KV."""
 
     setting: Annotated[str, "Setting of --encode, under full KV."]
     encoded: Annotated[Number, "Fraction of the frames' patches that were encoded."]
@@ -181,7 +181,7 @@ class EncodeTrial:
 
 @dataclass(frozen=True, slots=True)
 class EncodeChoice:
-    """The setting of ``--encode auto``; None for whole frames, if no trial's loss surely stays within ``bound``."""
+    """The setting of ``--encode auto``; None (whole frames) if no trial's loss is certain to stay within ``bound``."""
 
     setting: Annotated[str | None, "What --encode auto uses; null is all."]
     bound: Bound
@@ -192,8 +192,7 @@ class EncodeChoice:
 class Choices(JsonFile):
     """One choice per budget, in ascending order of budgets. watched: the clips, or the worlds' seed.
 
-    frames: length of the longest stream. known: every bounded policy of that version, measured or not; newer policies are
-    absent from it.
+    frames: length of the longest stream. known: every bounded policy that the calibrating version had, measured or not.
     """
 
     _file = (2, "choices")
@@ -228,8 +227,8 @@ class Choices(JsonFile):
 class EvidenceHeads(JsonFile):
     """The ``heads`` of ``layer`` that find an answer's evidence.
 
-    weights: of ``QuestionAttention.features``, ``[3 x heads + 3]``; with ``bias`` the weighted sum is above 0 if the memory
-    holds the evidence. Empty without a calibration.
+    weights: one for each of ``QuestionAttention.features``, ``[3 x heads + 3]``, empty without a calibration. If the weighted
+    sum plus ``bias`` is above 0, the memory holds the evidence.
     """
 
     _file = (1, "where evidence is found")

@@ -1,4 +1,4 @@
-"""Only what changed: which patches of a frame to encode again, and which of its tokens to append again."""
+"""Find what changed: which patches of a frame to encode again, and which of its tokens to append again."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
 Levels = NDArray[np.uint8]
 
-FULL_FRAME_ABOVE = 0.7  # of the patches: where more have changed, the whole frame is encoded
+FULL_FRAME_ABOVE = 0.7  # of the patches: if more have changed, the whole frame is encoded
 MARGIN = 1.5  # a patch has changed if its distance exceeds this many times the noise
-LOUDEST = 0.5  # noise is at most this fraction of the distance between neighbouring patches: what is louder may be movement
-MOST_WRONG = 0.01  # of a kept token's feature, the distance to the whole frame's that no noise explains
-WRONG = 0.05  # of the tokens kept, the fraction that may be wrong
-PROOF = 16  # frames in which kept tokens were right, for each frame between two whole ones
-MANY = 0.1  # of the patches: only what changes more of them can be the camera's doing
-EXPLAINED = 0.5  # of those that seem changed are not, if it was
-BRIGHTER = 4 / 3  # the most that an exposure may be above or below a reference's
+LOUDEST = 0.5  # noise is at most this fraction of the distance between neighbouring patches: more may be movement
+MOST_WRONG = 0.01  # a kept token farther than this from the whole frame's is wrong, whatever the noise
+WRONG = 0.05  # fraction of the kept tokens that may be wrong
+PROOF = 16  # frames with correct kept tokens that lengthen the interval between whole frames by one
+MANY = 0.1  # of the patches: only if more seem changed can the camera be the cause
+EXPLAINED = 0.5  # of them must be explained by the camera, if it is the cause
+BRIGHTER = 4 / 3  # largest ratio of an exposure to its reference's, either way
 SHIFTED = 0.15  # pixels: less is not a shift
 STANDS_OUT = 3.0  # a token has changed if its distance exceeds this many times the noise
 MOST_NOISE = 0.25  # noise is at most this fraction of the distance between a frame's patches
@@ -39,9 +39,9 @@ class References(Stateful):
     """Hold each patch's feature as it was last appended, normalised.
 
     A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide. A distance is 1 -
-    cosine. The camera's noise is the median distance of a frame whose references are of the frame before, and never more than a
-    later median; a larger distance is a change. It is at most a quarter of the distance between a frame's patches, so that a
-    scene that moves everywhere is appended.
+    cosine. The camera's noise is the median distance of a frame whose references come from the frame before; a smaller later
+    median replaces it. A token has changed if its distance exceeds 1 - tau and three times the noise. The second limit is at
+    most a quarter of the distance between a frame's patches, so that a scene that moves everywhere is appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -55,8 +55,8 @@ class References(Stateful):
         self._spread: NDArray[np.float32] | None = None  # []: the largest mean distance of two patches of a frame
 
     def changed(self, features: Float32) -> Bool:
-        """Return which tokens of a frame to append, bool ``[tokens]``, by its ``features`` ``[tokens, width]``; all of the
-        first frame's.
+        """Return which tokens of a frame to append, bool ``[tokens]``, by its ``features`` ``[tokens, width]``: all for the
+        first frame.
         """
         distances, noise, spread = self._compare(unit_features(features))
         least = 1 - self.settings.tau
@@ -101,7 +101,7 @@ def unit_features(features: Float32) -> Float32:
 
 class FrameChanges(NamedTuple):
     """A frame compared with its references: the ``patches`` to encode, bool ``[n]``, of ``pixels`` ``[F, 3, H, W]``, and those
-    that ``changed`` or have a neighbour that did.
+    that ``changed`` or have a neighbour that changed.
     """
 
     patches: Bool
@@ -117,13 +117,13 @@ class PatchChanges(Stateful):
     """Hold the pixels that each patch was last encoded from, and find the patches of a frame that differ.
 
     A patch has changed if the tenth of its pixels that differ most differ by ``threshold`` levels on average, and by MARGIN
-    times the noise; its neighbours are encoded with it. The noise is the median patch's distance to the frame before, and never
-    more than a later median. If a shift of the picture or a new exposure explains most of many changes, these patches do not
-    count as changed.
+    times the noise; its neighbours are encoded with it. The noise is the median patch's distance from the frame before; a
+    smaller later median replaces it. If a shift of the picture or a new exposure explains at least half of many changes, the
+    explained patches do not count as changed.
 
-    The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change their
-    size. Without an interval it starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames confirm the
-    kept features; otherwise it returns to 1.
+    The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the size of the camera's frames
+    changes. Without an interval it starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames confirm
+    the kept features; otherwise it returns to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")
@@ -143,7 +143,7 @@ class PatchChanges(Stateful):
         self._size = np.zeros(2, np.int32)
 
     def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
-        """Find what to encode of a frame ``[F, 3, H, W]``, normalised (F frames if the tower merges F). Changes nothing.
+        """Find the patches to encode in a normalised frame ``[F, 3, H, W]`` (F frames if the tower merges F). Changes nothing.
 
         size: (height, width) of the camera's picture.
         """
@@ -192,19 +192,19 @@ class PatchChanges(Stateful):
         self._noise, self._size = changes.noise, np.array(changes.size, np.int32)
 
     def _distances(self, levels: Levels, low: Levels, high: Levels | None = None, gain: Float32 | None = None) -> Float32:
-        """Return the distances ``[n]``; for a patch of several frames the largest."""
+        """Return each patch's distance ``[n]``; for a patch that spans several frames, the largest of theirs."""
         frames, high = [slice(at, at + 3) for at in range(0, len(levels), 3)], low if high is None else high
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return ``[n]``, for each row of patches the exposure that most of them show: lamps flicker in bands."""
+        """Return each patch's exposure ``[n]``: the median of its row of patches, because lamps flicker in bands."""
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """Yield each possible effect of the camera: levels with it undone, the bounds within which they are the same, and their
+        """Yield each possible effect of the camera: levels with it undone, the bounds within which they count as equal, and the
         gain.
         """
         gain = exposure / self._exposure
@@ -212,7 +212,7 @@ class PatchChanges(Stateful):
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
         if gained:
             yield levels, self._reference, self._reference, gain
-        furthest = min(self._patch) // 2  # by more, a patch shows what its neighbour did
+        furthest = min(self._patch) // 2  # after a larger shift, a patch shows what its neighbour showed
         frames = range(0, len(levels), 3)
         shifts = [phase_shift(self._reference[at + 1], levels[at + 1], furthest) for at in frames]
         if max(abs(along) for shift in shifts for along in shift) >= SHIFTED:
@@ -249,8 +249,8 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
     """Return how far ``before [H, W]`` moved down and to the right to become ``after``, in pixels, at most ``furthest`` each.
 
-    Uses phase correlation of their middles, at half size if they are large, and a parabola through the peak for parts of a
-    pixel.
+    Uses phase correlation of their middles, at half size if they are large, and a parabola through the peak for fractions of
+    a pixel.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)
@@ -290,7 +290,7 @@ def _vertex(three: NDArray[np.float64]) -> float:
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Move ``levels [planes, H, W]`` back by ``down`` and ``across`` into ``out``, whose uncovered edge is unchanged."""
+    """Move ``levels [planes, H, W]`` back by ``down`` and ``across`` into ``out``; its uncovered edge stays unchanged."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -315,7 +315,7 @@ class ChangedEncoder(Stateful):
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
         """Bind the tower. copies: how many times its memory must be free.
 
-        Raises UserError if it is not, and as ``Engine.bind_tower``.
+        Raises UserError if less is free, and as ``Engine.bind_tower`` does.
         """
         vision = bundle.vision
         if (spec := vision.changed) is None:
@@ -345,7 +345,7 @@ class ChangedEncoder(Stateful):
         return self.computed / self.seen if self.seen else 1.0
 
     def encode(self, pixels: Float32, sizes: NDArray[np.int32], *, keep: bool = True) -> Float32:
-        """Encode frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``, as ``Engine.encode``.
+        """Encode frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]`` like ``Engine.encode``.
 
         sizes: (height, width) of each camera picture, ``[F, 2]``. Without ``keep`` the state does not change.
         """
@@ -380,7 +380,7 @@ class ChangedEncoder(Stateful):
         return features
 
     def restore(self, state: State) -> None:
-        """Restore what :meth:`state` returned. The tower is bound to its cache, which is filled, not replaced."""
+        """Restore what :meth:`state` returned. The tower is bound to its cache, so the cache is filled, not replaced."""
         bound = self._tower_cache
         super().restore(state)
         bound[:] = self._tower_cache
