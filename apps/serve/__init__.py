@@ -1,1 +1,1 @@
-"""``edgevlm serve``: cameras on models behind an HTTP server, with a page."""
+"""``edgevlm serve``: models that watch cameras, behind an HTTP server with a web page."""

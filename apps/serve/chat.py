@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: OpenAI's requests as questions about a stream."""
+"""``POST /v1/chat/completions``: convert OpenAI's requests to questions about a stream."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from edgevlm.runtime.sampling import MAX_CHOICES, OneOf
 
 MAX_MESSAGES = 1024
 MAX_TOOLS = 256
-VIDEO_FRAMES = 8  # of a file, at most
-DEEPEST = 64  # nesting of a tool's schema
+VIDEO_FRAMES = 8  # the most frames taken from a file
+DEEPEST = 64  # the most levels of nesting in a tool's schema
 
 
 def shallow(value: Any) -> Any:
-    """Return ``value``. Raises ValueError if it is nested deeper than DEEPEST."""
+    """Return ``value`` unchanged. Raises ValueError if it is nested deeper than DEEPEST levels."""
     level = [value]
     for _ in range(DEEPEST):
         level = [each for of in level for each in (of.values() if isinstance(of, dict) else of if isinstance(of, list) else ())]
@@ -39,19 +39,19 @@ def shallow(value: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """A model in which unknown fields and values of another type are errors."""
+    """A model in which unknown fields and values of the wrong type are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Lenient(BaseModel):
-    """A model that ignores unknown fields, which programs for other servers send. :func:`unknown` lists them."""
+    """A model that ignores unknown fields, such as those meant for other servers. :func:`unknown` lists them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 def unknown(given: BaseModel, at: str = "") -> Iterator[str]:
-    """Yield the path of each unknown non-empty field, like ``messages.0.name``."""
+    """Yield the path of each unknown field that is not empty, like ``messages.0.name``."""
     yield from (f"{at}{name}"[:200] for name, value in (given.model_extra or {}).items() if value not in (None, [], {}))
     for name in type(given).model_fields:
         value = getattr(given, name)
@@ -90,8 +90,8 @@ class Url(Lenient):
 
 
 class Part(Lenient):
-    """A text, a picture (`data:`, or `http(s):` of an allowed host), or a video: a stream, `edgevlm://NAME`, or a file of an
-    allowed folder. `input_video` is llama.cpp's name for it; `input_text`, `output_text` and `input_image` are of responses."""
+    """A text, a picture (`data:`, or `http(s):` of an allowed host), or a video (a stream as `edgevlm://NAME`, `data:`, or a
+    file in an allowed folder). `input_video` is llama.cpp's; `input_text`, `output_text` and `input_image` are of Responses."""
 
     type: Literal["text", "input_text", "output_text", "image_url", "input_image", "video_url", "input_video"]
     text: Text = ""
@@ -126,7 +126,7 @@ class CalledFunction(Lenient):
 
 
 class ToolCall(Lenient):
-    """A call that an earlier answer made."""
+    """A function call made by an earlier answer."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -160,7 +160,7 @@ class Message(Lenient):
 
 
 class Function(Lenient):
-    """A function. strict: its schema is always followed when a call is required."""
+    """A function. strict has no effect: a call that is required always follows the schema."""
 
     name: ToolName
     description: Text | None = None
@@ -169,7 +169,7 @@ class Function(Lenient):
 
 
 class Tool(Lenient):
-    """A tool; types other than ``function`` are ignored."""
+    """A tool. Types other than ``function`` are ignored."""
 
     type: str = "function"
     function: Function | None = None
@@ -185,7 +185,7 @@ class StreamOptions(Lenient):
 
 
 class NamedSchema(Lenient):
-    """A schema with a name. It is followed whatever ``strict`` is."""
+    """A schema with a name. The answer follows it, whatever ``strict`` is."""
 
     json_schema: dict[str, Any] | bool = Field(default=True, alias="schema")
     name: Any = None
@@ -199,7 +199,7 @@ class ResponseFormat(Lenient):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's field for a structured answer."""
+    """vLLM's field for structured answers."""
 
     choice: ChoiceTexts | None = None
 
@@ -213,7 +213,7 @@ def one_answer(number: int | None) -> int | None:
 class Asked(Lenient):
     """Fields of OpenAI, vLLM and llama.cpp that every text interface supports.
 
-    repeat_penalty is llama.cpp's name of repetition_penalty. since, until: use only what was seen then.
+    repeat_penalty is llama.cpp's name for repetition_penalty. since, until: use only what was seen in this period.
     """
 
     model: AskedModel = ""
@@ -250,11 +250,11 @@ class ChatRequest(Asked):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the request needs no preparation of pictures or of a grammar."""
+        """Whether neither pictures nor a grammar must be prepared for the request."""
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
-        """Return the arguments of :meth:`Session.ask` beside question and window, and ignored fields. Raises FieldError."""
+        """Return :meth:`Session.ask`'s arguments, without question and window, and the ignored fields. Raises FieldError."""
         given: dict[str, Any] = {
             "temperature": self.temperature or 0.0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
@@ -282,12 +282,12 @@ class ChatRequest(Asked):
 
     @property
     def longest(self) -> int | None:
-        """Return the largest number of answer tokens; None for no limit."""
+        """The most tokens that the answer may have; None for no limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
-        """Return the field that restricts the answer, how, and to what; None if it may be any text."""
+        """The field that restricts the answer, the processor that does it and its argument; None if any text is allowed."""
         form = self.response_format
         if self.structured_outputs is not None and self.structured_outputs.choice is not None:
             return "structured_outputs.choice", OneOf, self.structured_outputs.choice
@@ -303,24 +303,24 @@ class ChatRequest(Asked):
 
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
-        """Return name and window of the last video part that is a stream. Raises FieldError."""
+        """The name and the window of the last video part that is a stream; empty without one. Raises FieldError."""
         urls = [part.url for _, part in self._parts() if part.is_stream]
         return stream_of(urls[-1]) if urls else ("", {})
 
     @property
     def stream_name(self) -> str | None:
-        """Return the stream's name: from the last video part, else after the model's last ``/``; None for the only stream."""
+        """The stream's name: from the last video part, else from ``model`` after its last ``/``; None for the only stream."""
         return self._asked[0] or self.model.rpartition("/")[2] or None
 
     @property
     def window(self) -> dict[str, str]:
-        """Return ``since`` and ``until`` as given in the stream's URL or else in fields. Raises FieldError."""
+        """``since`` and ``until``, from the stream's URL or else from their fields. Raises FieldError."""
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
-        """Prepare the newest pictures, up to the limit; also return the older ones' fields.
+        """Prepare the newest pictures, as many as the limit allows. Return them and the fields of the older ones.
 
-        Raises FieldError for a picture that is not allowed, is not an image, or does not fit in the last message.
+        Raises FieldError for a picture that is forbidden or unreadable, and if the last message has too many.
         """
         last, shown, left = f"messages.{len(self.messages) - 1}.", list[Pixels](), list[str]()
         parts = [(field, part) for field, part in reversed(self._parts()) if not part.is_stream]
@@ -353,7 +353,7 @@ class ChatRequest(Asked):
 
     @property
     def functions(self) -> list[Function]:
-        """Return the functions that the answer may call. Raises FieldError if the required one is missing."""
+        """The functions that the answer may call. Raises FieldError if ``tool_choice`` names one that is not in ``tools``."""
         given = [] if self.tool_choice == "none" else [each.function for each in self.tools or () if each.function is not None]
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
@@ -364,21 +364,21 @@ class ChatRequest(Asked):
 
     @property
     def must_call(self) -> bool:
-        """Return whether the answer has to be a call of a tool."""
+        """Whether the answer must be a tool call."""
         return self.tool_choice not in (None, "none", "auto") and bool(self.functions)
 
     def dialogue(self, stream: CameraStream) -> tuple[Dialogue, list[str]]:
-        """Return the messages for the chat template, and the known fields that are ignored.
+        """Return the messages for the chat template, and those known fields that are ignored. Raises FieldError.
 
-        Raises FieldError. For a template without tools, a system message precedes the last question, a tool's result becomes
-        the user's message, and a call the assistant's text.
+        Without tools, or if the template does not know them, the system's text is put before the user's last message, a tool's
+        result becomes a message of the user, and a call becomes text of the assistant.
         """
         last, is_demo = self.messages[-1], stream.model.is_demo
         shows = isinstance(last.content, list) and not all(part.is_text for part in last.content)
         if last.role == "user" and not (shows or last.text.strip()):
             raise FieldError("messages", "the last message has neither a text nor a picture")
         ignored = [*self._without_effect(stream)]
-        if is_demo:  # it was taught single questions
+        if is_demo:  # the demo model was taught single questions, not conversations
             asked = next((place for place in range(len(self.messages) - 1, -1, -1) if self.messages[place].role == "user"), 0)
             ignored += [f"messages.{place}" for place in range(len(self.messages)) if place != asked]
             return Dialogue.of([], self.messages[asked].text.strip()), ignored
@@ -418,7 +418,7 @@ class ChatRequest(Asked):
 
 
 def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages of user and assistant in turns, with the system's text before the last question."""
+    """Merge messages so that user and assistant alternate, with the system's text before the user's last message."""
     said: list[dict[str, Any]] = []
     for each in messages:
         calls = [f"{OPENING}{json.dumps(call['function'], ensure_ascii=False)}{CLOSING}" for call in each.get("tool_calls", ())]
@@ -444,7 +444,7 @@ def one_prompt(given: Any) -> Any:
 
 
 class TextRequest(Asked):
-    """OpenAI's older interface: the prompt is asked as a message of the user."""
+    """A request of OpenAI's older interface. The prompt is asked as a user message."""
 
     prompt: Annotated[
         Text, BeforeValidator(one_prompt),
@@ -453,7 +453,7 @@ class TextRequest(Asked):
     logprobs: Likeliest = None
 
     def as_chat(self) -> ChatRequest:
-        """Return the same question as a chat completion."""
+        """Return the same question as a chat request."""
         given: dict[str, Any] = {name: getattr(self, name) for name in Asked.model_fields}
         given |= {"logprobs": self.logprobs is not None, "top_logprobs": self.logprobs}
         return ChatRequest(messages=[Message(role="user", content=self.prompt)], **given)

@@ -1,4 +1,4 @@
-"""An answer of ``edgevlm serve`` in OpenAI's shapes, whole or as it comes."""
+"""An answer of ``edgevlm serve`` in OpenAI's formats, whole or as it is generated."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from edgevlm.runtime.chat import Dialogue
 from edgevlm.runtime.sampling import LogProb
 from edgevlm.runtime.time_window import NothingHeld
 
-NAMED, COUNTED = 64, 1000  # fields that were ignored, of one request
+NAMED, COUNTED = 64, 1000  # how many of a request's ignored fields are named, and counted
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class Completion:
-    """One answer, in OpenAI's shapes. Raises FieldError for an invalid question."""
+    """One answer, in OpenAI's formats. Raises FieldError for an invalid question."""
 
     answer: Answer | str = ""
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
     def __init__(self, request: ChatRequest, stream: CameraStream, ignored: Iterable[str] = ()) -> None:
-        """Prepare the question. ignored: ignored fields of the original request."""
+        """Prepare the question. ignored: fields of the original request that are ignored."""
         self.request, self.stream, self.began = request, stream, time.perf_counter()
         self._asked, self._ignored = Dialogue(()), [*islice(ignored, COUNTED)]
         self._offset = stream.observer.offset
         self.id, self.created = f"{self.prefix}{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"
         self.evidence: dict[str, Any] = {}
-        self._noted = 0  # tokens whose probability was sent
+        self._noted = 0  # number of tokens whose probabilities were sent
 
     def ask(self, settings: ServerSettings) -> None:
-        """Ask the stream after fetching the question's pictures. Raises UserError."""
+        """Fetch the question's pictures, then ask the stream. Raises UserError."""
         self._asked, ignored = self.request.dialogue(self.stream)
         with wrong(self._window_field):
             window = Span.typed(**self.request.window).seconds(self._offset)
@@ -58,7 +58,7 @@ class Completion:
 
     @contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """Convert UserErrors of a stream that was closed meanwhile."""
+        """Convert a UserError raised because the stream was closed in the meantime to an ApiError."""
         try:
             yield
         except UserError:
@@ -67,7 +67,7 @@ class Completion:
             raise self._interrupted() from None
 
     def _interrupted(self) -> ApiError:
-        """Return the error for an answer that another request or the server has cancelled."""
+        """Return the error for an answer that was cancelled by another request or by the server's shutdown."""
         name = self.stream.name
         if self.stream.closed:
             why = f"{name} was switched, forgotten, opened again or removed before the answer was complete; ask again"
@@ -90,7 +90,7 @@ class Completion:
         return self._whole({"message": message})
 
     async def events(self) -> AsyncGenerator[dict[str, str], None]:
-        """Yield the answer as it comes, as server-sent events: JSON of each chunk, then ``[DONE]``."""
+        """Yield the answer as server-sent events while it is generated: each chunk's JSON, then ``[DONE]``."""
         yield self._chunk({"delta": {"role": "assistant", "content": ""}})
         calls = 0
         async for part in self.parts():
@@ -103,7 +103,7 @@ class Completion:
             yield chunk
 
     async def parts(self) -> AsyncGenerator[str | ToolUse, None]:
-        """Yield the answer's text and tool calls as they come."""
+        """Yield the answer's text and tool calls as they are generated."""
         forced = self.request.must_call and not isinstance(self.answer, str) and writes_json(self.stream.model)
         names = [each.name for each in self.request.functions] if forced or self._asked.tools else []
         reader = CallReader(names, whole=forced, only_one=self.request.parallel_tool_calls is False)
@@ -116,12 +116,12 @@ class Completion:
             self.finish_reason = "tool_calls"
 
     async def pieces(self) -> AsyncGenerator[str, None]:
-        """Yield the answer's text up to a stop string. Closing the generator cancels the answer."""
+        """Yield the answer's text, up to the first stop string. Closing the generator cancels the answer."""
         if isinstance(self.answer, str):
             yield self.answer
             return
         stops, text, given = self.request.stops, "", 0
-        held = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop
+        held = max(map(len, stops), default=1) - 1  # characters held back, as they may be the start of a stop string
         try:
             async for piece in self._generated(self.answer):
                 text += piece
@@ -141,11 +141,11 @@ class Completion:
             raise FieldError(self._window_field, nothing_held(error, self._offset)) from None
         finally:
             self.cancel()
-        # a cancelled answer comes to its end, and thumbnails are read, while other requests continue
+        # in a thread, so that other requests continue while a cancelled answer ends and thumbnails are read
         self.evidence = await run_in_threadpool(self.stream.answered, self.answer.question, self.answer)
 
     async def _generated(self, answer: Answer) -> AsyncGenerator[str, None]:
-        """Yield an answer's pieces. Raises ApiError if it ends because its stream does."""
+        """Yield an answer's pieces. Raises ApiError if it is cancelled."""
         with self._until_closed():
             async for piece in answer:
                 yield piece
@@ -157,7 +157,7 @@ class Completion:
             self.answer.cancel()
 
     def usage(self) -> dict[str, Any]:
-        """Return the token counts; the memory's tokens count as cached prompt tokens."""
+        """Return the token counts. The memory's tokens count as cached prompt tokens."""
         held = prompt = said = 0
         if not isinstance(self.answer, str):
             held, said = self.stream.session.stats.tokens, len(self.answer.token_ids)
@@ -180,7 +180,7 @@ class Completion:
         return {**common, **times, **waits, **self.evidence}
 
     def logprobs(self) -> dict[str, Any] | None:
-        """Return log probabilities of the tokens since the last call; None unless the request asks for them."""
+        """Return the log probabilities of the tokens generated since the last call; None if the request wants none."""
         if not self.request.logprobs:
             return None
         return {"content": [
@@ -221,7 +221,7 @@ class Completion:
 
 
 class TextCompletion(Completion):
-    """One answer in the shapes of the older interface."""
+    """One answer in the format of OpenAI's older interface."""
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"

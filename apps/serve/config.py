@@ -1,4 +1,4 @@
-"""The configuration of ``edgevlm serve``: edgevlm.toml, checked key by key."""
+"""The configuration of ``edgevlm serve``: edgevlm.toml, with every key checked."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PICTURES = 4  # that have room from the start
+PICTURES = 4  # pictures of a question for which memory is reserved at the start
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# while a server runs
+# settings that a running server does not change
 FIXED = ("engine", "threads", "state", "snapshots", "state_key", "events", "thumbnails", "journal", "cluster")
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
@@ -56,16 +56,16 @@ Megabytes = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are errors, and so are values of another type."""
+    """A table of the file. Unknown keys and values of the wrong type are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class CameraSettings(Section):
-    """One camera. Omitted settings are as at the top of the file. source: a value for ``edgevlm run --camera``, or a secret.
+    """One camera. Omitted settings are taken from the top of the file.
 
-    name: for people, in any script; by default its table's name. username, password: login for an address; any characters, or
-    secrets.
+    source: a value as for ``edgevlm run --camera``, or the place of a secret. name: the name that people see, in any script; by
+    default the table's name. username, password: the login for an address, with any characters, or the place of a secret.
     """
 
     source: str = "demo"
@@ -86,17 +86,17 @@ class CameraSettings(Section):
 
 
 class ServerSettings(Section):
-    """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: further host names of the page.
+    """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: more host names under which the page is served.
 
-    root_path: the path under which a proxy serves it, if the proxy neither removes it nor names it in a header. source_hosts:
-    names, addresses and networks of cameras that clients may add; by default any except this machine. any_source: clients may
-    add anything, also files, devices and pipelines. max_requests: questions that run or wait at once; the next gets status 429.
-    max_rate: requests a second from one address, over some seconds; the next gets status 429. max_body: bytes of a request, and
-    of a picture fetched for one. max_question_tokens: maximum length of a question with its history and tools, for cameras
-    opened later. Memory for it is allocated when the question comes, within the model's positions. max_pictures: maximum
-    pictures of a question, frames of a video included; those beyond PICTURES count as tokens of the question. media_hosts:
-    ``HOST`` or ``HOST:PORT`` from which pictures may be fetched. media_private: allow such hosts at private addresses.
-    media_folders: folders of videos that questions may use.
+    root_path: the path under which a proxy serves it, for a proxy that neither removes the path nor names it in a header.
+    source_hosts: names, addresses and networks of cameras that clients may add; by default all except this machine. any_source:
+    clients may add any source, including files, devices and pipelines. max_requests: questions that may run or wait at once.
+    max_rate: requests per second from one address, averaged over some seconds. Beyond either limit, status is 429. max_body:
+    bytes of a request, and of a picture fetched for it. max_question_tokens: longest question with its history and tools,
+    for cameras opened later. Its memory is allocated when the question comes, within the model's positions. max_pictures: most
+    pictures of a question, including frames of a video; those beyond PICTURES count as tokens of the question. media_hosts:
+    ``HOST`` or ``HOST:PORT`` from which pictures may be fetched. media_private: allow these hosts to have private addresses.
+    media_folders: folders whose videos questions may use.
     """
 
     host: str = "127.0.0.1"
@@ -118,7 +118,7 @@ class ServerSettings(Section):
 
 
 class KeptSettings(Section):
-    """The days and megabytes of events, or of a camera's pictures, to keep. Megabytes include pictures."""
+    """How many days and megabytes of events, or of a camera's pictures, to keep. The megabytes include pictures."""
 
     days: Days = EventStore.DAYS
     megabytes: Megabytes = EventStore.CAP >> 20
@@ -132,10 +132,10 @@ class ThumbnailSettings(KeptSettings):
 class JournalSettings(KeptSettings):
     """The journal.
 
-    every: minutes between lines of a camera, 0 for no journal. prompt: the question for a line. changed: write the next line
-    early, from a tenth of that time on, once the model has appended this many frames of changes (under ``append = "changed"``).
-    max_tokens: the most tokens of a line. context: tokens of earlier lines to put before a question that shares words with
-    them; 0 for none. days, megabytes: the most to keep.
+    every: minutes from one line of a camera to the next; 0 for no journal. prompt: the question that a line answers. changed:
+    write the next line early, but not before a tenth of that time, once this many frames' worth of changes were appended (under
+    ``append = "changed"``). max_tokens: most tokens of a line. context: most tokens of earlier lines to put before a question
+    that shares words with them; 0 for none. days, megabytes: most to keep.
     """
 
     days: Days = Journal.DAYS
@@ -150,10 +150,10 @@ class JournalSettings(KeptSettings):
 class ClusterSettings(Section):
     """A node's place in a cluster.
 
-    join: ``head`` or ``head:PORT`` to begin a cluster, or the head's address, ``HOST`` or ``HOST:PORT``; by default none.
-    snapshots: a folder that all nodes share, or an address, like ``s3://bucket/shop``, for cameras' snapshots and the head's
-    state. node: this node's name, by default the machine's. address: an IP address of this machine for the other nodes, by
-    default found automatically. memory: megabytes for edgevlm, by default as `edgevlm plan` finds.
+    join: ``head`` or ``head:PORT`` to start a cluster, ``HOST`` or ``HOST:PORT`` of the head to join one; by default neither.
+    snapshots: where the cameras' snapshots and the head's state are kept: a folder that all nodes share, or an address like
+    ``s3://bucket/shop``. node: this node's name, by default the machine's. address: the IP address at which other nodes reach
+    this machine, by default found automatically. memory: megabytes that edgevlm may use, by default what `edgevlm plan` finds.
     """
 
     join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None
@@ -164,7 +164,7 @@ class ClusterSettings(Section):
 
 
 def by_id(cameras: Any) -> Any:
-    """Return cameras by id; a table name that is not an id becomes the camera's name for people."""
+    """Return the cameras by id. A table name that is not an id becomes the name that people see."""
     if not isinstance(cameras, dict):
         return cameras
     found: dict[str, Any] = {}
@@ -181,8 +181,8 @@ def by_id(cameras: Any) -> Any:
 class ServeConfig(Section):
     """The whole edgevlm.toml.
 
-    state: the folder of snapshots and events, by default the user's state folder. snapshots: an address for snapshots, like
-    ``s3://bucket/shop``, instead of that folder. state_key: the key that encrypts them, ``env:NAME`` or ``file:PATH``.
+    state: the folder for snapshots and events, by default in the user's state folder. snapshots: an address that takes the
+    snapshots instead, like ``s3://bucket/shop``. state_key: the key that encrypts them, ``env:NAME`` or ``file:PATH``.
     """
 
     model: str = "demo"
@@ -224,13 +224,13 @@ class ServeConfig(Section):
         return self
 
     def camera(self, settings: CameraSettings) -> CameraSettings:
-        """Return a camera's settings, with omitted ones filled in."""
+        """Return a camera's settings with the omitted ones filled in from the top of the file."""
         shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name in type(self).model_fields}
         return CameraSettings(**{**shared, **settings.model_dump(exclude_none=True)})
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """Return the key that clients must send. Raises UserError if it is invalid, or missing while other machines can connect."""
+    """Return the key that clients must send. Raises UserError if it is invalid, or if other machines need none to connect."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")
@@ -240,7 +240,7 @@ def server_key(server: ServerSettings) -> str | None:
 
 
 def as_far_as_running(before: ServeConfig, wanted: ServeConfig) -> tuple[ServeConfig, list[str]]:
-    """Return ``wanted`` without changes that need a restart, and a line for each of those."""
+    """Return ``wanted`` without the changes that need a restart, and a line for each of these changes."""
     kept = {name: getattr(before, name) for name in FIXED}
     kept_of_server = {name: getattr(before.server, name) for name in FIXED_OF_SERVER}
     waits = [name for name, value in kept.items() if getattr(wanted, name) != value]
@@ -255,9 +255,9 @@ def settings_of(
     given: Mapping[str, Any] | None = None,
     assigned: list[str] | None = None,
 ) -> ServeConfig:
-    """Read a file, then apply ``assigned`` (KEY=VALUE each), then ``given`` without its Nones. Raises UserError.
+    """Read a file, then apply ``assigned`` (each KEY=VALUE), then those of ``given`` that are not None. Raises UserError.
 
-    cameras: ``NAME=SRC`` or SRC; a name may contain blanks. Unnamed cameras become demo, camera, camera-2, ..
+    cameras: each ``NAME=SRC`` or SRC; a name may contain spaces. Unnamed cameras become demo, camera, camera-2, ..
     """
     values = {} if path is None else read_toml(path)
     for text in assigned or ():
@@ -287,7 +287,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class ConfigError(UserError):
-    """A wrong configuration. ``faults``: one line for each."""
+    """An invalid configuration. ``faults``: one line per fault."""
 
     def __init__(self, faults: list[str]) -> None:
         more = f" ({len(faults) - 1} more: edgevlm config check shows all)" if len(faults) > 1 else ""
@@ -296,7 +296,7 @@ class ConfigError(UserError):
 
 
 def check_config(values: Mapping[str, Any], where: str, path: Path | None = None) -> ServeConfig:
-    """Validate a configuration. Raises ConfigError; messages begin with ``where`` and, for a file, the line."""
+    """Validate a configuration. Raises ConfigError; each message starts with ``where`` and, for a file, the line number."""
     try:
         return ServeConfig.model_validate(values)
     except ValidationError as error:
@@ -311,7 +311,7 @@ def check_config(values: Mapping[str, Any], where: str, path: Path | None = None
 
 
 def missing_secrets(config: ServeConfig, path: Path) -> list[str]:
-    """Return a line for each key with an unreadable ``env:NAME`` or ``file:PATH``."""
+    """Return a line for each key whose ``env:NAME`` or ``file:PATH`` cannot be read."""
     found = list[tuple[tuple[str, ...], str]]()
     for key, value in _leaves(config.model_dump()):
         try:
@@ -330,7 +330,7 @@ def _leaves(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _located(found: list[tuple[tuple[str, ...], str]], where: str, path: Path | None) -> list[str]:
-    """Return ``where, line N: KEY: ERROR`` for each wrong key, by line."""
+    """Return ``where, line N: KEY: ERROR`` for each invalid key, ordered by line."""
     numbers = {} if path is None else _lines_of(path.read_text(encoding="utf-8"))
     faults = []
     for key, what in found:
@@ -340,7 +340,7 @@ def _located(found: list[tuple[tuple[str, ...], str]], where: str, path: Path | 
 
 
 def _lines_of(text: str) -> dict[tuple[str, ...], int]:
-    """Return the line number of each table and key of a TOML file that is on its own line."""
+    """Return the line number of each table and key of a TOML file that starts a line."""
     found, counts, table = dict[tuple[str, ...], int](), Counter[tuple[str, ...]](), tuple[str, ...]()
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"""\s*(\[{0,2})\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*[]=]""", line)
@@ -356,7 +356,7 @@ def _lines_of(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _assignment(text: str) -> dict[str, Any]:
-    """Parse ``server.max_rate=30`` to a table. The value is as in edgevlm.toml, or a text without quotes. Raises UserError."""
+    """Parse ``server.max_rate=30`` to a table. The value is as in edgevlm.toml, or unquoted text. Raises UserError."""
     name, equals, value = text.partition("=")
     for line in (text, f"{name}={json.dumps(value.strip())}") if equals else ():
         with suppress(tomllib.TOMLDecodeError):

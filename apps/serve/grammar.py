@@ -1,4 +1,4 @@
-"""Answers that follow a JSON schema."""
+"""Restrict answers to a JSON schema."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 
 MAX_GRAMMAR = 65_536  # characters of a schema
-MAX_MULTIPLE = 10_000  # each is a state of the lexer, which its own limits do not count
-MAX_BRANCHING = 4_000_000  # of alternatives that refer to others, squared, times those of one place: steps of one token
+MAX_MULTIPLE = 10_000  # the lexer needs as many states for it, which its own limits do not count
+MAX_BRANCHING = 4_000_000  # steps for one token: all recursive alternatives, squared, times the most in one place
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, step_lexer_fuel=100_000, step_max_items=3_000, max_lexer_states=25_000,
     max_grammar_size=100_000, verbose_errors=False,
 )  # fmt: skip
-SPENT_S, SHARE = 0.2, 0.2  # that the tokens of one answer may take on the model's thread, and of the time the answer takes
-_tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()  # take a second to make
-_writers: WeakKeyDictionary[Model, bool] = WeakKeyDictionary()  # whether it can write JSON
+SPENT_S, SHARE = 0.2, 0.2  # seconds, plus a share of the answer's time, that a grammar may take on the model's thread
+_tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()  # kept, as each takes a second to make
+_writers: WeakKeyDictionary[Model, bool] = WeakKeyDictionary()  # whether each model can write JSON
 _lock = threading.Lock()
 
 
@@ -42,10 +42,10 @@ def writes_json(model: Model) -> bool:
 
 
 class Grammar:
-    """A logits processor that makes one answer JSON of a schema, without whitespace."""
+    """A logits processor that makes one answer follow a JSON schema, without whitespace."""
 
     def __init__(self, model: Model, schema: Any) -> None:
-        """Compile the schema. Raises UserError for an invalid schema, and for a tokenizer that cannot write JSON."""
+        """Compile the schema. Raises UserError if it is invalid or too large, or if the tokenizer cannot write JSON."""
         try:
             if len(text := json.dumps(schema)) > MAX_GRAMMAR:
                 raise ValueError(f"it has {len(text):,} characters, more than {MAX_GRAMMAR:,}")
@@ -63,12 +63,12 @@ class Grammar:
         self._matcher = LLMatcher(_tokenizers[model], grammar, log_level=0, limits=LIMITS)
         self._taken, self._spent_s, self._began = 0, 0.0, 0.0
         self._check()
-        self._allowed = self._compute()  # the first takes longest, and is not computed on the model's thread
+        self._allowed = self._compute()  # the first takes longest, so it is not left to the model's thread
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits ``[vocabulary]`` of the token after ``token_ids``, with minus infinity for tokens that break the
-        grammar.
-        """
+        """Return the logits ``[vocabulary]`` of the token after ``token_ids``, minus infinity where it breaks the grammar.
+
+        Raises UserError if that takes too long."""
         if token_ids:
             before, now = time.thread_time(), time.monotonic()
             self._began = self._began or now
@@ -93,7 +93,7 @@ class Grammar:
 
 
 def _multiples(schema: Any) -> Iterator[int]:
-    """Yield the digits of each ``multipleOf``, without the decimal point and zeros at the end: 25 for .25 and for 2500."""
+    """Yield each ``multipleOf`` without its decimal point and trailing zeros: 25 for .25 and for 2500."""
     for part in _parts(schema):
         multiple = part.get("multipleOf")
         if isinstance(multiple, int | float) and multiple is not True and math.isfinite(multiple) and multiple:
@@ -101,7 +101,7 @@ def _multiples(schema: Any) -> Iterator[int]:
 
 
 def _branches(schema: Any) -> Iterator[int]:
-    """Yield the number of alternatives of each ``anyOf`` and ``oneOf`` that refers to another part and may be recursive."""
+    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` that has a reference, and so may be recursive."""
     for part in _parts(schema):
         for among in (part.get("anyOf"), part.get("oneOf")):
             if isinstance(among, list) and any("$ref" in each for each in _parts(among)):

@@ -1,4 +1,4 @@
-"""Check every request before a route sees it: rate, host, origin, key, size, and the path below a proxy's prefix."""
+"""Check every request's rate, host, origin, key and size before a route sees it, and remove a proxy's prefix from its path."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from edgevlm.apps.serve.errors import ApiError, respond
 from edgevlm.apps.serve.service import Service
 from edgevlm.engines.weights_memory import trim
 
-BURST_S = 10.0  # of requests at the highest rate that an address may send at once
-MANY = 1024  # addresses that are remembered, but for those that ask now
-BODY_S = 30.0  # that a request's body may take to come
-LINGER_S = 2.0  # that the body of a refused request is read on
-MAX_VALUES = 10_000  # of a body's JSON, by its commas: pictures are one string each
-GAP_S = 0.05  # from one large body that is parsed to the next
-TRIM_S = 5.0  # after a large body, memory that it took is given back to the system
-SMALL = 64 << 10  # bytes of a body that is read however many others are
-OPEN_PATHS = ("/static/", "/health")  # need no key: they show nothing of what is watched
+BURST_S = 10.0  # an address may send at once what the highest rate allows in this time
+MANY = 1024  # with more addresses than this, those that have rested are dropped
+BODY_S = 30.0  # time for a request's body to arrive
+LINGER_S = 2.0  # how long the body of a refused request is still read
+MAX_VALUES = 10_000  # the most values in a body's JSON, counted by commas; a picture is a single string
+GAP_S = 0.05  # pause after a large body is parsed before the next one is
+TRIM_S = 5.0  # delay after a large body until its memory is given back to the system
+SMALL = 64 << 10  # a body up to this many bytes is always read, however many others are being read
+OPEN_PATHS = ("/static/", "/health")  # these need no key: they show nothing of what is watched
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -41,19 +41,19 @@ HEADERS = {
     "content-security-policy": POLICY, "cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }  # fmt: skip
-ASKING = re.compile("^(?:/v1)*(?=/(?:chat/completions|completions|responses|models)(?:/|$))")  # base addresses vary by /v1
+ASKING = re.compile("^(?:/v1)*(?=/(?:chat/completions|completions|responses|models)(?:/|$))")  # with any number of /v1
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="edgevlm", Bearer'}
 
 
 class Guard:
-    """An ASGI application in front of another. It reads the service's settings and key at each request."""
+    """An ASGI application in front of another one. It reads the service's settings and key at every request."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
-        self._rested: dict[str, float] = {}  # when an address may send as many requests at once again
-        self._held = 0  # bytes of bodies of requests that are not answered yet
+        self._rested: dict[str, float] = {}  # when each address may send a full burst again
+        self._held = 0  # bytes in the bodies of requests that are not answered yet
         self._trimming = False
-        self._parsing = asyncio.Lock()  # held while a large body is parsed, and a moment longer: small requests pass between
+        self._parsing = asyncio.Lock()  # held while a large body is parsed and a moment longer, to let small requests pass
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,7 +61,7 @@ class Guard:
             return
         try:
             prefix = self._prefix(Headers(scope=scope), scope["path"])
-            if prefix and scope["path"] == prefix:  # the page's addresses are relative to its folder
+            if prefix and scope["path"] == prefix:  # the page's links are relative to a path that ends in /
                 place = quote(prefix.rpartition("/")[2])
                 await Response(status_code=308, headers={"location": f"./{place}/"})(scope, receive, send)
                 return
@@ -71,7 +71,7 @@ class Guard:
             await self._refuse(error, scope, receive, send)
             return
         limit, taken, values = self._service.config.server.max_body, 0, 0
-        deadline: float | None = time.monotonic() + BODY_S  # None once the body is there
+        deadline: float | None = time.monotonic() + BODY_S  # None once the whole body has arrived
 
         async def bounded() -> Message:
             nonlocal taken, values, deadline
@@ -115,7 +115,7 @@ class Guard:
             asyncio.get_running_loop().run_in_executor(None, trim)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an error, then discard the body for a while, because a proxy whose upload is cut off reports 502 instead."""
+        """Send an error, then read and discard the body for a while: a proxy whose upload is cut off would report 502."""
         response, headers = respond(error), Headers(scope=scope)
         response.headers["connection"] = "close"
         if "expect" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
@@ -134,7 +134,7 @@ class Guard:
         await send({"type": "http.response.body"})
 
     def _prefix(self, headers: Headers, path: str) -> str:
-        """Return the prefix under which a proxy serves this server, if the proxy left it on the path; else nothing."""
+        """Return the prefix under which a proxy serves this server, or an empty text if ``path`` does not start with it."""
         prefixes = [named_prefix(headers), self._service.config.server.root_path.rstrip("/")]
         return next((each for each in filter(None, prefixes) if path == each or path.startswith(f"{each}/")), "")
 
@@ -148,7 +148,7 @@ class Guard:
         self._rested[address] = rested
         if len(self._rested) > MANY:
             self._rested = {each: at for each, at in self._rested.items() if at > now}
-        host = headers.get("host")  # health checks of load balancers send none; browsers always do
+        host = headers.get("host")  # missing in load balancers' health checks; browsers always send it
         if host is not None and not is_ours(host, server):
             raise ApiError(421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host")
         if not is_own_page(headers, server):
@@ -158,7 +158,7 @@ class Guard:
         is_open = key is None or path == "/" or path.startswith(OPEN_PATHS)
         if not is_open and not any(hmac.compare_digest(given.encode(), str(key).encode()) for given in given_keys(headers)):
             why = "give the server's key: Authorization: Bearer KEY"
-            # a browser would ask for a name and a password: the page has a form of its own
+            # without x-api-key, which the page sends: a challenge makes browsers ask for a password, and the page has a form
             raise ApiError(401, why, "invalid_api_key", headers=None if "x-api-key" in headers else CHALLENGE)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > server.max_body:
@@ -166,12 +166,12 @@ class Guard:
 
 
 def named_prefix(headers: Headers) -> str:
-    """Return the prefix under which a proxy serves this server, as the proxy names it; else nothing."""
+    """Return the prefix that a proxy names in a header, or an empty text."""
     return (headers.get("x-ingress-path") or headers.get("x-forwarded-prefix") or "").rstrip("/")
 
 
 def plain_path(path: str) -> str:
-    """Return a path without empty parts, and with exactly one ``/v1``, which some clients omit or double."""
+    """Return a path without empty parts. OpenAI's paths get exactly one ``/v1``, which some clients omit or repeat."""
     return ASKING.sub("/v1", re.sub("/+", "/", path).rstrip("/") or "/")
 
 
@@ -180,7 +180,7 @@ def too_large(limit: int) -> ApiError:
 
 
 def is_ours(header: str, server: ServerSettings) -> bool:
-    """Return whether a ``Host`` header is a name of this server or an IP address, which is safe from DNS rebinding."""
+    """Return whether a ``Host`` header is one of this server's names, or an IP address, which DNS rebinding cannot use."""
     name = host_name(header)
     try:
         return name in (*LOOPBACK, server.host, *server.hosts) or bool(name and ip_address(name))
@@ -189,9 +189,9 @@ def is_ours(header: str, server: ServerSettings) -> bool:
 
 
 def is_own_page(headers: Headers, server: ServerSettings) -> bool:
-    """Return whether the request is not from another site's page.
+    """Return whether the request does not come from another site's page.
 
-    Browsers report it on secure pages; else the origin's host decides.
+    Browsers report this for secure pages; for others, the host in the ``Origin`` header decides.
     """
     origin = headers.get("origin")
     if origin is None or headers.get("sec-fetch-site") in ("same-origin", "none"):
@@ -206,7 +206,7 @@ def host_name(place: str) -> str:
 
 
 def given_keys(headers: Headers) -> list[str]:
-    """Return the keys in a request: the password of Basic, the token of Bearer, and X-Api-Key."""
+    """Return the keys in a request: the Basic password or the Bearer token, and X-Api-Key."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The routes of ``edgevlm serve``: OpenAI's, streams, health, metrics and the page."""
+"""The routes of ``edgevlm serve``: OpenAI's API, streams, events, watches, health, metrics and the web page."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
 from edgevlm.runtime.policies.description import describe
 
-PREPARING = 4  # questions whose pictures are fetched or whose form is compiled at once
+PREPARING = 4  # how many questions at once may fetch pictures or compile a grammar
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 MJPEG = "multipart/x-mixed-replace"
 PAGE = files("edgevlm.apps.serve").joinpath("page")
-MAX_EVENTS = 1000  # of one request
+MAX_EVENTS = 1000  # the most that one request returns
 
 
 def wall_time(given: Any) -> float:
@@ -71,7 +71,7 @@ Time = Annotated[float, BeforeValidator(wall_time), WithJsonSchema({"type": "str
 
 
 class NewStream(Strict):
-    """A camera to watch. id: an id, or a name in any script from which one is made. name: for people."""
+    """A camera to watch. id: an id, or a name in any script that is turned into an id. name: the name that people see."""
 
     id: NamedId
     name: Name | None = None
@@ -91,7 +91,7 @@ class NewStream(Strict):
 
 
 class StreamChange(Strict):
-    """A change of a stream; omitted fields stay as they are."""
+    """Changes to a stream. Omitted fields stay as they are."""
 
     state: Literal["running", "paused"] | None = None
     policy: Words | None = None
@@ -111,7 +111,7 @@ class Window(BaseModel):
 
 
 class Forget(Window, Strict):
-    """The time to delete, of one stream or of all. `all`: everything; `confirm`: must be true."""
+    """The period to delete, for one stream or for all. `all`: delete everything. `confirm`: must be true."""
 
     stream: NamedId | None = None
     all: bool = False
@@ -154,12 +154,12 @@ class TestedSource(Strict):
 
 
 class Server:
-    """State that the routes share. Questions that run or wait are counted, and bounded."""
+    """State that the routes share. It counts the questions that run or wait, and limits their number."""
 
     def __init__(self, service: Service, load: Callable[[], ServeConfig] | None) -> None:
         self.service, self.metrics, self.load = service, Metrics(service), load
         self.closing = asyncio.Event()
-        self.testing = threading.Lock()  # a camera: one at a time
+        self.testing = threading.Lock()  # held while a source is tested, one at a time
         self._preparing = CapacityLimiter(PREPARING)
 
     def stream(self, name: str | None, param: str = "name") -> CameraStream:
@@ -169,7 +169,7 @@ class Server:
             raise ApiError(404, str(error), "not_found", param) from None
 
     async def ask(self, asked: ChatRequest | TextRequest | ResponsesRequest) -> Response:
-        """Ask a stream; fail with status 429 if too many questions wait."""
+        """Ask a stream. Raises ApiError with status 429 if too many questions run or wait."""
         chat = asked if isinstance(asked, ChatRequest) else asked.as_chat()
         settings, stream = self.service.config.server, self.stream(chat.stream_name, "model")
         if isinstance(asked, ResponsesRequest):
@@ -182,11 +182,11 @@ class Server:
             raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
         if self.metrics.unfinished >= settings.max_requests:
             self.metrics.refused.inc()
-            soon = max(1, math.ceil(self.metrics.answer_s))  # one place is free then
+            soon = max(1, math.ceil(self.metrics.answer_s))  # by then, one answer should have finished
             why = f"{settings.max_requests} questions are being answered or wait; ask again in {soon} s"
             raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
-        try:  # those that fetch or compile something share a few threads; the others need not wait for them
+        try:  # questions that fetch or compile something share a few threads; the others need not wait for them
             limiter = None if chat.is_plain else self._preparing
             await to_thread.run_sync(completion.ask, settings, limiter=limiter)
         except BaseException:
@@ -204,7 +204,7 @@ class Server:
 
 
 class Reply(Response):
-    """An answer, whole or streamed. It is cancelled once its client is gone, and frees its place however it ends."""
+    """An answer, whole or streamed. It is cancelled when its client is gone, and frees its place however it ends."""
 
     def __init__(self, server: Server, completion: Completion, streamed: bool) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ PICTURE: Any = {"response_class": Response, "responses": content("image/jpeg")}
 
 
 class HeadAsGet:
-    """Answers HEAD as GET, without a body."""
+    """Middleware that answers HEAD like GET, but without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -287,7 +287,7 @@ class HeadAsGet:
 
 
 def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) -> FastAPI:
-    """Return the ASGI application over a service. load: reads its configuration again."""
+    """Return the ASGI application that serves a service. load: rereads the configuration, for ``POST /v1/reload``."""
     app = FastAPI(
         title="edgevlm", version=__version__, description="Cameras that can be asked.", responses=ERRORS,
         docs_url=None, redoc_url=None, redirect_slashes=False, servers=[{"url": "."}],
@@ -295,7 +295,7 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
     app.state.server = Server(service, load)
     app.add_middleware(HeadAsGet)
     add_errors(app)
-    # the guard asks for the key; here it is described
+    # for the OpenAPI description only: the guard checks the key
     key = [Security(HTTPBearer(auto_error=False, description="The server's key."))] if service.config.server.key else []
     for tag, add in (("health", add_health), ("OpenAI", add_openai), ("streams", add_streams), ("events", add_events),
                      ("watches", add_watches), ("metrics", add_rest)):  # fmt: skip
@@ -315,7 +315,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 def add_openai(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", **COMPLETION)
     async def chat_completions(asked: ChatRequest) -> Response:
-        """Ask a stream: `model` is its name, or ends in `/NAME`. The answer is based on the stream's memory."""
+        """Ask a stream. `model` is its name, or text that ends in `/NAME`. The answer is based on the stream's memory."""
         return await server.ask(asked)
 
     @router.post("/v1/completions", **COMPLETION)
@@ -330,12 +330,12 @@ def add_openai(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/models", responses=list_of(answers.Model))
     async def models() -> dict[str, Any]:
-        """Return the streams, as models."""
+        """Return the streams in the format of models."""
         return {"object": "list", "data": [model_entry(stream) for stream in server.service.streams.values()]}
 
     @router.get("/v1/models/{name}", responses=content(answers.Model))
     async def model(stream: TheStream) -> dict[str, Any]:
-        """Return a stream, as a model."""
+        """Return a stream in the format of a model."""
         return model_entry(stream)
 
 
@@ -344,25 +344,25 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams", responses=list_of(answers.Stream, watts=answers.WATTS))
     def list_streams() -> dict[str, Any]:
-        """Return every camera and its status. watts: the power the machine draws, if it has a meter."""
+        """Return every camera and its status. watts: the power that the machine draws; null without a meter."""
         data = [stream.describe() for stream in service.streams.values()]
         return {"object": "list", "data": data, "watts": finite(service.power.watts())}
 
     @router.get("/v1/policies", responses=list_of(answers.Policy))
     def policies() -> dict[str, Any]:
-        """Return the available policies of a camera's memory."""
+        """Return the policies that a camera's memory can use."""
         known = [describe(find_policy(name)) for name in dict.fromkeys([*POLICIES, *names("policies")])]
         return {"object": "list", "data": [{"id": one.policy, "object": "policy", "idea": one.idea} for one in known]}
 
     @router.post("/v1/streams", status_code=201, responses=content(answers.Stream, status=201))
     def add_stream(new: NewStream) -> dict[str, Any]:
-        """Watch another camera, until it is removed or, except in a cluster, the server restarts."""
+        """Add a camera and watch it until it is removed. Without a cluster, a restart of the server also removes it."""
         settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
         return service.add(new.id, settings, by_client=True).describe()
 
     @router.post("/v1/streams/test")
     def test_source(tested: TestedSource) -> dict[str, Any]:
-        """Open a source once and return its size, frames a second, and a JPEG in base64. Adds nothing."""
+        """Open a source once and return its frame size, its frames per second and a JPEG in base64. No camera is added."""
         if not server.testing.acquire(blocking=False):
             raise ApiError(429, "another camera is being tested; try again in a moment", "rate_limit_exceeded")
         try:
@@ -377,9 +377,9 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.patch("/v1/streams/{name}", responses=content(answers.Stream))
     def change_stream(stream: TheStream, change: StreamChange) -> dict[str, Any]:
-        """Pause a camera, let it continue, or give it another policy or budget. A paused one can be asked.
+        """Pause or resume a camera, or change its policy or budget. A paused camera can still be asked.
 
-        A new policy or budget begins a new memory and, except in a cluster, lasts until the server restarts.
+        A new policy or budget starts a new memory. Without a cluster, it lasts until the server restarts.
         """
         if change.policy is not None or change.budget is not None:
             stream = service.switch(stream.name, change.policy, change.budget)
@@ -404,7 +404,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/mjpeg", response_class=Response, responses=content(MJPEG))
     async def mjpeg(stream: TheStream, fps: Annotated[float, Query(gt=0, le=30)] = 5.0) -> Response:
-        """Return the frames as they are watched, `fps` a second at most."""
+        """Stream the frames as they are watched, at most `fps` per second."""
 
         async def parts() -> AsyncIterator[bytes]:
             last: object = None
@@ -417,19 +417,19 @@ def add_streams(router: APIRouter, server: Server) -> None:
                         yield head.encode() + picture + b"\r\n"
                 await asyncio.sleep(max(POLL_S, 1 / fps))
 
-        headers = {"x-accel-buffering": "no", "cache-control": "no-store"}  # nginx sends the parts on as they come
+        headers = {"x-accel-buffering": "no", "cache-control": "no-store"}  # nginx then forwards each part at once
         return StreamingResponse(parts(), media_type=f"{MJPEG}; boundary=frame", headers=headers)
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:
-        """Return the memory: for each frame its time, thumbnail, fraction held (in total and by group of layers) and one
-        hexadecimal digit per token; also how many frames wait.
+        """Return the memory: how many frames wait and, for each frame, its time, its thumbnail, the fraction held (in total and
+        per group of layers), and one hexadecimal digit per token.
         """
         return stream.memory()
 
     @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))
     async def stream_events(stream: TheStream) -> Response:
-        """Stream server-sent events: answer, state, stats, notice, watch, journal. A slow listener is dropped."""
+        """Stream server-sent events: answer, state, stats, notice, watch, journal. A listener that is too slow is dropped."""
 
         async def listen() -> AsyncIterator[dict[str, str]]:
             queue = stream.events.listen()
@@ -444,14 +444,14 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/forget", responses=content(answers.Forgotten))
     def forget(what: Forget) -> dict[str, Any]:
-        """Delete what was seen in a period: rows, snapshots, thumbnails, events, journal lines. This cannot be undone."""
+        """Delete what was seen in a period: rows, snapshots, thumbnails, events and journal lines. It cannot be undone."""
         if what.stream is not None and what.stream not in service.removed():
             server.stream(what.stream)
         return {"object": "forget", "streams": service.forget(what.stream, what.span())}
 
     @router.post("/v1/reload", responses=content(answers.Reloaded))
     def reload() -> dict[str, Any]:
-        """Read the configuration again, as SIGHUP does, and reopen changed cameras. `done` lists the changes."""
+        """Reread the configuration, as on SIGHUP, and reopen the cameras that changed. `done` lists the changes."""
         if server.load is None:
             raise ApiError(400, "this server has no configuration to read again", "invalid_value")
         return {"object": "reload", "done": service.reload(server.load())}
@@ -467,15 +467,15 @@ def add_events(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/events", responses=list_of(answers.Event))
     def watch_events(asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
-        """Return events of watches that opened and closed, newest first."""
+        """Return the events of watches, that is their openings and closings, newest first."""
         return {"object": "list", "data": [each.json() for each in service.delivery.store.query(**dict(asked))]}
 
     @router.get("/v1/digest", responses=list_of(answers.Opening, answers.Line, since=answers.SINCE, until=answers.UNTIL))
     def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
-        """Return the events of a period, by time: `opening` (a watch was open) and `line` (of the journal), each with its
-        evidence.
+        """Return a period's entries in order of time, each with its evidence: `opening` (a watch was open) and `line` (of the
+        journal).
 
-        limit: number of newest entries.
+        limit: return only this many, the newest.
         """
         span = {"since": asked.since or 0.0, "until": time.time() if asked.until is None else asked.until}
         found = service.digest(**span, camera=asked.camera, search=asked.search)
@@ -485,7 +485,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     def event_picture(
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
-        """Return a picture of an event's evidence, by its place, from 0."""
+        """Return one picture of an event's evidence. place: its position, counted from 0."""
         return as_picture(service.delivery.store.picture(event, place), "this event has no such picture, or no longer")
 
 
@@ -494,23 +494,23 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/watches", responses=list_of(answers.WatchState))
     def list_watches() -> dict[str, Any]:
-        """Return every watch, and its state on each of its cameras."""
+        """Return every watch, with its state on each of its cameras."""
         return {"object": "list", "data": [watches.describe(name) for name in watches.watches]}
 
     @router.post("/v1/watches", status_code=201, responses=content(answers.WatchState, status=201))
     def add_watch(watch: Watch) -> dict[str, Any]:
-        """Add a watch, which repeats a question until it is removed or, except in a cluster, the server restarts."""
+        """Add a watch: it repeats a question until it is removed. Without a cluster, a restart also removes it."""
         watches.add(watch)
         return watches.describe(watch.name)
 
     @router.get("/v1/watches/{name}", responses=content(answers.WatchState))
     def one_watch(name: WatchName) -> dict[str, Any]:
-        """Return a watch, and its state on each of its cameras."""
+        """Return a watch, with its state on each of its cameras."""
         return watches.describe(name)
 
     @router.patch("/v1/watches/{name}", responses=content(answers.WatchState))
     def change_watch(name: WatchName, change: WatchChange) -> dict[str, Any]:
-        """Pause or continue a watch, on one camera or on all. Pausing closes an open watch."""
+        """Pause or resume a watch, on one camera or on all. Pausing closes an open watch."""
         if change.camera is not None:
             server.stream(change.camera, "camera")
         watches.pause(name, change.state == "paused", change.camera)
@@ -518,7 +518,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.delete("/v1/watches/{name}", status_code=204)
     def remove_watch(name: WatchName) -> None:
-        """Delete a watch. An open watch closes."""
+        """Delete a watch. If it is open, it closes first."""
         watches.remove(name)
 
 
@@ -526,12 +526,12 @@ def add_health(router: APIRouter, server: Server) -> None:
     @router.get("/health", responses=content(answers.Health))
     @router.get("/health/live", responses=content(answers.Health))
     async def live() -> dict[str, str]:
-        """Return 200 while the process answers."""
+        """Return 200 as long as the process can answer."""
         return {"status": "ok"}
 
     @router.get("/health/ready", responses=content(answers.Health))
     async def ready() -> dict[str, str]:
-        """Return 200 once every stream that is not paused has watched a frame; 503 before."""
+        """Return 200 once every stream that is not paused has watched a frame, and 503 until then."""
         streams = server.service.streams.values()
         waiting = [stream for stream in streams if not (stream.paused or stream.session.stats.frames)]
         if waiting:
@@ -548,7 +548,7 @@ def add_rest(router: APIRouter, server: Server) -> None:
     @router.get("/", include_in_schema=False)
     async def page(request: Request) -> HTMLResponse:
         text, prefix = PAGE.joinpath("index.html").read_text("utf-8"), named_prefix(request.headers)
-        base = f'<base href="{escape(prefix)}/">' if prefix else ""  # also where its address does not end in /
+        base = f'<base href="{escape(prefix)}/">' if prefix else ""  # even if the page's address does not end in /
         return HTMLResponse(text.replace("<head>", f"<head>{base}", 1))
 
     @router.get("/static/{name}", include_in_schema=False)
@@ -563,7 +563,7 @@ def as_picture(jpeg: bytes | None, otherwise: str) -> Response:
 
 
 async def close_listeners(server: Server) -> None:
-    """Let responses, also answers, finish."""
+    """Let open responses, including answers, come to their end."""
     server.closing.set()
     for stream in server.service.streams.values():
         stream.session.cancel()

@@ -1,4 +1,4 @@
-"""Pictures and videos in a question: the allowed sources, and limits on decoding."""
+"""Read the pictures and videos of a question, from allowed sources only and with limits on decoding."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from edgevlm.apps.sources.base import Image
 from edgevlm.apps.sources.video import Video, load_av, open_video, spread
 from edgevlm.errors import SourceError, SourceRefused, UserError
 
-MAX_PIXELS = 1 << 24  # of a picture or of a video's frame
-FETCH_S = 10.0  # that a picture may take to come
-DECODE_S = 10.0  # that a video's frames may take
+MAX_PIXELS = 1 << 24  # largest picture or video frame
+FETCH_S = 10.0  # time to fetch a picture
+DECODE_S = 10.0  # time to decode a video's frames
 VIDEO = "give a stream, edgevlm://NAME, data:video/...;base64,... or file:///.. of a video in one of server.media_folders"
-BASE64 = re.compile(r"[\w+/=\s-]{64,}")  # without an address before it, as llama.cpp takes videos
-_ONE_AT_A_TIME = threading.Lock()  # over decoding: a picture may take 50 MB before it is made small
+BASE64 = re.compile(r"[\w+/=\s-]{64,}")  # without data: before it, as llama.cpp accepts videos
+_ONE_AT_A_TIME = threading.Lock()  # held while decoding: a picture may take 50 MB before it is scaled down
 
 
 def read_picture(url: str, settings: ServerSettings) -> Image:
-    """Return the picture at a ``data:`` or ``http(s):`` address, RGB ``[H, W, 3]``. Raises UserError for forbidden ones."""
+    """Return the picture at a ``data:`` or ``http(s):`` address, RGB ``[H, W, 3]``. Raises UserError if forbidden or broken."""
     if url[:6].lower().startswith(("http:", "https:")):
         return decode_picture(_fetch(url, settings))
     return decode_picture(_inline(url, "give a picture as data:image/...;base64,... or at an http address"))
 
 
 def decode_picture(data: bytes) -> Image:
-    """Decode a picture, RGB ``[H, W, 3]``. Raises UserError."""
+    """Decode a picture to RGB ``[H, W, 3]``. Raises UserError."""
     with _ONE_AT_A_TIME:
         return picture.decode_picture(data, MAX_PIXELS)
 
 
 def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
-    """Return up to ``count`` frames, evenly spaced, RGB ``[H, W, 3]``, of a ``data:`` or a ``file:`` in an allowed folder.
+    """Return up to ``count`` evenly spaced frames, RGB ``[H, W, 3]``, of a ``data:`` video or a file in an allowed folder.
 
-    Links are resolved first; a missing file gives the same error as a forbidden one. Raises UserError, also for a video without
-    frames.
+    Links are resolved first. Raises UserError, including for a video without frames; the error for a missing file is the same
+    as for a forbidden one.
     """
     opened: Callable[[], Video]
     if "://" in url[:16]:
@@ -58,12 +58,12 @@ def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
     with _ONE_AT_A_TIME:
         try:
             return spread(opened, count, DECODE_S)
-        except (load_av().error.FFmpegError, OSError, ValueError):  # the last two of reading the file
+        except (load_av().error.FFmpegError, OSError, ValueError):  # the last two come from reading the file
             raise UserError("not a readable video") from None
 
 
 def _inline(url: str, wanted: str) -> bytes:
-    """Decode ``data:TYPE;base64,..`` or plain base64: either alphabet, any white space, padded or not. Raises UserError."""
+    """Decode ``data:TYPE;base64,..`` or plain base64 of either alphabet; spaces and padding may vary. Raises UserError."""
     head, text = url.split(",", 1) if "," in url[:256] else ("data:;base64" if BASE64.fullmatch(url[:256]) else "", url)
     if not re.fullmatch(r"(?is)\s*data:[^,]*;\s*base64\s*", head):
         raise UserError(wanted)
@@ -90,7 +90,7 @@ def _allowed_file(url: str, settings: ServerSettings) -> Path:
 
 
 def _fetch(url: str, settings: ServerSettings) -> bytes:
-    """Fetch from an allowed host, at the checked address, without following redirects."""
+    """Fetch a picture from an allowed host, at the IP address that was checked, without following redirects."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port
@@ -101,7 +101,7 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
         raise UserError("give an address without credentials and spaces")
     if (host if port is None else f"{host}:{port}") not in {each.lower() for each in settings.media_hosts}:
         raise UserError("pictures are not fetched from this host; send the picture itself, or add it to server.media_hosts")
-    # an address that is listed as such is the operator's choice; a name leads to public ones only
+    # an IP address that the operator listed is allowed as it is; a host name must resolve to public addresses
     hosts = AllowedHosts([host] if settings.media_private or is_listed else None, private=False)
     late = UserError(f"the picture did not come from {host} within {FETCH_S:g} s")
     end, data = time.monotonic() + FETCH_S, bytearray()

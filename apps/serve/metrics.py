@@ -1,4 +1,4 @@
-"""``GET /metrics``: Prometheus's text, under vLLM's and Frigate's names."""
+"""``GET /metrics``: metrics in Prometheus's text format, named as in vLLM and Frigate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_STREAMS: dict[str, tuple[Any, str, Callable[[Any], float]]] = {
 
 
 class Metrics(Collector):
-    """A service's metrics, computed on request. unfinished: open questions. answer_s: seconds that an answer takes."""
+    """A service's metrics, computed on request. unfinished: number of open questions. answer_s: mean seconds per answer."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
@@ -40,7 +40,7 @@ class Metrics(Collector):
         self.refused = Counter(
             "edgevlm_requests_refused", "Questions that were refused because too many waited.", registry=self.registry
         )
-        self._asked: set[str] = set()  # streams that have figures of answers
+        self._asked: set[str] = set()  # streams whose histograms have values
         self._service, self._resident = service, ResidentMemory()
         self.registry.register(self)
 
@@ -52,7 +52,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         service, streams = self._service, dict(self._service.streams)
-        for name in self._asked - streams.keys():  # those that were removed
+        for name in self._asked - streams.keys():  # streams that were removed
             self._asked.discard(name)
             for histogram in (self._queued, self._ttft, self._tokens):
                 histogram.remove(name)
@@ -84,7 +84,7 @@ class Metrics(Collector):
 
 
 def family(title: str, text: str, found: Mapping[Any, float], *labels: str, kind: Any = GAUGE) -> Metric:
-    """Make a metric from values by label value (one or a tuple). labels: the label names, by default ``stream``."""
+    """Make a metric. found: its values, by label value or tuple of label values. labels: their names, by default ``stream``."""
     metric: Metric = kind(f"edgevlm_{title}", text, labels=() if () in found else labels or ("stream",))
     for of, value in found.items():
         metric.add_metric((of,) if isinstance(of, str) else of, value)  # type: ignore[attr-defined]

@@ -54,14 +54,14 @@ class NamedFunction(Lenient):
 
 
 class FlatTool(Function):
-    """A function; tools of other types are ignored."""
+    """A function tool. Tools of any other type are ignored."""
 
     type: str = "function"
     name: ToolName = "-"
 
 
 class Item(Lenient):
-    """A message, a call of an earlier answer, or its result; items of other types are ignored."""
+    """A message, a function call that an earlier answer made, or the call's result. Items of any other type are ignored."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -74,7 +74,7 @@ class Item(Lenient):
     output: Content = None
 
     def message(self, place: int) -> Message | None:
-        """Return the item as a message of a chat; None for an item of another type. Raises FieldError."""
+        """Return the item as a chat message, or None for a type that is ignored. Raises FieldError if ``role`` is missing."""
         if self.type == "function_call" and self.name:
             function = CalledFunction(name=self.name, arguments=self.arguments)
             return Message(role="assistant", tool_calls=[ToolCall(id=self.call_id, function=function)])
@@ -92,7 +92,7 @@ def nothing_stored(given: str | None) -> str | None:
 
 
 class ResponsesRequest(Lenient):
-    """OpenAI's fields that mean something here."""
+    """The fields of OpenAI's request that have an effect here."""
 
     model: AskedModel = ""
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -108,7 +108,7 @@ class ResponsesRequest(Lenient):
     previous_response_id: Annotated[str | None, AfterValidator(nothing_stored)] = None
 
     def as_chat(self) -> ChatRequest:
-        """Return the same question as a chat completion. Raises FieldError."""
+        """Return the same question as a chat request. Raises FieldError."""
         items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         said = [Message(role="system", content=self.instructions)] if self.instructions else []
         said += [message for place, item in enumerate(items) if (message := item.message(place))]
@@ -125,26 +125,26 @@ class ResponsesRequest(Lenient):
 
     @cached_property
     def _places(self) -> list[str]:
-        """The field that each message of :meth:`as_chat` was made of."""
+        """The field from which each message of :meth:`as_chat` is made."""
         items = ["input"] if isinstance(self.input, str) else [
             f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
         ]  # fmt: skip
         return ["instructions", *items] if self.instructions else items
 
     def place_of(self, field: str) -> str:
-        """Return the field here from which a field of :meth:`as_chat` was made."""
+        """Return the field of this request from which ``field`` of :meth:`as_chat` is made."""
         field = re.sub(r"^messages\.(\d+)", lambda found: self._places[int(found[1])], field)
         return {"messages": "input", "max_completion_tokens": "max_output_tokens"}.get(field, field)
 
     def ignored(self) -> Iterator[str]:
-        """Yield the unknown fields and the items of other types."""
+        """Yield the paths of unknown fields, and of items whose type is ignored."""
         yield from unknown(self)
         items = [] if isinstance(self.input, str) else self.input
         yield from (f"input.{place}" for place, item in enumerate(items) if item.message(place) is None)
 
 
 class ModelResponse(Completion):
-    """One answer in the format of this interface."""
+    """One answer in the format of OpenAI's responses."""
 
     prefix = "resp_"
 

@@ -1,4 +1,4 @@
-"""Run a server from its configuration, and shut it down."""
+"""Start a server from its configuration, run it, and shut it down."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, progress, silence, to_stderr, to_stderr_if_lost
 
-HEAD_S = 20.0  # that a request may take to come, without its body
+HEAD_S = 20.0  # time for a request to arrive, without its body
 MAX_HEADERS = 64 << 10  # bytes
-MAX_DIGITS = 640  # of a whole number in a body; reading one takes the square of its digits
-READ_S = 20.0  # that a client may leave unread what was sent to it
-RESERVE = 128  # files that connections leave for cameras and state, or a quarter of those that may be open
-WAITING = 1024  # connections that are not accepted yet
-ALIVE_S = 1.0  # from one sign of life to the next, for a service manager
+MAX_DIGITS = 640  # the most digits of an integer in a body; the time to parse one grows with their square
+READ_S = 20.0  # how long a client may leave sent data unread
+RESERVE = 128  # open files kept for cameras and state; at most a quarter of the limit
+WAITING = 1024  # the most connections that wait to be accepted
+ALIVE_S = 1.0  # time between signs of life to a service manager
 
 
 class Membership(Protocol):
@@ -51,7 +51,7 @@ class Membership(Protocol):
 
 
 def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Membership] | None = None) -> None:
-    """Serve until a signal. Raises UserError. load: reads the configuration; join: makes the service a node of a cluster."""
+    """Serve until a signal. Raises UserError. load: reads the configuration. join: makes the service a node of a cluster."""
     sys.set_int_max_str_digits(MAX_DIGITS)
     config, notify = load(), to_stderr_if_lost if quiet else to_stderr
     service = Service(config, notify)
@@ -68,20 +68,20 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
         app = make_app(service, load)
 
         class AnnouncingServer(uvicorn.Server):
-            """A server that prints its address once it serves, reloads at SIGHUP, and ends streaming responses at shutdown."""
+            """A server that prints its address once it serves, reloads on SIGHUP, and ends streamed responses on shutdown."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
                 gc.collect()
-                gc.freeze()  # what is loaded stays: full collections take 50 to 100 ms otherwise, and hold up all requests
-                listening.listen(WAITING)  # others wait in the kernel
+                gc.freeze()  # otherwise a full collection takes 50 to 100 ms, during which no request is handled
+                listening.listen(WAITING)  # that many more connections wait in the kernel
                 loop = asyncio.get_running_loop()
                 with suppress(ValueError, RuntimeError):  # not the main thread
                     loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, reloads, reload, service, load, notify)
                 line = json_line("serving", {"time": wall_clock(), "url": url})
                 try:
                     print(line if as_json else f"edgevlm is serving at {url}", flush=True)
-                except OSError:  # its disk is full, or its reader has gone: the server continues
+                except OSError:  # the disk is full or the reader has gone; the server continues
                     silence(sys.stdout)
                 serving.set()
 
@@ -89,14 +89,14 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 await close_listeners(app.state.server)
                 await super().shutdown(sockets)
 
-        AppStatus.enable_automatic_graceful_drain = False  # close_listeners ends responses, and does not break them off
+        AppStatus.enable_automatic_graceful_drain = False  # close_listeners ends responses without breaking them off
         reloads = ThreadPoolExecutor(1, "edgevlm-reload")
         server = AnnouncingServer(uvicorn_config(app if member is None else member.routes(app), service))
-        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended for
+        with suppress(KeyboardInterrupt):  # uvicorn re-raises the signal that ended it
             server.run(sockets=[listening])
     finally:
         done.set()
-        serving.set()  # its caller has gone
+        serving.set()  # ends the reporter's wait if the server has never started
         reporter.join(ALIVE_S)
         Notifier().send(Notifier.STOPPING)
         listening.close()
@@ -118,9 +118,9 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
 
 
 class TimedProtocol(H11Protocol):
-    """Closes connections without a request for a while, and those whose client does not read.
+    """Closes connections that stay idle for a while, and those whose client does not read.
 
-    most: the most open files; beyond that, each new connection closes the oldest idle one, or itself.
+    most: how many files may be open. Beyond that, each new connection closes the oldest idle one, or itself.
     """
 
     most: float = math.inf
@@ -146,7 +146,7 @@ class TimedProtocol(H11Protocol):
         self.stuck.cancel()
 
     def _close_if_idle(self, before: object) -> None:
-        """Close the connection if no request came since and none is being answered."""
+        """Close the connection if no request has come since ``before`` and none is being answered."""
         if self.cycle is before and self.is_idle:
             self.transport.close()
         elif not self.transport.is_closing():
@@ -154,7 +154,7 @@ class TimedProtocol(H11Protocol):
 
 
 def open_files() -> float:
-    """Return the number of this process's descriptors; infinite if none is left for counting."""
+    """Return how many file descriptors this process has open, or infinity if none is left to count them with."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -162,7 +162,7 @@ def open_files() -> float:
 
 
 def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
-    """Apply the present configuration; an invalid one changes nothing and is reported."""
+    """Read and apply the configuration. An invalid one is reported and changes nothing."""
     try:
         for line in service.reload(load()):
             notify(line)
@@ -171,7 +171,7 @@ def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) ->
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
-    """Reopen cameras with a torn memory; report to a service manager the start and that all streams make progress."""
+    """Reopen cameras with a torn memory; report the start, and that all streams progress, to a service manager."""
     notifier, before = Notifier(), dict[str, tuple[int, int]]()
     while not serving.wait(ALIVE_S):
         notifier.send(Notifier.STARTING)
@@ -189,10 +189,10 @@ def report(service: Service, serving: threading.Event, done: threading.Event) ->
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that no other server gets the port while models load. Raises UserError."""
+    """Return a listening socket. It keeps the port from other servers while models load. Raises UserError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.socket(family, kind, protocol)  # asyncio sends small pieces at once only on sockets that say TCP
+        listening = socket.socket(family, kind, protocol)  # asyncio turns off Nagle's delay only if the protocol is TCP
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen()

@@ -1,4 +1,4 @@
-"""The models and cameras of a server, without HTTP."""
+"""A server's models and cameras, without HTTP."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.settings import AUTO, check_policy
 
 MAX_STREAMS = 256
-TEST_S = 10.0  # that a source which is tested may take to give its first picture
-LOOK_S = 2.0  # that it is looked at then
-TEST_FPS = 100  # frames a second, and in total, that are looked at
-CLOSING_S = 30.0  # that the last snapshots may take
-REOPEN_S = 60.0  # from one opening of a camera with a torn memory to the next
+TEST_S = 10.0  # how long a test waits for the source's first picture
+LOOK_S = 2.0  # how long it then reads the source
+TEST_FPS = 100  # the most frames it reads, per second and in total
+CLOSING_S = 30.0  # how long the last snapshots may take
+REOPEN_S = 60.0  # shortest time between two reopenings of a camera with a torn memory
 CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # no file, no pipeline, no program
 
 
 @contextmanager
 def field(name: str) -> Iterator[None]:
-    """Convert UserErrors in the block to a FieldError of this field."""
+    """Convert a UserError raised inside the ``with`` block to a FieldError that names this field."""
     try:
         yield
     except UserError as error:
@@ -62,7 +62,7 @@ def field(name: str) -> Iterator[None]:
 
 
 def check_client_policy(policy: str | None) -> None:
-    """Raise FieldError for a policy that clients may not name: a policy in a file is a program."""
+    """Raise FieldError if clients may not name this policy. A policy given as a file is a program."""
     if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
         raise FieldError("policy", "there is no such policy; GET /v1/policies lists them")
 
@@ -94,7 +94,7 @@ class Hooks:
 
 
 class Service:
-    """The cameras and watches of a configuration; each model is loaded once. Any thread may call any method."""
+    """The cameras and watches of a configuration. Each model is loaded once. Any thread may call any method."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class Service:
         self.config, self.key = config, server_key(config.server)
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
-        self._reopen_at: dict[str, float] = {}  # when a camera with a torn memory may be opened again
+        self._reopen_at: dict[str, float] = {}  # when each camera with a torn memory may be reopened
         self.notify, self._lock = notify, threading.RLock()
-        self.power, self.page = Power(), ""  # page: its address, once there is one
+        self.power, self.page = Power(), ""  # page: the address of the web page, once it is known
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
         states = "" if config.state else os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
@@ -119,7 +119,7 @@ class Service:
         self.watches = Watches(self._watchers, lambda: self.delivery, notify, lambda: self.hooks)
 
     def open(self) -> None:
-        """Open sinks, cameras and watches. Raises UserError for the first failure, and closes the others."""
+        """Open sinks, cameras and watches. Raises UserError at the first failure, after closing what is open."""
         try:
             if self.config.sinks or self._sinks:
                 _ = self.delivery
@@ -130,7 +130,7 @@ class Service:
                     self.watches.add(watch)
                 self._end_removed()
             if self.has_events:
-                self.watches.announce(anyway=True)  # also when there are none left
+                self.watches.announce(anyway=True)  # even if there are none left
         except BaseException:
             self.close()
             raise
@@ -138,7 +138,7 @@ class Service:
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
         """Open a camera and watch it, unless ``paused``.
 
-        Raises UserError, and FieldError for settings that clients may not use.
+        by_client: a client asks for it, not the configuration. Raises UserError; FieldError if a field is the cause.
         """
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
@@ -156,14 +156,14 @@ class Service:
             with field("policy"):
                 check_policy(wanted.policy or "auto")
             folder = self.hooks.camera_folder(self, name)
-            if by_client:  # who asks for it now
+            if by_client:  # a client that adds the recording wants it watched, although it was forgotten before
                 (folder / MARK).unlink(missing_ok=True)
             return self._open(name, wanted, folder, hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
-        """Give a camera another policy or budget and an empty memory, until the server restarts.
+        """Change a camera's policy or budget until the server restarts; its memory starts empty.
 
-        The new memory is not saved. After a UserError the camera continues from its last snapshot.
+        The new memory is not saved. If this raises UserError, the camera continues from its last snapshot.
         """
         check_client_policy(policy)
         with self._lock, field("policy" if policy else "budget"):
@@ -176,10 +176,10 @@ class Service:
                 raise
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete what one camera or all (removed ones too) saw in a period; returns counts by camera.
+        """Delete what one camera, or every camera including removed ones, saw in a period. Returns counts by camera.
 
-        Deleting everything begins an empty memory and pauses a recording, also after a restart. Raises UserError; earlier
-        deletions stay.
+        If everything is deleted, the memory starts empty, and a recording is paused and stays paused after a restart.
+        Raises UserError; what was deleted before the error stays deleted.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -189,7 +189,7 @@ class Service:
             return done
 
     def forget_kept(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Do :meth:`forget` for all data except the memories of open cameras."""
+        """Delete like :meth:`forget`, but leave the memories of open cameras alone."""
         with self._lock:
             done: dict[str, Forgotten] = {}
             for each, path in self.removed().items():
@@ -203,7 +203,7 @@ class Service:
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
-        """Forget in a camera's unused folder or address. Raises UserError."""
+        """Forget what is saved in a camera's folder or address, which must not be in use. Raises UserError."""
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
@@ -226,9 +226,9 @@ class Service:
         return {"thumbnails": count}
 
     def check_client(self, settings: CameraSettings) -> AllowedHosts | None:
-        """Return the hosts that a client's camera may reach; None for any.
+        """Return the hosts that a client's camera may reach, or None if it may reach any.
 
-        Raises FieldError for a source that clients may not use.
+        Raises FieldError for a source or policy that clients may not use.
         """
         check_client_policy(settings.policy)
         source, server = settings.source, self.config.server
@@ -248,9 +248,9 @@ class Service:
         return hosts
 
     def remove(self, name: str, keep_model: bool = False, again: bool = False) -> None:
-        """Stop watching a camera; its snapshots stay. again: the camera will be reopened, so its open watches stay open.
+        """Stop watching a camera; its snapshots stay. Raises UserError for an unknown stream.
 
-        Raises UserError for an unknown stream.
+        keep_model: do not close the model. again: the camera will be reopened, so its open watches stay open.
         """
         with self._lock:
             stream = self.stream(name)
@@ -263,7 +263,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Close the openings whose watch or camera was removed while this program was not running."""
+        """Record a closing for each open watch whose watch or camera was removed while the server was not running."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
@@ -277,9 +277,9 @@ class Service:
             self._models.pop(key).close()
 
     def reload(self, config: ServeConfig) -> list[str]:
-        """Apply a configuration; cameras that did not change continue. Returns a line for each change or failure.
+        """Apply a configuration. Unchanged cameras continue. Returns a line for each change or failure.
 
-        Raises UserError for an invalid key, and changes nothing.
+        Raises UserError for an invalid key; nothing has changed then.
         """
         with self._lock:
             before, (config, done) = self.config, as_far_as_running(self.config, config)
@@ -296,7 +296,7 @@ class Service:
             return done + self.hooks.replace_watches(self, before.watches, config.watches)
 
     def replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Watch the cameras of another configuration; return a line for each change."""
+        """Replace the cameras of ``before`` by those of ``config``; return a line for each change or failure."""
         done = []
         for name in {**before.cameras, **config.cameras}:
             running, settings = self.streams.get(name), config.cameras.get(name)
@@ -326,9 +326,9 @@ class Service:
         return self._delivery
 
     def _program(self) -> Program:
-        """Return this program's description for sinks.
+        """Return the description of this program that sinks receive.
 
-        All nodes of a cluster share one id, so a camera that moves keeps its entities.
+        All nodes of a cluster share one id, so a camera keeps its entities when it moves to another node.
         """
         cluster = self.config.cluster
         if cluster.join is not None:
@@ -342,7 +342,7 @@ class Service:
 
     @property
     def journal(self) -> Journal | None:
-        """The journal of the cameras, or None. Raises UserError."""
+        """The cameras' journal, or None if there is none. Raises UserError."""
         kept = self.config.journal
         if self._journal is None and (kept.every or (self.state / Journal.FILE).exists()):
             with self._lock:
@@ -351,7 +351,7 @@ class Service:
         return self._journal
 
     def lines(self, **query: Any) -> list[Line]:
-        """Return the lines of :meth:`Journal.query`, with ``jpeg_url`` in their evidence if the thumbnail is still kept."""
+        """Return the lines of :meth:`Journal.query`; each evidence's ``jpeg_url`` is None once its thumbnail is gone."""
 
         def pictured(line: Line, seen: Mapping[str, Any]) -> dict[str, Any]:
             stream = self.streams.get(line.camera)
@@ -361,7 +361,7 @@ class Service:
         return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """Return the open watches and journal lines of a period, by time, as ``GET /v1/digest`` does."""
+        """Return a period's openings of watches and journal lines, ordered by time, as in ``GET /v1/digest``."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
@@ -369,7 +369,7 @@ class Service:
         return [fields for _, fields in sorted(found, key=itemgetter(0))]
 
     def stream(self, name: str | None) -> CameraStream:
-        """Return a stream by name, or the only one if no name is given. Raises UserError."""
+        """Return the named stream, or the only stream if ``name`` is None. Raises UserError."""
         if name is None:
             if len(self.streams) == 1:
                 return next(iter(self.streams.values()))
@@ -379,7 +379,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return two counters per stream, of its loop and of its model; one of them rises while the stream is alive."""
+        """Return two counters per watched stream, its loop's and its model's. At least one rises while the stream is alive."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces
@@ -387,7 +387,7 @@ class Service:
         return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Reopen cameras with a torn memory from their last snapshots. Returns at once."""
+        """Start reopening, from their last snapshots, the cameras whose memory is torn. Returns at once."""
         now = time.monotonic()
         for name, stream in self.streams.items():
             if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):
@@ -405,7 +405,7 @@ class Service:
                     torn.notice(f"cannot continue: {torn.problem}")
 
     def close(self) -> None:
-        """Close all streams in parallel, each with a last snapshot, within CLOSING_S seconds; then close the models."""
+        """Close all streams in parallel, each with a last snapshot; close the models if that takes at most CLOSING_S."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}
@@ -430,7 +430,7 @@ class Service:
             self._close_unused_models()
 
     def test(self, settings: CameraSettings) -> dict[str, Any]:
-        """Open a source and watch it for a moment. Raises UserError if it gives no picture or clients may not name it."""
+        """Open a source, read it for a moment and describe it. Raises UserError if no picture comes or it is not allowed."""
         hosts = self.check_client(settings)
         options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=hosts)
         began = time.monotonic()
@@ -478,7 +478,7 @@ class Service:
         return self._open(stream.name, settings, folder, stream.hosts, stream.paused)
 
     def model(self, name: str) -> Model:
-        """Return a model by its name, loaded once. Raises UserError."""
+        """Return the named model, loading it on first use. Raises UserError."""
         if name not in self._models:
             with progress("reading the model") as step:
                 bundle = resolve_model(name, step, lambda line: self.notify(mask_credentials(line)), self.config.engine)
@@ -495,7 +495,7 @@ class Power:
         self._watts: float | None = None
 
     def watts(self) -> float | None:
-        """Return the mean power since the last call, over at least a second; None if nothing is measured."""
+        """Return the mean power in watts since the last reading, at least a second earlier; None without a figure."""
         with self._lock:
             if self._meter is not None and time.monotonic() - self._since >= 1.0:
                 if self._energy is not None:

@@ -41,26 +41,26 @@ from edgevlm.runtime.snapshots.directory import SnapshotKey
 from edgevlm.runtime.snapshots.writer import written_at
 from edgevlm.runtime.taught import never_taught
 
-WAITING = 64  # events that a listener may be behind before it is dropped
-RETRY_S = 30.0  # from a source's failure to the next attempt
-SAME_S = 5.0  # that two times of one frame may differ
-PAUSE_S = 5.0  # that a frame which is being taken in may hold up a pause
-RATES = 11  # lines of statistics, a second apart, over which frames watched and skipped are counted
+WAITING = 64  # a listener with this many unread events is dropped
+RETRY_S = 30.0  # time from a source's failure to the next attempt
+SAME_S = 5.0  # two times this close are of the same frame
+PAUSE_S = 5.0  # how long a pause waits for the frame in progress
+RATES = 11  # statistics, one per second, over which frame rates are computed
 PROMPT = "Describe in one short sentence what is happening now."
-DEMO_PROMPT, BEFORE = "what left last?", "how many objects are there now?"  # before anything has left, nothing is right
-NOTES = 32  # lines of a journal that may precede a question
-SOONEST = 0.1  # of the time from line to line of a journal, where much has changed
+DEMO_PROMPT, BEFORE = "what left last?", "how many objects are there now?"  # the second until something has left
+NOTES = 32  # the most journal lines put before a question
+SOONEST = 0.1  # if much has changed, the next journal line comes after this fraction of the interval
 Event = tuple[str, dict[str, Any]]
 
 
 class Broadcast:
-    """Sends events to any number of listeners in event loops; one that does not keep up is dropped."""
+    """Sends events to any number of listeners in event loops. A listener that does not keep up is dropped."""
 
     def __init__(self) -> None:
         self._listeners: dict[asyncio.Queue[Event | None], asyncio.AbstractEventLoop] = {}
 
     def listen(self) -> asyncio.Queue[Event | None]:
-        """Return a queue of events; None ends it. Call it in the event loop that reads it."""
+        """Return a queue of events, ended by None. Call this in the event loop that reads the queue."""
         queue = asyncio.Queue[Event | None]()
         self._listeners[queue] = asyncio.get_running_loop()
         return queue
@@ -88,7 +88,7 @@ class Broadcast:
 
 
 class SignsOfLife(Notifier):
-    """Counts the signs of life that a separate run would report to a service manager."""
+    """Counts the signs of life that ``edgevlm run`` would send to a service manager."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -115,16 +115,16 @@ class Owner(Protocol):
 class CameraStream:
     """A camera, watched by its own thread until :meth:`close`.
 
-    It is its run loop's output and observer. ``ends``: whether it is a recording. ``problem``: why nothing is watched, if the
-    source has no reason. ``hosts``: hosts that its source may reach; None: any.
+    It is the output and the observer of its run loop. ``ends``: whether it is a recording. ``problem``: why nothing is watched,
+    if the source itself gives no reason. ``hosts``: the hosts that its source may reach, or None for any.
     """
 
     def __init__(
         self, service: Owner, name: str, settings: CameraSettings, options: SourceOptions, folder: Path | None, paused: bool
     ) -> None:
-        """Open source and session. Raises UserError, and leaves nothing open.
+        """Open source and session. Raises UserError; nothing stays open then.
 
-        folder: for pictures and snapshots; None keeps nothing on the disk.
+        folder: where to keep pictures and snapshots; None to keep nothing on the disk.
         """
         self.name, self.settings, self.folder, self.paused = name, settings, folder, paused
         self.model = model = service.model(settings.model or "demo")
@@ -132,7 +132,7 @@ class CameraStream:
         self.last: StatsEvent | None = None
         self.problem: str | None = None
         self._service, self._options = service, options
-        self._counts: deque[tuple[float, int, int]] = deque(maxlen=RATES)  # seconds, frames watched and skipped since opened
+        self._counts: deque[tuple[float, int, int]] = deque(maxlen=RATES)  # time, frames watched, frames skipped
         self._closing, self._wake, self._idle = threading.Event(), threading.Event(), threading.Event()
         self._idle.set()  # no frame is being taken in
         self._address = settings.address()
@@ -163,7 +163,7 @@ class CameraStream:
             raise
         self.session.notify, self.session.rate = self.notice, options.fps
         self.observer = MemoryWatch(self.session, thumbnails)
-        self._since, self._jpeg = 0.0, (math.nan, b"")  # time and picture of the newest frame that was asked for
+        self._since, self._jpeg = 0.0, (math.nan, b"")  # _jpeg: time and JPEG of the frame last requested
         if self._writer is not None and self._writer.resumed is not None:
             about = self._writer.resumed.about
             self.observer.seen, self.observer.offset = written_at(about), about["written"] - about["session"]["time_s"]
@@ -189,24 +189,24 @@ class CameraStream:
 
     @property
     def closed(self) -> bool:
-        """Return whether :meth:`close` was called."""
+        """Whether :meth:`close` was called."""
         return self._closing.is_set()
 
     @property
     def resumed_at(self) -> float | None:
-        """The time of the snapshot that it continued from, in seconds since 1970; None if it began with an empty memory."""
+        """When the snapshot that it resumed from was written, in seconds since 1970; None if it started without one."""
         resumed = None if self._writer is None else self._writer.resumed
         return None if resumed is None else float(resumed.about["written"])
 
     def rates(self) -> tuple[float, float]:
-        """Frames a second watched, and skipped because the model is busy, over the last ten seconds."""
+        """Return the frames per second watched, and skipped because the model was busy, over the last ten seconds."""
         if len(counts := list(self._counts)) < 2:
             return 0.0, 0.0
         (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]
         return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
     def ask(self, asked: Dialogue, **sampling: Any) -> Answer | str:
-        """Return the answer as it is generated, or a text if the demo model was never taught the question. Raises UserError."""
+        """Return the answer, still being generated; or a text, if the demo was not taught the question. Raises UserError."""
         taught = self.loop.as_taught(asked.text)
         if taught is None and "logits_processor" in sampling:
             taught = asked.text  # it must be one of the choices
@@ -219,7 +219,7 @@ class CameraStream:
         return self.session.ask(asked.with_text(taught), **sampling)
 
     def answered(self, question: str, answer: Answer) -> dict[str, Any]:
-        """Send a finished answer to the listeners; returns its :meth:`evidence`."""
+        """Send a finished answer to the listeners, and return its :meth:`evidence`."""
         event = AnswerEvent(
             answer.time_s, question, answer.so_far.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
             self.loop.truth(question, answer.time_s), evidence=answer.evidence,
@@ -229,20 +229,20 @@ class CameraStream:
         return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
-        """Return ``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``; empty if unknown."""
+        """Return ``evidence``, each moment with its wall clock and thumbnail, and ``evidence_held``; empty if unknown."""
         if answer.evidence is None and self.loop.fits:
             return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None, self.loop.fits)
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Return the path of a frame's thumbnail, if there is one; with a time, only a thumbnail of that time."""
+        """Return the path of a frame's thumbnail, or None if there is none. time: accept only a thumbnail taken then."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None
 
     def forget(self, span: Span) -> Forgotten:
-        """Delete what was seen in a period: rows, earlier snapshots, thumbnails. Raises UserError."""
+        """Delete what was seen in a period: its rows, earlier snapshots and thumbnails. Raises UserError."""
         window, shown = span.with_slack.of_stream(self.observer.offset), self.loop.frame
         if shown is not None and window.since <= shown.time_s <= window.until:
             self.loop.frame = None
@@ -265,11 +265,11 @@ class CameraStream:
         }  # fmt: skip
 
     def wall(self, time_s: float) -> str | None:
-        """Return the wall clock of a stream time, RFC 3339; None before the first frame."""
+        """Convert a stream time to wall-clock time in RFC 3339; None before the first frame."""
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """Return the memory by frame; ``patches`` has one hexadecimal digit per token, the fraction of layers and heads."""
+        """Return the memory by frame. ``patches``: per token, a hexadecimal digit for the fraction of heads that hold it."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)
@@ -293,13 +293,13 @@ class CameraStream:
         if (frame := self.loop.frame) is None:
             return None
         time_s, jpeg = self._jpeg
-        if frame.time_s != time_s:  # it is encoded once, however many look at it
+        if frame.time_s != time_s:  # each frame is encoded only once, however many clients request it
             jpeg = as_jpeg(frame.image)
             self._jpeg = frame.time_s, jpeg
         return jpeg
 
     def pause(self) -> None:
-        """Release the camera after the frame in progress; the memory stays and can be asked."""
+        """Release the camera after the frame in progress. The memory stays, so questions can still be asked."""
         self.paused = True
         self.loop.stop()
         self._source.close()
@@ -313,7 +313,7 @@ class CameraStream:
             self._wake.set()
 
     def close(self) -> None:
-        """Close the camera, with a last snapshot."""
+        """Close the camera after writing a last snapshot."""
         self._closing.set()
         self._wake.set()
         if self.journal is not None:
@@ -389,7 +389,7 @@ class CameraStream:
         self._source.close()
 
     def _open_again(self) -> None:
-        """Reopen the source after the session's time. Raises UserError."""
+        """Reopen the source where the session's time ends. Raises UserError."""
         self._source.close()
         self._source = self._open_source()
         self._go_on()
@@ -401,7 +401,7 @@ class CameraStream:
         return open_source(self._address, None, self._options)
 
     def _go_on(self) -> None:
-        """Continue a recording after its last watched frame; advance a camera's clock by the time since then."""
+        """Continue a recording after its last watched frame, or advance a live camera's clock by the time since that frame."""
         if not self._source.skip(self.session.time_s):
             self._since = self.session.time_s + Instant.now().since(self.observer.seen)
 
@@ -414,7 +414,7 @@ class CameraStream:
 
 
 class JournalWriter(threading.Thread):
-    """Asks a stream for journal lines, at intervals and when much has changed."""
+    """Asks a stream for journal lines, at intervals and whenever much has changed."""
 
     def __init__(self, stream: CameraStream, journal: Journal, settings: JournalSettings) -> None:
         super().__init__(name=f"edgevlm-journal-{stream.name}", daemon=True)
@@ -422,11 +422,11 @@ class JournalWriter(threading.Thread):
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Stop without waiting: closing the session cancels the line in progress."""
+        """Stop without waiting. Closing the session cancels the line in progress."""
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """Put matching journal lines before a question, up to ``context`` tokens. window: seconds of the stream."""
+        """Put matching journal lines, up to ``context`` tokens, before a question. window: its times, in stream seconds."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question
@@ -484,5 +484,5 @@ def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
 
 
 def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:
-    """Return how a service opens a source: it waits for cameras, and plays recordings and the demo at their own pace."""
+    """Return the options with which a service opens a source: wait for cameras, play recordings and the demo in real time."""
     return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True)

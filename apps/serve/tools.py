@@ -1,4 +1,4 @@
-"""Tools of a request: functions that an answer may call, and the calls in its text."""
+"""A request's tools: the functions that an answer may call, and the calls in the answer's text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-# keywords beside which a schema may allow further properties
+# keywords with which a schema may define properties elsewhere
 JOINED = {"$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A call of a function. arguments: JSON."""
+    """A function call. arguments: their JSON."""
 
     name: str
     arguments: str
@@ -23,7 +23,7 @@ class ToolUse:
 
     @classmethod
     def parse(cls, text: str, names: Sequence[str]) -> ToolUse | None:
-        """Read ``{"name": .., "arguments": {..}}``; None for anything else, and for other names."""
+        """Parse ``{"name": .., "arguments": {..}}``; return None for anything else, including a name not in ``names``."""
         try:
             found = json.loads(text)
             name, arguments = found["name"], found.get("arguments") or {}
@@ -37,12 +37,12 @@ class ToolUse:
 
 
 def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the JSON schema of a call of one of these functions, each with ``name`` and the schema ``parameters``."""
+    """Return the JSON schema of a call to one of these functions. Each has a ``name`` and a schema of its ``parameters``."""
     shared: dict[str, Any] = {}
     calls = []
     for number, function in enumerate(functions):
         parameters = dict(_own_references(function["parameters"] or {"type": "object"}, f"{number}-"))
-        if "properties" in parameters and not JOINED & parameters.keys():  # a function takes no others
+        if "properties" in parameters and not JOINED & parameters.keys():  # a function takes only the listed arguments
             parameters.setdefault("additionalProperties", False)
         for keyword in ("$defs", "definitions"):
             if isinstance(parameters.get(keyword), Mapping):
@@ -53,7 +53,7 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _own_references(schema: Any, before: str) -> Any:
-    """Return a schema whose references are to ``#/$defs/{before}NAME``."""
+    """Return a copy of a schema with its references to definitions changed to ``#/$defs/{before}NAME``."""
     if isinstance(schema, Mapping):
         changed = {name: _own_references(each, before) for name, each in schema.items()}
         if isinstance(place := schema.get("$ref"), str):
@@ -65,10 +65,10 @@ def _own_references(schema: Any, before: str) -> Any:
 
 
 class CallReader:
-    """Split an answer's text, as it arrives, into text and tool calls, ``<tool_call>{..}</tool_call>`` as in Hermes and Qwen.
+    """Splits an answer, as it arrives, into text and tool calls, ``<tool_call>{..}</tool_call>`` as in Hermes and Qwen.
 
-    names: functions that may be called; calls of others stay text. whole: the answer is one call, without these marks.
-    only_one: drop everything after the first call. called: whether there was a call.
+    names: the functions that may be called; a call to any other stays text. whole: the answer is a single call without these
+    tags. only_one: drop everything after the first call. called: whether there was a call so far.
     """
 
     def __init__(self, names: Sequence[str], *, whole: bool = False, only_one: bool = False) -> None:
@@ -76,7 +76,7 @@ class CallReader:
         self.called = False
 
     def feed(self, piece: str) -> Iterator[str | ToolUse]:
-        """Add a piece of text; yield the complete parts. Text that may begin a call waits."""
+        """Add a piece of text and yield the parts that are complete. Text that may be the start of a call is held back."""
         self._text += piece
         while self._names and not self._whole:
             said, mark, rest = self._text.partition(OPENING)
@@ -96,7 +96,7 @@ class CallReader:
             yield from self.end()
 
     def end(self) -> Iterator[str | ToolUse]:
-        """Yield the rest: a call that was not closed, or text."""
+        """Yield what is left: a call without its closing tag, or text."""
         text, self._text = self._text, ""
         yield from self._kept(ToolUse.parse(text.removeprefix(OPENING), self._names) or text)
 
