@@ -23,7 +23,7 @@ from edgevlm.runtime.budget import allocate
 from edgevlm.runtime.cache import Rows, sight_of
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.plugins import blamed, is_file, load_class, names, place
+from edgevlm.runtime.plugins import IN_FILE, blamed, is_file, load_class, names, place
 from edgevlm.runtime.policies import Policy, as_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.positions import rope_tables
@@ -50,7 +50,7 @@ def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
         word = name.partition(":")[0]
         group = next((kind for kind in KINDS if word in names(kind)), "")
         if not group:
-            raise UserError(f"there is nothing called {word!r} to check; {nearest(word, chain(*map(names, KINDS)))}")
+            raise UserError(f"there is nothing called {word!r} to check; {nearest(word, chain(*map(names, KINDS)))} {IN_FILE}")
     if group == "families":
         if checkpoint is None:
             raise UserError(f"{name} is a family; give --checkpoint FOLDER, a checkpoint that it reads")
@@ -130,7 +130,7 @@ def check_source(source: str, frames: int = 64) -> list[str]:
         opened.close()
         opened.close()
     height, width = found[0].image.shape[:2]
-    end = "it ends, and stays ended" if ended else f"it had not ended after {frames} frames"
+    end = "it ends, and stays ended" if ended else f"not seen in {frames} frames"
     times = f"{found[0].time_s:g} to {found[-1].time_s:g} s"
     return [f"frames: {len(found)} of {width} x {height} pixels, {times}", f"end: {end}", "close: twice does no harm"]
 

@@ -23,7 +23,7 @@ from edgevlm.runtime.evidence import FrameTimes, QuestionAttention, SeenRows, se
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, layers_of
-from edgevlm.runtime.policies.base import check_declared
+from edgevlm.runtime.policies.base import check_attached, check_declared
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.settings import AppendChanged
@@ -80,7 +80,7 @@ class Stream:
         if policy._stream is not None and policy._stream() is not None:
             raise UserError(f"policy {policy.name}: this instance is in use by another session; give each its own, or a name")
         policy.attach(budget, shape)
-        check_declared(policy)
+        check_attached(policy)
         needs = policy.needs
         if needs.variant == "st-spattn" and self._most_text:
             raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")

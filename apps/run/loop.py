@@ -119,8 +119,16 @@ class RunLoop:
 
     def _close(self) -> None:
         """Write the last snapshot, whatever the source does meanwhile, then the summary."""
+        failed: list[UserError] = []
+
+        def close() -> None:
+            try:
+                self.source.close()
+            except UserError as error:
+                failed.append(error)
+
         self.notifier.send(Notifier.STOPPING)
-        closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
+        closing = threading.Thread(target=close, name="edgevlm-closing", daemon=True)
         with suppress(RuntimeError):  # no more threads: the process's end closes it
             closing.start()
         if self.alone:
@@ -133,6 +141,8 @@ class RunLoop:
             silence_if_gone()
         stats, (since, before) = self.stats(self._begun), self._begun
         self.output.summary(stats, f"{stats.frames - before} frames in {self._last[0] - since:.1f} s")
+        if failed:
+            raise failed[0]
 
     @property
     def offset(self) -> float | None:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from random import Random
 
@@ -106,24 +107,24 @@ class ReadAhead(ThreadedSource):
         self._starting = threading.Lock()  # nothing is dropped, and no time passes, before the first read
 
     def _run(self) -> None:
+        origin: float | None = None
         try:
-            origin: float | None = None
-            for frame in self._source:
-                if self.live:
-                    origin = time.monotonic() - frame.time_s / self._speed if origin is None else origin
-                    early = origin + frame.time_s / self._speed - time.monotonic()
-                    self._closing.wait(max(0.0, early))
-                    origin -= early if early < -LATE_S else 0.0
-                    if frame.timer is not None:
-                        frame.timer.resume()
-                if self._closing.is_set():
-                    break
-                self.state = State.RUNNING
-                self._put(frame)
+            with closing(self._source):
+                for frame in self._source:
+                    if self.live:
+                        origin = time.monotonic() - frame.time_s / self._speed if origin is None else origin
+                        early = origin + frame.time_s / self._speed - time.monotonic()
+                        self._closing.wait(max(0.0, early))
+                        origin -= early if early < -LATE_S else 0.0
+                        if frame.timer is not None:
+                            frame.timer.resume()
+                    if self._closing.is_set():
+                        break
+                    self.state = State.RUNNING
+                    self._put(frame)
         except BaseException as error:
             self._error = error
         finally:
-            self._source.close()
             self.state = State.FAILED if self._error else State.ENDED
             self._slot.close()
 

@@ -15,6 +15,7 @@ from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import blamed, load_class, place
 
 RGB = "give uint8 RGB [H, W, 3]"
+MANY = 64  # first frames that may not all have one time
 
 
 class FrameCheck:
@@ -22,16 +23,30 @@ class FrameCheck:
 
     def __init__(self, what: str, made: Any) -> None:
         self._what, self._where, self._newest = what, f" ({place(made)})", -math.inf
+        self._first, self._count = math.nan, 0
 
     def __call__(self, image: Any, seconds: Any) -> None:
-        """Raise SourceError for anything but uint8 RGB ``[H, W, 3]`` at finite seconds that do not run backwards."""
+        """Raise SourceError for anything but uint8 RGB ``[H, W, 3]`` at finite seconds that do not run backwards.
+
+        Frames may have the time of the one before, but the first MANY not all the same.
+        """
         if not isinstance(image, np.ndarray):
             raise self.wrong(f"gave a {type(image).__name__} for an image; {RGB}")
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
             raise self.wrong(f"gave an image of {image.dtype} {list(image.shape)}; {RGB}")
-        if not isinstance(seconds, Real) or not self._newest <= float(seconds) < math.inf:
+        if not isinstance(seconds, Real) or not math.isfinite(seconds):
+            raise self.wrong(f"gave {seconds!r} for the time of a frame; give seconds")
+        if seconds < self._newest:
             raise self.wrong(f"gave a frame at {seconds!r} s after {self._newest:g} s; give seconds that rise")
-        self._newest = float(seconds)
+        self._first, self._newest = self._first if self._count else float(seconds), float(seconds)
+        self._count += 1
+        if self._count == MANY:
+            self.end()
+
+    def end(self) -> None:
+        """Raise SourceError if there were several frames, all at one time."""
+        if self._count > 1 and self._first == self._newest:
+            raise self.wrong(f"gave {self._count} frames at {self._newest:g} s; give seconds that rise")
 
     def wrong(self, problem: str) -> SourceError:
         return SourceError(f"{self._what} {problem}{self._where}")
@@ -90,7 +105,7 @@ def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
     else:
         raise check.wrong("is neither a subclass of edgevlm.extend.Source nor a generator function")
     found.name = getattr(found, "name", name)
-    read = found.read
+    read, close = found.read, found.close
 
     def checked() -> Frame | None:
         with blamed(what, made, SourceError):
@@ -98,9 +113,15 @@ def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
         if isinstance(frame, Frame):
             if not isinstance(found, GeneratorSource):
                 check(frame.image, frame.time_s)
-        elif frame is not None:
+        elif frame is None:
+            check.end()
+        else:
             raise check.wrong(f"gave a {type(frame).__name__}, not a Frame")
         return frame
 
-    found.read = checked
+    def closed() -> None:
+        with blamed(what, made, SourceError):
+            close()
+
+    found.read, found.close = checked, closed
     return found

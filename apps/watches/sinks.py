@@ -17,8 +17,6 @@ from datetime import datetime, timezone
 from itertools import count
 from typing import Annotated, Any, Literal
 
-import httpx
-import standardwebhooks
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from edgevlm.apps.credentials import mask_credentials, secret
@@ -110,6 +108,9 @@ class Webhook(Sink):
     """
 
     def __init__(self, url: str, secret: str = "", timeout: Seconds = ANSWER_S) -> None:
+        with needs("sink webhook", "serve"):
+            import httpx
+            import standardwebhooks
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL:
@@ -131,6 +132,8 @@ class Webhook(Sink):
             raise UserError(f"webhook {self._shown}: {environment_problem(error) or error}") from None
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
+        import httpx
+
         body, now = event.line(), datetime.now(timezone.utc)
         stamp = str(int(now.timestamp()))
         headers = {"content-type": "application/json", "webhook-id": event.id, "webhook-timestamp": stamp}

@@ -55,8 +55,12 @@ class QueryWindow(Stateful):
         """Return queries ``[heads, w, head_dim]`` rotated to their rows' present positions in each KV head, and their seq
         ``[w]``.
 
-        w is the number of newest rows that every head of the layer holds without a gap.
+        w is the number of newest rows that every head of the layer holds without a gap. Raises ValueError for a layer of which
+        no queries were added.
         """
+        if layer.index not in self._queries:
+            what = f"the window has no queries of layer {layer.index}"
+            raise ValueError(f"{what}; name it in needs.probe_layers, and call add(appended) in after_append")
         cache, mine = layer.cache, (layer.kind == Kind.VISION) | (layer.kind == Kind.SUMMARY)
         count = min(len(self._seq), int(mine[0].sum()))
         at = np.nonzero(layer.newest(count, mine))[1].reshape(-1, count)  # [kv_heads, count], in no order

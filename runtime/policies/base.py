@@ -254,6 +254,18 @@ def problem_of(cls: type[Policy]) -> str:
     return ""
 
 
+def check_attached(policy: Policy) -> None:
+    """Raise UserError for an ``attach`` that does not call the base's, and for ``needs`` of layers that the model lacks."""
+    if not hasattr(policy, "shape"):
+        raise blame(policy, "attach", "does not call super().attach(budget, shape)")
+    layers = policy.shape.layers
+    for each in ("probe_layers", "guidance_layers"):
+        if wrong := [layer for layer in getattr(policy.needs, each) if not 0 <= layer < layers]:
+            what = f"needs.{each} names layer {wrong[0]}, and the model has layers 0 to {layers - 1}"
+            raise UserError(f"policy {policy.name}: {what} ({place(type(policy))})")
+    check_declared(policy)
+
+
 def check_declared(policy: Policy) -> None:
     """Raise UserError if a policy that is not edgevlm's keeps arrays that ``state_fields`` does not name."""
     if is_foreign(policy) and (names := undeclared(policy)):

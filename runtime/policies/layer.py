@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.kv import codes
@@ -180,8 +179,8 @@ class Layer:
 
         asked: texts of the policy's ``needs.guidance``, which are appended after the memory and removed again; or a
         :class:`~edgevlm.runtime.policies.attention.QueryWindow`; or rotated queries ``[heads, m, head_dim]`` with the ``seq``
-        ``[m]`` of their rows. A query sees rows up to its own. Raises UserError for a text that ``needs`` does not name, and in
-        a layer that ``needs.guidance_layers`` does not name.
+        ``[m]`` of their rows. A query sees rows up to its own. Raises ValueError for a text or a layer that ``needs`` does not
+        name.
         """
         first, cache = asked[0], self.cache
         own: Any = (None, None)
@@ -189,7 +188,7 @@ class Layer:
             queries, seq, own = self._guided([str(text) for text in asked])
         elif isinstance(first, np.ndarray):
             if seq is None:
-                raise UserError("attention_of: queries go with the seq of their rows")
+                raise ValueError("attention_of: queries go with the seq of their rows")
             queries = first
         else:
             queries, seq = first.at(self)
@@ -200,11 +199,11 @@ class Layer:
         """Return queries and seq of the rows of ``asked``, and keys and seq of all rows of the texts up to them."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
-            raise UserError(f"attention_of: needs.guidance has no text {unknown[0]!r}; add it there")
+            raise ValueError(f"attention_of: needs.guidance has no text {unknown[0]!r}; add it there")
         assert guide is not None
         found = guide()
         if self.index not in found.queries:
-            raise UserError(f"attention_of: needs.guidance_layers has no layer {self.index}; add it there")
+            raise ValueError(f"attention_of: needs.guidance_layers has no layer {self.index}; add it there")
         ends = np.cumsum(found.rows)
         rows = np.concatenate([np.arange(ends[at] - found.rows[at], ends[at]) for at in map(texts.index, asked)])
         first, last = int(self.seq.max(initial=-1)) + 1, int(rows.max()) + 1
@@ -222,7 +221,7 @@ class Layer:
 
         gone: the rows that leave. into: ``[kv_heads, n]``, the row of the same head that each is merged into. weight:
         ``[kv_heads, n]``, the number of tokens that each row represents. A merged row has the weighted mean of their keys
-        (un-rotated, then rotated to its own position) and values; its other data does not change. Raises UserError for a row
+        (un-rotated, then rotated to its own position) and values; its other data does not change. Raises ValueError for a row
         that leaves itself, or is fixed, and for weights whose sum is not above 0.
         """
         weights, keys, values = (
@@ -235,11 +234,11 @@ class Layer:
             rows = np.flatnonzero(leaving)
             places, which = np.unique(into[head, rows], return_inverse=True)
             if len(places) and (places[0] < 0 or places[-1] >= gone.shape[1] or (leaving | self.fixed[head])[places].any()):
-                raise UserError(f"merge: in layer {self.index}, KV head {head}, `into` names a row that leaves or is fixed")
+                raise ValueError(f"merge: in layer {self.index}, KV head {head}, `into` names a row that leaves or is fixed")
             changed[head, places] = True
             total = weights[head, places] + np.bincount(which, weights[head, rows], len(places)).astype(np.float32)
             if not (total > 0).all():
-                raise UserError(f"merge: in layer {self.index}, KV head {head}, weights do not add up to more than 0")
+                raise ValueError(f"merge: in layer {self.index}, KV head {head}, weights do not add up to more than 0")
             for part in (keys[head], values[head]):
                 mean = weights[head, places, None] * part[places]
                 np.add.at(mean, which, weights[head, rows, None] * part[rows])

@@ -17,7 +17,7 @@ from edgevlm.testing import check
 HEAD = """\
 from dataclasses import dataclass
 import numpy as np
-from edgevlm.extend import Frame, OnnxRuntimeCpu, Policy, Source, setting
+from edgevlm.extend import Frame, Needs, OnnxRuntimeCpu, Policy, QueryWindow, Source, setting
 joined = str.join  # has no __module__
 
 """
@@ -63,8 +63,8 @@ POLICIES = {
     "a merge into rows that leave": (
         "@dataclass\nclass Mine(Policy):\n    def compress(self, layer):\n"
         "        gone = layer.free & ~layer.newest(layer.target)\n"
-        "        layer.merge(gone, np.zeros(gone.shape, int))\n",
-        r"merge: in layer 0, KV head 0, `into` names a row that leaves or is fixed",
+        "        layer.merge(gone, np.zeros(gone.shape, int))  # here\n",
+        r"policy Mine failed: {file}, line {line}: ValueError: merge: in layer 0, KV head 0, `into` names a row that leaves",
     ),
     "an error in attach": (
         "@dataclass\nclass Mine(Policy):\n    def attach(self, budget, shape):\n        1 / 0  # here\n"
@@ -73,7 +73,22 @@ POLICIES = {
     ),
     "a text that needs does not name": (
         "@dataclass\nclass Mine(Policy):\n    def score(self, layer):\n        return layer.attention_of('what moves?')\n",
-        r"attention_of: needs\.guidance has no text 'what moves\?'; add it there",
+        r"policy Mine failed: .*: attention_of: needs\.guidance has no text 'what moves\?'; add it there",
+    ),
+    "attach without its base": (
+        "@dataclass\nclass Mine(Policy):\n    def attach(self, budget, shape):  # here\n        pass\n"
+        "    def score(self, layer):\n        return layer.seq\n",
+        r"policy Mine: attach\(\) does not call super\(\)\.attach\(budget, shape\) \({file}, line {line}\)",
+    ),
+    "a probe of no layer": (
+        "@dataclass  # here\nclass Mine(Policy):\n    needs = Needs(probe_layers=(99,))\n"
+        "    def score(self, layer):\n        return layer.seq\n",
+        r"policy Mine: needs\.probe_layers names layer 99, and the model has layers 0 to 3 \({file}, line {line}\)",
+    ),
+    "a window that was never filled": (
+        "@dataclass\nclass Mine(Policy):\n    def score(self, layer):\n"
+        "        return layer.attention_of(QueryWindow(8))  # here\n",
+        r"policy Mine failed: {file}, line {line}: ValueError: the window has no queries of layer 0; name it in needs\.probe",
     ),
 }
 SOURCES = {
@@ -102,8 +117,28 @@ SOURCES = {
         "    def read(self):\n        return 5\n",
         r"source {file}:Mine gave a int, not a Frame \({file}, line {line}\)",
     ),
+    "no time": (
+        "def Mine():  # here\n    yield None, np.zeros((8, 8, 3), np.uint8)\n",
+        r"source {file}:Mine gave None for the time of a frame; give seconds \({file}, line {line}\)",
+    ),
+    "one time for all": (
+        "def Mine():  # here\n    for _ in range(9):\n        yield 2.0, np.zeros((8, 8, 3), np.uint8)\n",
+        r"source {file}:Mine gave 9 frames at 2 s; give seconds that rise \({file}, line {line}\)",
+    ),
+    "an error in close": (
+        "class Mine(Source):\n    name, live = 'mine', False\n    def __init__(self, target, options): ...\n"
+        "    def read(self):\n        pass\n    def close(self):\n        1 / 0  # here\n",
+        r"source {file}:Mine failed: {file}, line {line}: ZeroDivisionError: division by zero",
+    ),
 }
+text, says = SOURCES["an error in close"]
+SOURCES["an error in close of a camera"] = (text.replace("False", "True"), says)
 CHECKED = {
+    "an error in close": SOURCES["an error in close"],
+    "one time without end": (
+        "def Mine():  # here\n    while True:\n        yield 2.0, np.zeros((8, 8, 3), np.uint8)\n",
+        r"source {file}:Mine gave 64 frames at 2 s; give seconds that rise \({file}, line {line}\)",
+    ),
     "chosen by chance": (
         "@dataclass  # here\nclass Mine(Policy):\n    def score(self, layer):\n"
         "        return np.random.random(layer.seq.shape)\n",

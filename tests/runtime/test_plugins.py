@@ -3,6 +3,7 @@
 import pickle
 import sys
 from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from edgevlm.runtime import plugins
 from edgevlm.runtime.engine import load_engine
 from edgevlm.runtime.plugins import load_class, names
 
+BUNDLE = SimpleNamespace(decoder=SimpleNamespace(is_causal=True))
 MINE = """
 from dataclasses import dataclass
 
@@ -61,7 +63,7 @@ def test_all_of_our_own_can_be_loaded(group):
 def test_an_engine_of_another_package_is_found(package):
     package("[edgevlm.engines]\ntheirs = others_plugins:Mine\n")
     assert names("engines") == ["onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "theirs"]
-    assert load_engine("theirs", "a bundle", threads=2).threads == 2
+    assert load_engine("theirs", BUNDLE, threads=2).threads == 2
 
 
 def test_our_own_name_stays_ours(package):
@@ -93,15 +95,15 @@ def test_a_class_in_a_file(tmp_path):
     found = load_class("engines", f"{path}:Mine")
     assert load_class("engines", f"{path}:Mine") is found
     assert pickle.loads(pickle.dumps(found("x", 3))) == found("x", 3)
-    assert load_engine(f"{path}:Mine", "a bundle").bundle == "a bundle"
+    assert load_engine(f"{path}:Mine", BUNDLE).bundle is BUNDLE
 
 
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [
         ("{}/none.py:Mine", "", "none.py: there is no such file"),
-        ("{}/mine.py", MINE, "which class of it?.*mine.py:Mine"),
-        ("{}/mine.py:Mien", MINE, "has no class 'Mien'; did you mean 'Mine'?"),
+        ("{}/mine.py", MINE, "add a name to it; there are: .*mine.py:Mine"),
+        ("{}/mine.py:Mien", MINE, "has no 'Mien'; did you mean 'Mine'?"),
         ("{}/mine.py:Mine", "x = 1\ny = x.z", "mine.py, line 2: AttributeError: 'int' object has no attribute 'z'"),
         ("{}/mine.py:Mine", "x = 1\ny = (", "mine.py, line 2: SyntaxError: "),
     ],

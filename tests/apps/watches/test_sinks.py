@@ -1,6 +1,7 @@
 """Sinks and what they speak to: a receiver on loopback, programs, apprise."""
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -157,3 +158,9 @@ def test_a_sink_of_a_users_file_is_one_class_with_options(tmp_path, monkeypatch)
     assert (tmp_path / "log").read_text() == "door: is there a parcel? open\n"
     with pytest.raises(UserError, match="words: Input should be a valid boolean"):
         open_sinks([SinkSettings(kind=kind, path="x", words="maybe")])
+
+
+def test_the_base_class_needs_no_extra():
+    code = "import sys; sys.modules.update(httpx=None, standardwebhooks=None); from edgevlm.extend import *; print(Sink)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "Sink" in done.stdout, done.stderr
