@@ -1,1 +1,1 @@
-"""Performance and accuracy as commands."""
+"""Measure performance and accuracy by commands."""

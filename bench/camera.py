@@ -1,8 +1,8 @@
-"""Latency from camera to answer, by stage: from when a frame exists until an answer that has seen it begins.
+"""Measure the latency from camera to answer, by stage: from a frame's arrival to the start of an answer that has seen it.
 
-Each frame is watched and asked about at once (a chunk of one, an answer of one token), so that every stage comes with every
-frame. ``busy`` is the watching thread's own time for a frame without its answer, ``total`` runs from when the picture was there
-to the answer's first token.
+Each frame is watched and asked about at once (a chunk of one frame, an answer of one token), so that every frame passes through
+every stage. ``busy`` is the watching thread's own time for a frame, without its answer. ``total`` is the time from the
+picture's arrival to the answer's first token.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 
 STAGES = ("capture", "decode", "preprocess", "wait", "encode", "prefill", "compress", "busy", "answer", "total")
-QUESTION = "how many objects are there now?"  # of whatever model: the answer is not looked at
-WARM_UP = 2  # frames that do not count
+QUESTION = "how many objects are there now?"  # for any model: the answer is ignored
+WARM_UP = 2  # frames that are not counted
 
 
 def camera(
@@ -37,7 +37,7 @@ def camera(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each stage, in the order of STAGES: milliseconds over ``frames`` frames, after two to warm up.
+    """Yield a line for each stage, in the order of STAGES: milliseconds over ``frames`` frames, after two warm-up frames.
 
     Raises UserError if the source has too few frames.
     """

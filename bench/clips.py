@@ -1,4 +1,4 @@
-"""Clips for the benches of ``--append`` and ``--encode``: drawn from a seed, or a recording."""
+"""Make clips for the benchmarks of ``--append`` and ``--encode``: drawn from a seed, or read from a recording."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edgevlm.errors import UserError, nearest
 
 Image = NDArray[np.uint8]
 SIZE = (480, 640)  # pixels, height and width
-NOISE = 2.0  # standard deviation of a sensor's noise, of 255
-FPS = 2.0  # of a recording
-CLIPS = {  # name -> heights of the people who walk through it, of the scene's; None: the camera pans over a scene
-    "street": np.linspace(0.08, 0.2, 8).tolist(),  # about a quarter of the patches changes
+NOISE = 2.0  # standard deviation of a sensor's noise, on a scale of 255
+FPS = 2.0  # at which a recording is sampled
+CLIPS = {  # name -> people's heights as fractions of the scene's; None: the camera pans over a scene
+    "street": np.linspace(0.08, 0.2, 8).tolist(),  # about a quarter of the patches change
     "room": [0.15],
     "moving": None,
 }
@@ -43,9 +43,9 @@ class Walker:
 
 
 def open_clip(name: str) -> Iterator[Image]:
-    """Yield endless frames, uint8 RGB ``[H, W, 3]``, of one of CLIPS or of a recording in a loop.
+    """Yield endless frames, uint8 RGB ``[H, W, 3]``, from one of CLIPS or from a recording in a loop.
 
-    Raises UserError for another name.
+    Raises UserError for an unknown name.
     """
     if name in CLIPS:
         return _drawn(CLIPS[name])
@@ -67,7 +67,7 @@ def _drawn(heights: list[float] | None) -> Iterator[Image]:
 
 
 def _texture(rng: np.random.Generator, size: tuple[int, int], blocks: int) -> Image:
-    """Draw blotches with edges, about ``blocks`` to a side, and finer ones."""
+    """Draw sharp-edged blotches, about ``blocks`` along each side, and finer ones over them."""
     total = np.full((*size, 3), 96.0)
     for count, swing in ((blocks // 4, 40), (blocks, 25), (4 * blocks, 12)):
         rows, columns = (np.arange(side) * count // side for side in size)

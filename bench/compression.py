@@ -1,8 +1,8 @@
-"""Time compressions: each policy compared with one plain read of its keys and values.
+"""Time compressions, comparing each policy with one plain read of its keys and values.
 
-A pass is everything a policy does from one compression to the next: its scores, its choice, and the eviction. Guidance
-forwards are not part of it; their queries, and those of probed layers, are noise. Both are timed in turn, round by round,
-on the same cache, which is filled up again in between. The first round is cold and apart.
+A pass is everything a policy does from one compression to the next: its scores, its choice, and the eviction. Forward passes of
+guidance texts are not part of it; their queries, and those of probed layers, are noise. Pass and read are timed in turn, round
+by round, on the same cache, which is refilled in between. The first round is cold and reported separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, as
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.settings import AUTO
 
-GUIDANCE_ROWS = 16  # of each guidance text
+GUIDANCE_ROWS = 16  # in each guidance text
 
 
 def compression(
@@ -37,11 +37,11 @@ def compression(
     rounds: int = 3,
     device: str = "cpu",
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each policy and dtype of keys and values (``all``: every one); milliseconds, medians of rounds.
+    """Yield a line for each policy and dtype of keys and values (``all``: every one): milliseconds, medians over rounds.
 
-    ``pass_over_read``: one compression over one plain read, round by round. With ``device="cuda"`` a line for each part of a
-    compression, beside a copy within the device. Raises UserError for a policy that does not evict, an invalid dtype or device,
-    and without a device.
+    ``pass_over_read``: the time of one compression divided by that of one plain read, round by round. With ``device="cuda"``
+    each line is for one part of a compression, compared with a copy within the device. Raises UserError for a policy that does
+    not evict, for an invalid dtype or device, and if there is no such device.
     """
     shape, kinds = CacheShape(layers=layers, tokens=tokens), KV_TYPES if list(dtype) == ["all"] else dtype
     for name, typed, known in (("dtype", kinds, KV_TYPES), ("device", [device], ("cpu", "cuda"))):

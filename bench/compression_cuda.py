@@ -1,8 +1,8 @@
-"""Measure the bandwidth of a compression's kernels on a CUDA device, beside a copy within its memory.
+"""Measure the bandwidth of a compression's kernels on a CUDA device, compared with a copy within its memory.
 
-Each round selects by InfiniPot-V on a full memory with all value norms unknown, evicts, makes positions dense, and asks for the
-attention of a few queries. Times are the device's own, between events around each kernel; medians are taken over the rounds.
-A kernel's bytes are those of the keys and values that it must read and write; a copy's are read and written.
+Each round selects by InfiniPot-V on a full memory with all value norms unknown, evicts, makes positions dense, and computes the
+attention of a few queries. Times are measured by the device, between events around each kernel, and are medians over rounds. A
+kernel's bytes are those of the keys and values that it must read and write; a copy's are counted read and written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgevlm.runtime.cuda.cache import CudaCache
 from edgevlm.runtime.cuda.kernels import Kernels
 from edgevlm.runtime.engine import KVBuffer
 
-# What is reported -> the kernels it takes; those of the last two read next to nothing of keys and values.
+# part reported -> its kernels; those of the last two read almost no keys and values
 PARTS = {
     "value norms": ("value_norms",),
     "similarity": ("find_patches", "add_recent", "finish_means", "temporal_similarity"),
@@ -33,11 +33,11 @@ PARTS = {
     "pooling": ("place_patches", "pool_norms"),
     "selection": ("choose_window", "choose_rows"),
 }
-QUERIES = 8  # rows of a layer's probe, of each of GROUP query heads a KV head
+QUERIES = 8  # rows in a layer's probe, for each of the GROUP query heads of a KV head
 
 
 class FilledDeviceCache(FilledCache):
-    """A cache on the device that is filled with noise up to its budget, again and again."""
+    """A cache on the device that is repeatedly filled with noise up to its budget."""
 
     kind = CudaCache
 
@@ -53,7 +53,7 @@ class FilledDeviceCache(FilledCache):
 
 @contextmanager
 def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
-    """Yield a dict that has, after the block, milliseconds of each kernel launched in it, by name without the dtype."""
+    """Yield a dict that is filled at the end of the block: each launched kernel's name, without the dtype -> milliseconds."""
     launch, moments, found = kernels.launch, list[tuple[str, Any]](), defaultdict[str, float](float)
 
     def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
@@ -70,7 +70,7 @@ def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
 
 
 def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
-    """Do work on the main stream between two events; return a function that waits for them and returns the milliseconds."""
+    """Enqueue work on the main stream between two events; return a function that waits for it and returns the milliseconds."""
     driver = kernels.driver
     with driver.entered() as cuda:
         first, last = cuda.Event(), cuda.Event()
@@ -87,7 +87,7 @@ def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
 
 
 def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line for every part; a first round is not counted. Raises UserError without a device."""
+    """Yield a line for every part; the first round is not counted. Raises UserError if there is no device."""
     memory = FilledDeviceCache(shape, dtype)
     cache = memory.cache
     assert isinstance(cache, CudaCache)
@@ -132,7 +132,7 @@ def _round(memory: FilledDeviceCache, cache: CudaCache) -> dict[str, int]:
 
 
 def _copy(kernels: Kernels, nbytes: int, rounds: int) -> float:
-    """Return GB read and written a second by copies of half of ``nbytes`` within the device."""
+    """Return the GB per second, reads and writes together, of copies of half of ``nbytes`` within the device."""
     driver, half, times = kernels.driver, max(nbytes // 2, 1), []
     memory = driver.allocate(2 * half)
 

@@ -1,8 +1,8 @@
-"""edgevlm as a model of lmms-eval, which runs Video-MME, MLVU, EgoSchema, MVBench, LongVideoBench and many others.
+"""Make edgevlm a model of lmms-eval, which runs Video-MME, MLVU, EgoSchema, MVBench, LongVideoBench and many others.
 
-``lmms-eval --model edgevlm --model_args model=demo,policy=last-seen,budget=1k --tasks videomme`` finds this class by the entry
-point ``lmms_eval.models``. A video is watched once, however many questions a task has about it: a question leaves
-the memory as it was.
+``lmms-eval --model edgevlm --model_args model=demo,policy=last-seen,budget=1k --tasks videomme`` finds this class through the
+entry point ``lmms_eval.models``. A video is watched once, however many questions a task has about it: a question leaves the
+memory as it was.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ANSWER = 1024  # default numbers of tokens reserved for a question and an answer
 class Edgevlm(lmms):
     """Answers a task's questions from a memory of ``budget`` vision tokens per layer.
 
-    model: what ``edgevlm run --model`` takes. fps: frames of a video a second; a folder of pictures is taken to have as many.
-    question, answer: tokens set aside for a question and for an answer. Other arguments are those of ``Session.open``, so the
-    default policy is ``auto``. Raises UserError for invalid arguments, and as those two do.
+    model: what ``edgevlm run --model`` takes. fps: frames taken per second of video; a folder of pictures is read at this rate.
+    question, answer: tokens reserved for a question and for an answer. Other arguments are those of ``Session.open``, so the
+    default policy is ``auto``. Raises UserError for invalid arguments, and where ``Model.load`` and ``Session.open`` do.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Edgevlm(lmms):
         self._fps = float(fps)
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Return the answer to each request, in their order; a video's are answered one after another."""
+        """Return the answers in the order of the requests; those about one video are answered one after another."""
         seen = [self._visuals(request) for request in requests]
         keys = [json.dumps([each if isinstance(each, str) else id(each) for each in visuals]) for visuals in seen]
         by_video = sorted(range(len(requests)), key=lambda place: (keys[place], place))
@@ -82,7 +82,7 @@ class Edgevlm(lmms):
         return list(visuals) if isinstance(visuals, list | tuple) else [visuals]
 
     def _frames(self, session: Session, visuals: list[Any]) -> Iterator[tuple[Pixels, float]]:
-        """Yield frames of the videos, folders and pictures, one after another, and their times in seconds."""
+        """Yield the frames of the videos, folders and pictures, one after another, each with its time in seconds."""
         start = 0.0
         for visual in visuals:
             if not isinstance(visual, str):
@@ -97,7 +97,7 @@ class Edgevlm(lmms):
 
 
 def _answered(session: Session, question: str, settings: dict[str, Any]) -> str:
-    """Answer greedily unless the task sets otherwise, up to the first of ``until``."""
+    """Answer greedily unless the task's settings differ, and stop at the first string of ``until``."""
     most = min(int(settings.get("max_new_tokens") or ANSWER), session.text_budget.answer)
     temperature = float(settings.get("temperature") or 0) if settings.get("do_sample") else 0.0
     answer = session.ask(question, max_tokens=most, temperature=temperature, top_p=float(settings.get("top_p") or 1))

@@ -13,13 +13,13 @@ from edgevlm.progress import show
 from edgevlm.runtime.engine import DEFAULT_ENGINE, load_engine
 from edgevlm.runtime.model import Model
 
-SEEDED = "seeded-0.5b"  # LLaVA-OneVision-0.5B's decoder: 3 GB of memory, 1.5 GB of disk for a while
+SEEDED = "seeded-0.5b"  # LLaVA-OneVision-0.5B's decoder: takes 3 GB of memory and, temporarily, 1.5 GB of disk
 TOKENS_PER_FRAME = 196
 
 
 @contextmanager
 def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterator[Model]:
-    """Load ``demo``, a bundle's directory, or SEEDED with a stand-in for a tower, written into a temporary directory."""
+    """Load ``demo``, a bundle's directory, or SEEDED (with a stand-in for a tower), written into a temporary directory."""
     if name != SEEDED:
         with closing(Model.load(name, engine=engine, threads=threads)) as model:
             yield model
@@ -35,9 +35,9 @@ def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterato
 
 @contextmanager
 def open_checkpoint(name: str, layers: int | None) -> Iterator[tuple[Path, Path]]:
-    """Yield a LLaVA-OneVision checkpoint's directory and a temporary one for its bundles.
+    """Yield the directory of a LLaVA-OneVision checkpoint, and a temporary one for its bundles.
 
-    SEEDED is written first, with ``layers`` of tower and decoder (default: all). Raises UserError for another family.
+    SEEDED is written first, with ``layers`` layers of tower and decoder (default: all). Raises UserError for other families.
     """
     with TemporaryDirectory(prefix="edgevlm-bench-") as temporary:
         place = Path(temporary)

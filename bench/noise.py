@@ -1,4 +1,4 @@
-"""Random keys and values in every KV precision, and caches filled with them."""
+"""Make random keys and values in every KV precision, and caches filled with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgevlm.runtime.engine import Float32, KVBuffer, arrays_of
 from edgevlm.runtime.kv import KVScales, codes
 
 FRAMES = 31  # held at the default shape: 31 frames of 14 x 14 tokens
-GROUP = 8  # query heads of each KV head, where a policy asks for queries
+GROUP = 8  # query heads per KV head, where a policy asks for queries
 
 
 def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
@@ -21,7 +21,7 @@ def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
 
 
 def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str, kind: type[KVCache] = KVCache) -> KVCache:
-    """Return a cache of ``rows`` rows a layer, in int8 with scales that hold normal numbers."""
+    """Return a cache of ``rows`` rows per layer; for int8, its scales fit normally distributed numbers."""
     pairs, scales = head_dim // 2, None
     if dtype == "int8":
         scales = KVScales.holding(np.full((layers, kv_heads, pairs), 7.0), np.full((layers, kv_heads, head_dim), 6.0))
@@ -29,7 +29,7 @@ def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str
 
 
 def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str) -> KVCache:
-    """Return a cache whose buffers are full of noise, and which holds none of it."""
+    """Return a cache whose buffers are full of noise but which holds no rows."""
     cache, random = empty_cache(layers, kv_heads, head_dim, rows, dtype), np.random.default_rng(0)
     for buffer in cache.buffers():
         for part in arrays_of(buffer):
@@ -39,7 +39,7 @@ def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """A cache's sizes: ``tokens`` held in each layer and KV head, all of them vision."""
+    """A cache's sizes. tokens: vision tokens held in each layer and KV head."""
 
     layers: int = 36
     kv_heads: int = 2
@@ -53,7 +53,7 @@ class CacheShape:
 
 
 class FilledCache:
-    """A cache that is filled with noise up to its budget, again and again."""
+    """A cache that is repeatedly filled with noise up to its budget."""
 
     kind: type[KVCache] = KVCache
 
@@ -65,7 +65,7 @@ class FilledCache:
         self._noise = as_stored(self.noise(shape.kv_heads, shape.tokens), self.cache.buffers()[0])
 
     def fill(self) -> Rows | None:
-        """Append rows, the next of the stream, until the fullest layer is at the budget; None if it is."""
+        """Append the stream's next rows until the fullest layer is at the budget; return None if it already is."""
         count = self.shape.tokens - int(self.cache.lengths.max())
         if count <= 0:
             return None

@@ -13,7 +13,7 @@ from edgevlm.bench.schemas import SPREADS, bench_line
 
 Line = dict[str, Any]
 
-# the columns of each measurement on a terminal; --json has all fields
+# the columns of each measurement on a terminal; --json prints all fields
 COLUMNS = json.loads(files(__package__).joinpath("columns.json").read_text(encoding="utf-8"))
 
 
@@ -37,7 +37,7 @@ def printable(text: str, longest: int = 160) -> str:
 
 
 def beside(name: str, line: Line) -> list[str]:
-    """Return the fields of a line that are the spread of the field ``name``."""
+    """Return the fields of a line that hold the spread of the field ``name``."""
     percentiles = (name.replace("_p50", "_p95"), name.replace("_p50", "_p99"))
     return [part for part in (percentiles if name.endswith("_p50") else SPREADS.get(name, ())) if part in line]
 
@@ -55,7 +55,7 @@ def cell(name: str, line: Line) -> str:
 
 
 class Table:
-    """Prints lines one by one, with a head wherever their columns change."""
+    """Prints lines one by one, with a header wherever the columns change."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json, self._heads = as_json, list[str]()

@@ -1,4 +1,4 @@
-"""Time long questions: the time to the first token, and the wait of frames meanwhile."""
+"""Time long questions: the time to the first token, and how long frames wait meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgevlm.runtime.session import Session
 LENGTHS = (256, 1000, 4000)  # tokens
 NOW = "how many objects are there now?"
 IDLE_S = 2.0  # without a question, before each one
-BEFORE = 32  # frames that are in the memory
+BEFORE = 32  # frames in the memory when a question is asked
 
 
 def questions(
@@ -34,9 +34,9 @@ def questions(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each length of a question about one of two cameras on a model.
 
-    ttft_ms: until its first token. frame_ms, own_frame_ms: the longest that a frame of the other camera, and of the one that is
-    asked, waited to be taken in meanwhile; idle_frame_ms: the same for both, without a question. fps_ratio: frames a second of
-    the other camera, over those without. Medians over ``rounds``.
+    ttft_ms: time to the first token. frame_ms, own_frame_ms: the longest that a frame of the other camera, or of the camera
+    asked about, waited meanwhile to be watched. idle_frame_ms: the longest wait on either camera without a question. fps_ratio:
+    the other camera's frames a second, divided by those without a question. Medians over ``rounds``.
     """
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(model, threads or default_threads(), engine))
@@ -64,7 +64,7 @@ def questions(
                 since = time.perf_counter()
                 answer = asked.ask(text, max_tokens=1)
                 answer.wait()
-                time.sleep(2 / fps)  # those that wait are taken in
+                time.sleep(2 / fps)  # waiting frames are taken in
                 took, (other, count) = time.perf_counter() - since, cameras[1].longest(since)
                 ttft.append(answer.ttft_ms)
                 own.append(cameras[0].longest(since)[0])
@@ -95,7 +95,7 @@ class PacedCamera(threading.Thread):
         self.join()
 
     def longest(self, since: float) -> tuple[float, int]:
-        """Return the longest wait in ms, and the number, of frames since then."""
+        """Return the longest wait, in ms, of the frames since ``since``, and their number."""
         waits = [took for at, took in self.waits if at >= since]
         return 1e3 * max(waits, default=0.0), len(waits)
 

@@ -1,4 +1,4 @@
-"""The fields of the lines that ``edgevlm bench .. --json`` prints, from ``fields.json``, and their schema."""
+"""Describe the lines that ``edgevlm bench .. --json`` prints: their fields, from ``fields.json``, and their schema."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Bench = create_model("Bench", __base__=Record, **_MODELLED)
 
 
 def bench_schema() -> dict[str, Any]:
-    """Return JSON Schema of every line; ``bench`` names the measurement."""
+    """Return the JSON Schema of every line; ``bench`` names the measurement."""
     return schema_of(Bench, {"type": "string", "description": "The measurement."}, "bench")
 
 

@@ -29,11 +29,11 @@ from edgevlm.errors import UserError
 from edgevlm.progress import show
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
-WATCHED = 16  # frames before frames are counted
-FASTEST = 1000.0  # frames a second of the camera's clock, so that none is left out
+WATCHED = 16  # frames watched before counting starts
+FASTEST = 1000.0  # frames a second by the camera's clock, so that no frame is skipped
 START_S = 600.0  # for the first frames
-SETTLES_S = 0.5  # after processes continue
-SNAPSHOTS_S = 5.0  # from one to the next, so that their copies are among the memory measured
+SETTLES_S = 0.5  # wait after stopped processes continue
+SNAPSHOTS_S = 5.0  # from one snapshot to the next, so that their copies count in the memory measured
 
 
 class EagerDemo(DemoSource):
@@ -53,10 +53,10 @@ def cameras(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each number of cameras in one process and in one each: frames a second in total, and memory.
+    """Yield a line for each number of cameras, in one process and in a process each: total frames a second, and memory.
 
-    Medians over ``rounds`` windows of ``seconds``; one way is stopped while the other is measured. What another camera takes
-    of memory is beside what ``edgevlm plan`` predicts. Raises UserError if a server does not start.
+    Medians over ``rounds`` windows of ``seconds``; one way is stopped while the other is measured. The memory that each further
+    camera takes is printed with what ``edgevlm plan`` predicts. Raises UserError if a server does not start.
     """
     threads = threads or default_threads()
     planned, alone = 1e6 * make_plan(PlanRequest(model)).line()["camera_mb"], 0
@@ -95,7 +95,7 @@ def cameras(
 
 
 class Served:
-    """A server process of demo cameras. Raises UserError if it does not start; its own words are on stderr."""
+    """A server process of demo cameras. Raises UserError if it does not start; its own output is on stderr."""
 
     def __init__(self, model: str, engine: str, cameras: int, threads: int, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class Served:
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Return frames a second of all cameras, over ``seconds`` and until there is one, while other servers are stopped."""
+    """Return the frames a second of all cameras over ``seconds``, or until one arrives, while other servers are stopped."""
 
     def total() -> int:
         return sum(sum(server.frames()) for server in servers)

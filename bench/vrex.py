@@ -1,11 +1,11 @@
-"""V-Rex's accelerator as a small analytic model, beside the figures of its paper (``vrex.json``).
+"""Model V-Rex's accelerator analytically, and compare it with the figures of its paper (``vrex.json``).
 
-A call takes the longer of its arithmetic and its memory traffic, and of that and its fetch over PCIe:
+After tower and prediction, a call takes the longest of its arithmetic, its memory traffic and its fetch over PCIe:
 
     call = tower + prediction + max(max(operations / F, bytes / B), fetched bytes / G)
 
-Prediction comes before the fetch of what it chooses on a GPU; V-Rex's DRE hides it. Every method fetches a layer's rows while
-the layer before it computes (sec. VI-B), so that a fetch costs what is left of it then.
+On a GPU, prediction precedes the fetch of the rows that it chooses; V-Rex's DRE hides it. Every method fetches a layer's rows
+while the previous layer computes (sec. VI-B), so a fetch costs only the time by which it is longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Seconds of a call's parts, and its operations. ``ideal``: its arithmetic and traffic only, without losses."""
+    """The seconds that a call's parts take, and its operations. ``ideal``: only its arithmetic and traffic, without losses."""
 
     tower: float
     prediction: float
@@ -35,17 +35,17 @@ class Call:
 
     @property
     def waiting(self) -> float:
-        """The rest of the fetch after the decoder is done."""
+        """The part of the fetch that remains after the decoder is done."""
         return max(0.0, self.fetch - self.decoder)
 
 
 @dataclass(slots=True)
 class Analytic:
-    """The model.
+    """The analytic model.
 
-    Four constants complete Table I: ``utilisation`` of the rates of arithmetic and DRAM, ``scattered`` of PCIe's rate
-    by rows that lie apart, and bytes of DRAM that a GPU's prediction costs per score, ``top_k`` and ``resv``. 1 and 0 are a
-    machine without losses.
+    Four constants complete Table I: ``utilisation``, the fraction reached of the rates of arithmetic and DRAM; ``scattered``,
+    the fraction of PCIe's rate that scattered rows reach; ``top_k`` and ``resv``, the bytes of DRAM that a GPU's prediction
+    costs per score. A machine without losses has 1, 1, 0 and 0.
     """
 
     paper: dict[str, Any]
@@ -60,7 +60,7 @@ class Analytic:
 
     @property
     def row_bytes(self) -> int:
-        """Keys and values of one row in all layers."""
+        """The bytes of one row's keys and values in all layers."""
         llm = self.paper["llm"]
         return int(2 * llm["layers"] * llm["kv_heads"] * llm["head_dim"] * llm["bytes"])
 
@@ -70,7 +70,7 @@ class Analytic:
         return self.paper["hardware"][about["hardware"]], self.paper["methods"][about["method"]]
 
     def decoder_work(self, rows: int, seen: float, batch: int) -> tuple[float, float]:
-        """Operations and bytes of DRAM of ``rows`` new rows of each stream that see ``seen`` earlier ones."""
+        """Return operations and DRAM bytes for ``rows`` new rows in each stream, which see ``seen`` earlier ones."""
         llm = self.paper["llm"]
         attention = llm["hidden"] * llm["head_dim"] * 2 * (llm["heads"] + llm["kv_heads"])
         matrices, head = llm["layers"] * (attention + 3 * llm["hidden"] * llm["intermediate"]), llm["vocab"] * llm["hidden"]
@@ -79,7 +79,7 @@ class Analytic:
         return operations, llm["bytes"] * (matrices + head) + batch * self.row_bytes * (seen + rows)
 
     def tower_work(self, batch: int) -> tuple[float, float]:
-        """Operations and bytes of the vision tower and of the two layers that bring a frame's rows to the decoder's width."""
+        """Return the operations and bytes of the vision tower and of the two layers of its projector."""
         tower, hidden, width = self.paper["tower"], self.paper["llm"]["hidden"], self.paper["tower"]["width"]
         matrices, connector = tower["layers"] * (4 * width**2 + 2 * width * tower["intermediate"]), hidden * (width + hidden)
         attention = 4 * tower["layers"] * tower["patches"] ** 2 * width
@@ -87,7 +87,7 @@ class Analytic:
         return operations, self.paper["llm"]["bytes"] * (matrices + connector)
 
     def call(self, system: str, rows: int, held: int, batch: int = 1) -> Call:
-        """Append ``rows`` to each of ``batch`` streams that hold ``held`` rows: one is a token, ``frame_rows`` are a frame."""
+        """Append ``rows`` rows (one: a token, ``frame_rows``: a frame) to ``batch`` streams that hold ``held`` each."""
         about, (hardware, method) = self.paper["systems"][system], self.parts(system)
         ratio = method["generation_ratio" if rows == 1 else "prefill_ratio"]
         decoder = self.decoder_work(rows, held * ratio, batch)
@@ -111,7 +111,7 @@ class Analytic:
         )
 
     def scores(self, system: str, rows: int, held: int, batch: int) -> float:
-        """Return scores of query rows and summaries, each of all heads and layers; 0 for a method that scores nothing."""
+        """Return the number of scores, of query rows and summaries, in all heads and layers; 0 for a method without scores."""
         summary = self.parts(system)[1]["rows_a_summary"]
         return 0.0 if summary is None else batch * rows * held / summary
 
@@ -141,7 +141,7 @@ class Analytic:
 
 
 def calibrated(paper: dict[str, Any]) -> Analytic:
-    """Return the model with its four constants, each taken from one figure under the paper's own ratios."""
+    """Return the model with its four constants, each derived from one of the paper's figures and its own ratios."""
     fixing = {figure["fixes"]: figure for figure in paper["figures"] if "fixes" in figure}
     model, figure = Analytic(paper), fixing["utilisation"]
     least = min(paper["lengths"]["value"])
@@ -176,6 +176,6 @@ def vrex() -> Iterator[dict[str, Any]]:
 
 
 def load_paper() -> dict[str, Any]:
-    """Return what the paper says: its hardware, methods, systems and figures."""
+    """Return the paper's data: its hardware, methods, systems and figures."""
     found: dict[str, Any] = json.loads(files(__package__).joinpath("vrex.json").read_text(encoding="utf-8"))
     return found

@@ -25,11 +25,11 @@ from edgevlm.runtime.taught import COLORS, SHAPES
 
 Line = dict[str, Any]
 Questions = Sequence[tuple[str, Sequence[str]]]
-STREAM, WATCHES, FRAMES = 5_000_000, 12, 128  # number of the first stream; watches and frames of each
+STREAM, WATCHES, FRAMES = 5_000_000, 12, 128  # number of the first stream; watches and frames per stream
 COST_FRAMES = 200
 WINDOW, STILL = "sliding-window", "still"
 FPS = 2.0
-LATE = 4  # frames that an opening or a closing may come late and count
+LATE = 4  # frames by which an opening or closing may be late and still count
 RULES: dict[str, dict[str, float]] = {
     "default": {},
     "one answer": {"open_after": 0.0, "close_after": 0.0},
@@ -40,9 +40,9 @@ RULES: dict[str, dict[str, float]] = {
 
 @dataclass
 class Score:
-    """Counts of right, spurious and missed openings and closings, and of repeats of the same one.
+    """Counts of right, spurious and missed openings and closings, and of repeated ones.
 
-    delays: frames from the truth to each right one.
+    delays: for each right one, the frames by which it came after the true change.
     """
 
     right: int = 0
@@ -52,7 +52,7 @@ class Score:
     delays: list[int] = field(default_factory=list)
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
-        """Add one watch on one stream: whether it should be open, and is, at each frame. It is closed before the first."""
+        """Add one watch on one stream: whether it should be open, and whether it is, at each frame. It starts closed."""
         for state in (True, False):
             found = [frame for frame, (before, now) in enumerate(pairwise([False, *opened])) if before != now == state]
             for start, end in spans([true == state for true in truth]):
@@ -84,7 +84,7 @@ def summed(scores: Sequence[Score]) -> Line:
 
 
 def spans(truth: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield the frames at which a condition becomes true, and at which it ends."""
+    """Yield pairs of frames: where a condition becomes true, and where it ends."""
     edges = [frame for frame, (before, now) in enumerate(pairwise([False, *truth, False])) if before != now]
     yield from zip(edges[::2], edges[1::2], strict=True)
 
@@ -97,9 +97,9 @@ def quality(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[Line]:
-    """Yield a line for each memory and rule, over as many streams as it takes for ``events`` comings and goings of objects.
+    """Yield a line for each memory and rule, over enough streams for objects to come or go ``events`` times.
 
-    At each frame WATCHES watches ask whether an object is there. ``still`` is not a policy but asks about each frame
+    At each frame WATCHES watches ask whether an object is there. ``still`` is not a policy: it asks about each frame
     separately. Raises UserError.
     """
     words = seed_words(seed)
@@ -129,7 +129,7 @@ def quality(
 
 
 def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[set[str]]]:
-    """Return a world's pictures, and the names of the objects in each."""
+    """Return a world's pictures, and for each the names of the objects in it."""
     world, pictures, present = World(seed), [], []
     for _ in range(frames):
         pictures.append(world.step())
@@ -138,7 +138,7 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Return objects to watch for, and whether each is present ``[frames, watches]``: all that come, then others."""
+    """Return objects to watch for, and whether each is present ``[frames, watches]``: all that ever appear, then others."""
     come = sorted(set().union(*present))
     others = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in come]
     names = [*random.permutation(come)[:watches], *random.permutation(others)][:watches]
@@ -146,7 +146,7 @@ def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -
 
 
 def asked(model: Model, pictures: list[NDArray[np.uint8]], names: list[str], options: dict[str, Any]) -> NDArray[np.float64]:
-    """Return the probability of yes, ``[frames, names]``: is it there now?"""
+    """Return the probability of "yes" to whether each object is there now, ``[frames, names]``."""
     now = np.zeros((len(pictures), len(names)))
     with Session.open(model, **options) as session:
         for frame, picture in enumerate(pictures if names else ()):
@@ -170,7 +170,7 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
 
 
 def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Iterator[Line]:
-    """Yield a line: frames a second with and without watches, in turn, and the questions asked together or one by one."""
+    """Yield one line: frames a second with and without watches, in turn, with the questions asked together or one by one."""
     questions = are_there([f"{color} {shape}" for shape in SHAPES for color in COLORS][:WATCHES])
     pictures, _ = shown([0], COST_FRAMES)
     took: list[tuple[float, ...]] = []

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgevlm.runtime.model import Model
     from edgevlm.runtime.session import Session
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when onnxruntime is imported: else it tells its makers what it runs
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this on import; unset, it reports usage to its makers
 
 if not glob(f"{__path__[0]}/runtime/_native*.so"):  # Python started in a clone that was installed elsewhere: use that copy
     built = [found for entry in sys.path if (found := glob(f"{entry}/edgevlm/runtime/_native*.so"))]

@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Load the command line and hand over. An interrupt meanwhile ends the process without a message."""
+    """Import the command line and run it. An interrupt during the import ends the process without a message."""
     if sys.argv[1:2] != ["export"]:  # only export multiplies whole matrices; elsewhere numpy's threads would spin
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -23,7 +23,7 @@ def main() -> None:
             raise
         with suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(INTERRUPTED)  # all is cleaned up; to unload packages takes seconds more
+        os._exit(INTERRUPTED)  # cleanup is done; unloading packages would take seconds
 
 
 if __name__ == "__main__":

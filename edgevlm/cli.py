@@ -17,7 +17,7 @@ from edgevlm.apps.credentials import mask_argv, mask_credentials
 from edgevlm.errors import NoThreads, UserError, is_fault, reason
 from edgevlm.progress import guard_streams, note_stopped, plain, silence
 
-ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
+ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click bundled with typer
 
 WATCH, MODELS, MACHINE = "Watch", "Models and policies", "This machine"
 COMMANDS = {  # in the order of --help
@@ -43,7 +43,7 @@ COMMANDS = {  # in the order of --help
     "state": ("edgevlm.apps.commands.machine:state", "Inspect snapshots, or make a key for them.", MACHINE),
     "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy.", MACHINE),
 }
-HELPS = {  # by the errno of a system call
+HELPS = {  # advice by the errno of a failed system call
     errno.EMFILE: "raise the limit on open files: ulimit -n",
     errno.ENFILE: "raise the system's limit on open files: sysctl fs.file-max",
     errno.EAGAIN: str(NoThreads()),
@@ -99,7 +99,7 @@ def main() -> None:
         _fail(_usage(error))
     except (BrokenPipeError, SystemExit) as end:
         if not isinstance(end, BrokenPipeError) and not isinstance(end.__context__, BrokenPipeError):
-            raise  # typer's own answer to a closed pipe is exit code 1
+            raise  # typer itself exits with 1 on a closed pipe
         silence(sys.stdout)
         code = 0
     except UnicodeEncodeError as error:
@@ -121,7 +121,7 @@ def main() -> None:
         if isinstance(error, Exception) or not is_fault(error):
             raise
         _fail(str(UserError(f"a library has failed ({error}); EDGEVLM_DEBUG=1 shows where")))
-    if code == 130:  # typer's answer to ctrl-C, too
+    if code == 130:  # typer's exit code for ctrl-C, too
         note_stopped()
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -134,7 +134,7 @@ def _fail(line: str) -> NoReturn:
 
 
 def _failure(error: OSError) -> str:
-    """Describe a failed system call: the file, or else the function that made it, and a fix."""
+    """Describe a failed system call: its file, or else the function that made it, and how to fix it."""
     why = error.strerror or str(error)
     if error.filename:
         return f"{os.fsdecode(error.filename)}: cannot be read or written ({why})"

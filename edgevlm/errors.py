@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-_LONGEST = 1500  # characters of a message
+_LONGEST = 1500  # characters in a message
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -28,19 +28,19 @@ class UserError(Exception):
 
 
 def is_fault(error: BaseException) -> bool:
-    """Return whether a library raised an error: an exception, or a panic of Rust, which pyo3 derives from BaseException."""
+    """Return whether an error is a fault: an Exception, or a Rust panic, which pyo3 derives from BaseException."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class NoThreads(UserError):
-    """The system does not allow this process another thread."""
+    """The system does not let this process start another thread."""
 
     def __init__(self) -> None:
         super().__init__("no more threads can be started; raise ulimit -u, docker's --pids-limit or systemd's TasksMax")
 
     @staticmethod
     def is_in(error: BaseException) -> bool:
-        """Return whether ``error``, of Python or ONNX Runtime, means that a thread could not be started."""
+        """Return whether an error from Python or ONNX Runtime means that a thread could not be started."""
         return any(words in str(error) for words in ("can't start new thread", "pthread_create"))
 
 
@@ -53,7 +53,7 @@ class FieldError(UserError):
 
 
 class BundleError(UserError):
-    """A bundle is missing, damaged, or of another version."""
+    """A bundle is missing, damaged, or in a version that this edgevlm cannot read."""
 
 
 class SourceError(UserError):
@@ -61,15 +61,15 @@ class SourceError(UserError):
 
 
 class SourceRefused(SourceError):
-    """A camera answered and will give the same answer again: a wrong password, no such stream."""
+    """A camera refused and will refuse again, because of a wrong password or an unknown stream."""
 
 
 class SnapshotError(UserError):
-    """A snapshot is torn, damaged, or of another format."""
+    """A snapshot is incomplete, damaged, or in a format that this edgevlm cannot read."""
 
 
 class CacheError(RuntimeError):
-    """Misuse of the KV cache by code; raised before a byte is changed."""
+    """A caller misused the KV cache; raised before any byte changes."""
 
 
 class CacheFull(CacheError):
@@ -77,7 +77,7 @@ class CacheFull(CacheError):
 
 
 def refuse_fork(pid: int, what: str) -> None:
-    """Raise UserError in a process forked from ``pid``: a fork does not have the threads of ``what``."""
+    """Raise UserError in a process forked from ``pid``, which lacks the threads of ``what``."""
     if pid != os.getpid():
         raise UserError(f"{what} was opened before this process was forked; open it here, or start processes with 'spawn'")
 
@@ -90,7 +90,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def reason(message: str) -> str:
-    """Return a check's message, without the words that pydantic and typer put before it."""
+    """Return a validation message without the words that pydantic or typer puts before it."""
     return message.removeprefix("Value error, ")
 
 
@@ -98,6 +98,6 @@ def first_problem(error: ValidationError) -> str:
     """Return where a value breaks its schema, and why, in a few words."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     first = max((each for each in found if each["loc"][:1] == found[0]["loc"][:1]), key=lambda each: len(each["loc"]))
-    fields = (str(part) for part in first["loc"] if not re.search(r"\[|constrained-", str(part)))  # not a union's members
+    fields = (str(part) for part in first["loc"] if not re.search(r"\[|constrained-", str(part)))  # without a union's members
     where, why = ".".join(fields)[:120], reason(first["msg"])[:120]
     return f"{where}: {why}" if where else why

@@ -1,4 +1,4 @@
-"""Packages that only some commands need; if one is missing, one line names it and the command that installs it."""
+"""Import packages that only some commands need; if one is missing, one line names it and the command that installs it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from edgevlm.errors import UserError
 
 
 def install(extra: str) -> str:
-    """Return the command that installs ``extra``, from this clone or else by name."""
+    """Return the command that installs ``extra``, from this clone if it is one, otherwise by name."""
     clone = Path(__file__).resolve().parents[1]
     return f"pip install -e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"pip install 'edgevlm[{extra}]'"
 
 
 @contextmanager
 def needs(what: str, extra: str | None = None) -> Iterator[None]:
-    """Guard a block that imports other packages: raise UserError if one is not installed.
+    """Guard a block that imports optional packages: raise UserError if one is not installed.
 
-    what: begins the line, like "exporting". extra: ``edgevlm[extra]`` installs them; None if each is installed by its import
-    name; empty for packages of a plugin.
+    what: the first words of the error, such as "exporting". extra: ``edgevlm[extra]`` installs the packages; None if each is
+    installed under its import name; empty if a plugin needs them.
     """
     try:
         yield
@@ -48,6 +48,6 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def needed(module: str, what: str, extra: str | None = None) -> Any:
-    """Import a module of edgevlm's own that imports such packages; raises UserError in the same cases."""
+    """Import a module of edgevlm that imports optional packages; raises UserError in the same cases as :func:`needs`."""
     with needs(what, extra):
         return import_module(module)

@@ -1,4 +1,4 @@
-"""Standard output and error of the process, and a progress line on a terminal."""
+"""The process's standard output and error, and a progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any, Protocol, TextIO
 Notify = Callable[[str], object]  # called with a line for the user
 
 OUTPUT = "the output"  # standard output, as the file name of an OSError
-CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # of terminals, and of direction
-SLOW_MS = 1000  # that a message waits for its reader
+CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # for terminals and text direction
+SLOW_MS = 1000  # how long a message waits for its reader
 
 
 class Lost(str):
-    """A line about a loss or possible loss of data, which --quiet shows too."""
+    """A line about a loss or possible loss of data, shown even with --quiet."""
 
     __slots__ = ()
 
 
 def plain(text: str) -> str:
-    """Escape terminal control sequences in text from others. Line ends and tabs stay."""
+    """Escape terminal control sequences in text from outside. Line ends and tabs stay."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -39,13 +39,13 @@ def to_stderr(line: str) -> None:
 
 
 def to_stderr_if_lost(line: str) -> None:
-    """Print only lines that --quiet shows."""
+    """Print the line only if it is one that --quiet shows."""
     if isinstance(line, Lost):
         to_stderr(line)
 
 
 class StandardOutput(io.FileIO):
-    """Standard output: an OSError names it, and a slow reader is waited for where the descriptor does not block."""
+    """Standard output: its OSErrors name it, and it waits for a slow reader even if the descriptor does not block."""
 
     def write(self, data: Any) -> int:
         try:
@@ -57,7 +57,7 @@ class StandardOutput(io.FileIO):
 
 
 class StandardError(io.FileIO):
-    """Standard error: drops what cannot be written (disk full, reader gone) or not within SLOW_MS (reader stuck)."""
+    """Standard error: drops text that cannot be written (disk full, reader gone) or not within SLOW_MS (reader stuck)."""
 
     wait_ms = SLOW_MS
 
@@ -73,7 +73,7 @@ class StandardError(io.FileIO):
 
 
 def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
-    """Open standard streams that were closed before the start; wrap stdout as ``stdout`` and stderr as StandardError.
+    """Open standard streams that were closed before the start; wrap stdout in ``stdout`` and stderr in StandardError.
 
     A character that the terminal cannot show is written as an escape. Streams that were replaced stay as they are.
     """
@@ -86,7 +86,7 @@ def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
             stream.reconfigure(errors="backslashreplace")
         if stream is getattr(sys, f"__{name}__"):
             buffer = io.BufferedWriter(kind(stream.fileno(), "w", closefd=False))
-            by_line = stream.line_buffering or stream.write_through  # the second under PYTHONUNBUFFERED
+            by_line = stream.line_buffering or stream.write_through  # write_through: under PYTHONUNBUFFERED
             setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=by_line))
 
 
@@ -97,7 +97,7 @@ def silence(stream: TextIO) -> None:
 
 
 class Report(Protocol):
-    """A callback for progress: the current work and, of a known total, the number done."""
+    """A callback for progress: the current work, the number of items done, and their total if it is known."""
 
     def __call__(self, what: str, done: int | None = None, total: int | None = None, /) -> object: ...
 
@@ -119,7 +119,7 @@ class Step:
             self._display.update(self._task, description=what, completed=done or 0, total=total, count=count)
 
     def _pace(self, done: int, total: int) -> str:
-        """Return the speed of a download and the time left, once a second of it is known."""
+        """Return the time left and, for a download, its speed; empty during the first second."""
         took, gained = time.monotonic() - self._first[0], done - self._first[1]
         if took < 1 or gained <= 0:
             return ""
@@ -134,13 +134,13 @@ _shown: Step | None = None  # rich draws one display at a time
 
 
 def note_stopped() -> None:
-    """After ctrl-C ended a download, print that the same command resumes it."""
+    """Print, after ctrl-C ended a download, that the same command resumes it."""
     if Step.doing.startswith("downloading"):
         to_stderr("stopped; the same command resumes the download")
 
 
 def show(what: str) -> None:
-    """Change the line of :func:`progress`, if there is one."""
+    """Change the text of the :func:`progress` line, if there is one."""
     if _shown is not None:
         _shown(what)
 

@@ -1,1 +1,1 @@
-"""``edgevlm bench accuracy``: at which budget which policy still knows what happened. Rules: docs/internals/accuracy.md."""
+"""``edgevlm bench accuracy``: which policy still knows what happened, at which budget. Rules: docs/internals/accuracy.md."""

@@ -1,4 +1,4 @@
-"""Write a language model's GGUF file as a bundle: its decoder, its tokenizer, and a chat that begins the answer."""
+"""Write a language model's GGUF file as a bundle: its decoder, its tokenizer, and a chat template that begins the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgevlm.runtime.bundle import FORMAT, MANIFEST, ChatSpec, hash_file, seal_m
 
 TOKENIZER = "tokenizer.json"
 CONTROL = 3  # a special token, in tokenizer.ggml.token_type
-STREAM = "<stream>"  # where the rows of the stream are
+STREAM = "<stream>"  # where the stream's rows go
 TEMPLATE = (
     "{% for item in messages[-1]['content'] %}{% if item['type'] == 'video' %}<|im_start|>user\n" + STREAM + "\n"
     "{% else %}{% set question, _, start = item['text'].partition('\n') %}{{ question }}<|im_end|>\n"
@@ -25,9 +25,9 @@ TEMPLATE = (
 
 
 def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
-    """Write the bundle of the file into ``folder``, with a stand-in for a tower; returns ``folder``.
+    """Write the file's bundle into ``folder``, with a stand-in for a tower; return ``folder``.
 
-    Raises UserError for a file that is damaged, or whose architecture or tokenizer is not read here.
+    Raises UserError for a file that is damaged, or whose architecture or tokenizer is not supported here.
     """
     checkpoint = GgufCheckpoint(gguf)
     tokenizer = _tokenizer(checkpoint)
@@ -50,7 +50,7 @@ def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
 
 
 def _tokenizer(checkpoint: GgufCheckpoint) -> Tokenizer:
-    """Return the tokenizer that the file holds. Raises UserError for another kind than SmolLM's."""
+    """Return the tokenizer that the file holds. Raises UserError if it is not of SmolLM's kind."""
     kind = checkpoint.field("tokenizer.ggml.pre")
     if kind != "smollm":
         raise UserError(f"{checkpoint.folder}: its tokenizer is {kind!r} and only 'smollm' is read here; give a SmolLM2 file")

@@ -1,1 +1,1 @@
-"""Options of larger commands."""
+"""The options of the larger commands."""

@@ -37,7 +37,7 @@ Benchmarks of whole videos go through lmms-eval: lmms-eval --model edgevlm --tas
 
 
 def check_suite(name: str) -> str:
-    """Return a suite, as typed. Raises UserError for one that is not asked here."""
+    """Return a suite's name, as typed. Raises UserError for a suite that this command cannot run."""
     if name in LMMS_EVAL:
         raise UserError(f"--suite {name}: use lmms-eval --model edgevlm --tasks {LMMS_EVAL[name]} ({GUIDE})")
     if name not in (known := (*DEMO, *SUITES)):

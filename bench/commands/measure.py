@@ -1,4 +1,4 @@
-"""Options of the measuring commands, and the commands made of them: ``speed``, ``stream``, ``memory`` and others."""
+"""Declare the options of the measuring commands, and make the commands: ``speed``, ``stream``, ``memory`` and others."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from edgevlm.apps.commands.cli_options import Json, Threads, flag, option
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import to_stderr
 
-EPILOG = {  # what each command needs beside edgevlm[cpu]
+EPILOG = {  # what each command needs besides edgevlm[cpu]
     "speed": "vision and --against transformers need torch and transformers; --against llama.cpp also llama-cpp-python and "
     "gguf, openvino also openvino and nncf.",
     "stream": "against, and changed with a seeded model, need torch and transformers.",
     "serve": "Needs edgevlm[serve].",
 }
-OF_CHECKPOINTS = ("precision", "against")  # export what they measure
+OF_CHECKPOINTS = ("precision", "against")  # measurements that export a model
 
 
 @dataclass
 class MeasureOptions:
-    """Options of measurements; each measurement takes the parameters of its function, with their defaults."""
+    """All measurements' options; each measurement takes those that its function has as parameters, with their defaults."""
 
     model: Annotated[list[str] | None, option("NAME,...", "Measure demo, seeded-0.5b, a bundle, ORG/NAME.")] = None
     policy: Annotated[list[str] | None, option("NAME[:K=V,...],...", "Compare these policies.")] = None
@@ -62,7 +62,7 @@ class MeasureOptions:
 
 
 def command(name: str, known: dict[str, str], options: str, about: str) -> Callable[..., None]:
-    """Make a command with these ``options`` that runs one of ``known`` (name -> ``module:function``), by default the first."""
+    """Make a command with these ``options`` that runs one of ``known`` (name -> ``module:function``), the first by default."""
     parameters, hints = inspect.signature(MeasureOptions).parameters, get_type_hints(MeasureOptions, include_extras=True)
     chosen = [parameters[each].replace(annotation=hints[each]) for each in [*options.split(), "as_json"]]
     if len(known) > 1:
@@ -156,7 +156,7 @@ vrex = command("vrex", {"": "vrex:vrex"}, "", "Model V-Rex's accelerator beside 
 
 
 def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None:
-    """Run one of the ``known`` measurements with the options that were typed (not None) and print its lines.
+    """Run one of the ``known`` measurements with the options that were typed (those not None) and print its lines.
 
     Raises UserError for an unknown measurement or option, and if a package is missing.
     """
@@ -197,7 +197,7 @@ def _option(name: str) -> str:
 
 
 def _read(name: str, typed: Any, wanted: str) -> Any:
-    """Convert a typed value to a measurement's annotation; commas separate a list. Raises UserError."""
+    """Convert a typed value to the type of a measurement's parameter; commas separate a list's items. Raises UserError."""
     from edgevlm.calib.accuracy.variants import split
     from edgevlm.runtime.settings import parse_budget
 

@@ -1,4 +1,4 @@
-"""Measure a stream of a hundred thousand frames under retrieval and eviction policies: its cost, and the recall of its past.
+"""Measure a stream of a hundred thousand frames under retrieval and eviction policies: what it costs, and what is recalled.
 
 Each policy runs in a separate process, one after the other. Every frame is drawn, encoded and appended; none is repeated.
 """
@@ -35,11 +35,11 @@ from edgevlm.runtime.taught import COLORS, SHAPES
 
 TEXT_BUDGET = TextBudget(80, 80, 80)
 REPORT_EVERY = 500  # frames
-LEAST = 200  # frames to the first mark: a visitor must have time to come and go
+LEAST = 200  # frames before the first mark: a visitor must have time to come and go
 GAPS = (30, 60, 90, 130, 200, 350, 600, 900, 1_400, 2_500, 4_000, 7_000, 9_000, 20_000, 40_000, 80_000)
 """Frames before a mark at which a visitor has left; as many of these as a mark has room for."""
-SHAPES_OF_VISITORS = 6  # the other two are everybody else's
-KINDS = ("past_where", "past_seen")  # that need a colour and a shape, which only one visitor has
+SHAPES_OF_VISITORS = 6  # all other objects have the remaining two
+KINDS = ("past_where", "past_seen")  # which name a colour and a shape that only one visitor has
 
 
 def longrun(
@@ -53,11 +53,11 @@ def longrun(
     file_bytes: int = 8_000_000_000,
     engine: str = DEFAULT_ENGINE,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each policy, ``append`` and ``encode`` at a hundredth of the frames, at a tenth, and at the end.
+    """Yield lines for each policy, ``append`` and ``encode``: after a hundredth of the frames, after a tenth, and at the end.
 
     ``budget``: vision tokens per layer on the device, 512 by default; ``host_bytes``, ``file_bytes``: limits of the store.
-    ``ttft_ratio``: the time to the first token over that at the first mark; ``backward``: the fraction of questions about the
-    past answered right, ``right`` the same by how long ago. Raises UserError for an invalid policy.
+    ``ttft_ratio``: the time to the first token divided by that at the first mark; ``backward``: the fraction of questions about
+    the past that are answered right; ``right``: the same, by how long ago. Raises UserError for an invalid policy.
     """
     marks = sorted({mark for mark in (frames // 100, frames // 10, frames) if mark >= LEAST})
     for name, way, look in product(policy, append, encode):
@@ -80,7 +80,7 @@ def measure(
     policy: str, budget: int, marks: Sequence[int], seed: int, append: str, encode: str, host_bytes: int, file_bytes: int,
     engine: str = DEFAULT_ENGINE,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yield ``{"frames_done": n}`` occasionally, and a line a mark. Raises UserError for an invalid policy or budget."""
+    """Yield ``{"frames_done": n}`` at intervals, and a line at each mark. Raises UserError for an invalid policy or budget."""
     made, rng, (world, visits) = create_policy(policy), np.random.default_rng([seed, 2]), plan(seed, marks)
     limits: dict[str, Any] = {"budget": budget, "append": append, "encode": encode}
     if isinstance(made, Retrieval):
@@ -114,7 +114,7 @@ def measure(
 
 
 def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str, Any]:
-    """Ask each question once, after one that does not count."""
+    """Ask each question once, after a first one that is not counted."""
     session.ask(asked[-1][0]).wait()
     right: dict[str, list[bool]] = defaultdict(list)
     before, ttft_ms = moved_bytes(session), []
@@ -132,7 +132,7 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
 
 
 def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Visit]]]:
-    """Return the stream of a seed, and at each mark the visitors that are asked about: some left recently, some long ago."""
+    """Return a seed's stream, and for each mark the visitors to ask about: some left recently, some long ago."""
     rng = np.random.default_rng([5_000_000, seed])
     pairs = list(product(range(len(COLORS)), rng.permutation(len(SHAPES))[:SHAPES_OF_VISITORS].tolist()))
     rng.shuffle(pairs)
@@ -149,7 +149,7 @@ def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Vis
 
 
 def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generator) -> list[tuple[str, str, int | None]]:
-    """Return text, answer and age in frames of questions about each visit, as many pairs never shown, and now."""
+    """Return text, answer and age (frames) of questions about each visit, about as many unseen pairs, and about now."""
     asked: list[tuple[str, str, int | None]] = []
     for visit, kind in product(visits, KINDS):
         question = demo.ask(kind, int(rng.integers(2)), visit.color, visit.shape)

@@ -1,7 +1,7 @@
-"""Time how long a snapshot holds up the stream, beside a frame's time, and how long writing it takes.
+"""Time how long a snapshot holds up the stream, compared with a frame's time, and how long writing it takes.
 
-A cache is filled until its policy compresses. Then a chunk is watched and a snapshot taken, in turns: it is copied on the
-stream's time and written on its own.
+A cache is filled until its policy compresses. Then watching a chunk and taking a snapshot alternate: the snapshot is copied
+while the stream waits, and written in parallel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 from edgevlm.runtime.snapshots.writer import CaptureBuffer
 
-CHUNK = 8  # a session's
+CHUNK = 8  # frames, a session's default
 
 
 def snapshot(
@@ -52,7 +52,7 @@ def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: 
         while not session.stats.memory.compressions:
             session.watch(world.step())
         buffer, turns = CaptureBuffer(session.cache.nbytes), []
-        for _ in range(rounds + 1):  # the first touches new memory and is not counted
+        for _ in range(rounds + 1):  # the first round touches new memory and is not counted
             frame_ms = time_job(watching(session, [world.step() for _ in range(CHUNK)])).wall
             about, arrays, held_ms = session._capture(buffer)
             turns.append((frame_ms, held_ms, timed(partial(state.write, {"identity": {}, **about}, arrays))))

@@ -1,6 +1,6 @@
 """Time storing clusters and fetching them, from host memory and from a disk whose pages are not in memory.
 
-Beside it, in turns: reads that are not begun before they are asked for.
+For comparison, in turn with these: fetches that are not started in advance.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 HOST_BYTES = 4_000_000
 CLUSTERS, ASKED = 20_000, 64
-ROWS, HEADS, HEAD_DIM = 32, 2, 64  # of a cluster, in fp16
+ROWS, HEADS, HEAD_DIM = 32, 2, 64  # in a cluster, in fp16
 
 
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
-    """Yield one line: medians over rounds of fetching ``asked`` of ``clusters``.
+    """Yield one line: medians over rounds that each fetch ``asked`` of ``clusters`` clusters.
 
-    ``put_ms``: for one cluster, ``plain_put_ms`` to copy one; ``wait_ms``: for a fetch expected as long before as a cold
-    one takes, ``unexpected_ms`` without. Ratios are of rounds.
+    ``put_ms``: time to store one cluster; ``plain_put_ms``: to copy one. ``wait_ms``: the wait for a fetch that was announced
+    as long in advance as a cold fetch takes; ``unexpected_ms``: without an announcement. Ratios are taken round by round.
     """
     rng = np.random.default_rng(0)
     one = _block(rng)
@@ -53,7 +53,7 @@ def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Ite
 
 
 def _turn(store: Store, rng: np.random.Generator, clusters: int, asked: int) -> dict[str, float]:
-    """Return milliseconds of fetching other clusters: cold, from host memory, expected, and not expected."""
+    """Return the milliseconds that fetches of different clusters take: cold, from host memory, announced, and unannounced."""
     first, second, third = (rng.choice(clusters, asked, replace=False).tolist() for _ in range(3))
     _forget_pages(store)
     disk = timed(partial(store.get, first))

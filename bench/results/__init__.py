@@ -1,1 +1,1 @@
-"""Results in one file that only grows: written by ``bench all``, read and compared by ``bench report``."""
+"""Keep results in one append-only file, which ``bench all`` writes and ``bench report`` reads and compares."""

@@ -1,9 +1,9 @@
-"""Results: JSON lines in a file that only grows, written by ``bench all``, read by ``bench report`` and comparisons.
+"""Keep results as JSON lines in an append-only file, written by ``bench all``, read by ``bench report`` and comparisons.
 
-A run's header is ``{"event": "run", "id", "at", "quick", "versions", "machine"}``. A command of it is ``{"event": "begin",
+A run's header is ``{"event": "run", "id", "at", "quick", "versions", "machine"}``. A command in it is ``{"event": "begin",
 "run", "entry", "command", "at"}``, its own lines with ``run`` and ``entry`` before them, and ``{"event": "end", .. "seconds"}``
 or ``{"event": "failed", .. "code", "error"}``. A command that begins again in the same run replaces its earlier lines. Lines
-without a run, such as the output of one command, are a run named after their file.
+without a run, such as one command's output, form a run named after their file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Run:
-    """The commands of one ``bench all``; ``header`` is empty for lines that came without one."""
+    """The commands of one ``bench all``; ``header`` is empty for lines without one."""
 
     id: str
     header: Line = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Run:
         return [line for entry in self.entries.values() for line in entry.lines]
 
     def section(self, name: str) -> Line:
-        """Return ``machine`` or ``versions`` of the header; empty if it has none."""
+        """Return the header's ``machine`` or ``versions``; empty if it has none."""
         found = self.header.get(name)
         return found if isinstance(found, dict) else {}
 
@@ -64,7 +64,7 @@ class Run:
 
 
 def number(line: Line, key: str) -> float | None:
-    """Return a finite number; None for anything else."""
+    """Return a line's value for ``key`` if it is a finite number, otherwise None."""
     value = line.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300 or math.isnan(value):
         return None
@@ -72,9 +72,9 @@ def number(line: Line, key: str) -> float | None:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """Return the runs of files, or of directories with results.jsonl, in order; ``PATH#ID`` is one run.
+    """Return the runs in files, or in directories with a results.jsonl, in order; ``PATH#ID`` names one run.
 
-    Raises UserError for a path that cannot be read, is not JSON lines, or has no run of that id.
+    Raises UserError for a path that cannot be read, does not hold JSON lines, or has no run with that id.
     """
     runs = list[Run]()
     for given in map(str, paths):
@@ -101,7 +101,7 @@ def runs_of(lines: Iterable[Line], name: str) -> list[Run]:
 
 
 def lines_of(path: Path) -> list[Line]:
-    """Return the objects of a file, or of results.jsonl in a directory. Raises UserError."""
+    """Return the JSON objects in a file, or in a directory's results.jsonl. Raises UserError."""
     path = path / NAME if path.is_dir() else path
     try:
         found = read_lines(path, finite=True)

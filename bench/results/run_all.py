@@ -1,4 +1,4 @@
-"""``edgevlm bench all``: planned commands one after the other, each in a separate process; lines are kept as they come."""
+"""Run the planned commands one after another, each in its own process, and save their result lines as they arrive."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.files import JsonLines
 
 PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]
-PATIENCE_S = 10.0  # for a process that was asked to end
-SOURCE = Path(__file__).resolve().parents[2]  # a checkout, where it has .git
+PATIENCE_S = 10.0  # to wait for a process that was asked to end
+SOURCE = Path(__file__).resolve().parents[2]  # a checkout if it has .git
 PACKAGES = (
     "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python",
     "openvino", "nncf", "opencv-python", "opencv-python-headless", "av",
@@ -42,7 +42,7 @@ QUICK, FULL = _PLAN["quick"], _PLAN["full"]
 
 
 def planned(quick: bool, only: str | None) -> dict[str, str]:
-    """Return the plan, with the arguments of ``edgevlm bench`` by name; ``only``: names or commands, separated by commas.
+    """Return the plan: name -> arguments of ``edgevlm bench``. only: names or commands, separated by commas.
 
     Raises UserError for a name that is not in the plan.
     """
@@ -57,15 +57,15 @@ def planned(quick: bool, only: str | None) -> dict[str, str]:
 
 
 def typed(text: str) -> str:
-    """Return a command of the plan as one would type it."""
+    """Return a planned command as a user would type it."""
     return f"edgevlm bench {text} --json"
 
 
 def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, machine: Machine | None = None) -> Run:
-    """Run the commands that the run in ``folder`` lacks; returns the run, its results read back.
+    """Run the commands that the run in ``folder`` lacks; return the run with its results read back.
 
-    Continues the last run if it is of the same kind, machine and versions, else begins one. A command that fails is a line with
-    its error, and the rest continue. Raises UserError if the folder cannot be written.
+    Continues the last run if its kind, machine and versions are the same, else begins a new one. A command that fails leaves a
+    line with its error, and the others still run. Raises UserError if the folder cannot be written.
     """
     machine = machine or Machine()
     header: Line = {"quick": quick, "versions": versions(machine), "machine": describe(machine)}
@@ -97,7 +97,7 @@ def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, 
 
 
 def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
-    """Run a command and store the objects on its stdout at once; return its exit code and the last line of its stderr."""
+    """Run a command, storing each JSON object from its stdout at once; return its exit code and its last line of stderr."""
     command = [*PROGRAM, *shlex.split(text), "--json"]
     with TemporaryFile("w+", errors="backslashreplace") as said:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, text=True) as process:
@@ -115,7 +115,7 @@ def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
 
 
 def _object(text: str) -> Line | None:
-    """Return the object of a line, NaN and infinities replaced by None; None for anything else."""
+    """Return the JSON object in a line, with NaN and infinities replaced by None; None if the line is anything else."""
     try:
         line = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError):
@@ -154,7 +154,7 @@ def versions(machine: Machine) -> dict[str, str]:
 
 
 def describe(machine: Machine) -> dict[str, Any]:
-    """Return the machine; None for what cannot be read."""
+    """Return a description of the machine, with None for facts that cannot be read."""
     cpu = machine.fields("proc/cpuinfo")
     memory = machine.fields("proc/meminfo").get("MemTotal", "").split()
     load = re.match(r"[\d.]+", machine.read("proc/loadavg") or "")

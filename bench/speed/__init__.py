@@ -1,1 +1,1 @@
-"""``edgevlm bench speed``: decode, prefill, vision towers, precisions and graphs, beside other runtimes."""
+"""``edgevlm bench speed``: decode, prefill, vision towers, precisions and graphs, compared with other runtimes."""

@@ -1,4 +1,4 @@
-"""Decode and prefill beside other runtimes with the same weights, in turn."""
+"""Time decode and prefill, in turn with other runtimes on the same weights."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.progress import show, to_stderr
 from edgevlm.runtime.kv import DTYPES
 
-TOKENS_PER_FRAME = {"demo": 16}  # of others 196
+TOKENS_PER_FRAME = {"demo": 16}  # other models: 196
 Place = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` others; a single row has its logits computed."""
+    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` earlier ones; only a single row has logits."""
 
     held: int
     rows: int = 1
@@ -33,7 +33,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One runtime's rounds, with weights of one precision and a KV cache of another."""
+    """One runtime's rounds, at one precision of weights and one of the KV cache."""
 
     runtime: str
     precision: str
@@ -61,10 +61,10 @@ def decode(
     threads: int = 1,
     rounds: int = 15,
 ) -> Iterator[Place]:
-    """Time one token: looked up, decoded after ``held`` rows, its logits computed.
+    """Time one token: its embedding, its decoding after ``held`` rows, and its logits.
 
-    A line for each precision of weights and KV cache, rows held and runtime, then ratios of ours (see :func:`pairs`). Raises
-    UserError for an unknown runtime or precision, and for more rows than the model has positions for.
+    Yields a line for each precision of weights and KV cache, ``held`` and runtime, then our ratios (see :func:`pairs`). Raises
+    UserError for an unknown runtime or precision, and for more rows than the model has positions.
     """
     for name in model:
         text, works = open_text_model(name, layers), [Append(rows) for rows in held]
@@ -83,7 +83,7 @@ def prefill(
     threads: int = 1,
     rounds: int = 3,
 ) -> Iterator[Place]:
-    """Time a frame's prefill in calls of ``frames`` frames after ``held`` tokens, without logits; lines as :func:`decode`."""
+    """Time prefill per frame in calls of ``frames`` frames after ``held`` tokens, no logits; lines as in :func:`decode`."""
     for name in model:
         p, text = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), open_text_model(name)
         works = [Append(rows, count * p, count) for rows in held for count in frames]
@@ -116,7 +116,7 @@ def _compared(
 
 
 def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
-    """Return MB that one token reads: the matrices of all layers, the head, and the keys and values of ``held`` tokens."""
+    """Return the MB that one token reads: the matrices of all layers, the head, and the keys and values of ``held`` tokens."""
     attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
     layouts = load_precision(precision).onnxruntime
@@ -129,7 +129,7 @@ def measure(
     model: TextModel, against: Sequence[str], precision: str, works: Sequence[Append], threads: int, rounds: int,
     kinds: Sequence[str] = ("fp32",),
 ) -> Iterator[Timing]:  # fmt: skip
-    """Time ours and each of ``against`` that is installed and has ``precision``, with each of ``kinds`` of KV cache it has.
+    """Time ours and each of ``against`` that is installed and has ``precision``, with each KV precision in ``kinds`` it has.
 
     All are loaded at once and take turns, fewest rows held first. A note lists skipped runtimes.
     """
@@ -156,7 +156,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Yield ratios of ours to each other runtime in the same rounds: with the same KV precision, then the fastest of each."""
+    """Yield the pairs to compare, ours and another runtime: with the same KV precision, then the fastest of each."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

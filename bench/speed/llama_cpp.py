@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: a GGUF file of the same tensors, KV cache in float16 (its default), float32 or Q8_0."""
+"""Run llama.cpp through llama-cpp-python on a GGUF file of the same tensors; its KV cache is float16, float32 or Q8_0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgevlm.errors import UserError
 
 BATCH = 512
 KV = {"fp32": Kind.F32, "fp16": Kind.F16, "int8": Kind.Q8_0}
-# precision -> (matrices of the layers, embedding and head): what an export of that precision has
+# precision -> (the layers' matrices, embedding and head), as in an export of that precision
 KINDS = {
     "fp32": (Kind.F32, Kind.F32),
     "fp16": (Kind.F16, Kind.F16),
@@ -77,14 +77,14 @@ class LlamaCpp:
         lib.llama_model_free(self._model)
 
     def _decode(self, ids: Sequence[int]) -> None:
-        """Decode after the rows in memory; the last row's logits are computed."""
+        """Decode after the rows in memory, and compute the last row's logits."""
         tokens = (lib.llama_token * len(ids))(*ids)
         if failed := lib.llama_decode(self._context, lib.llama_batch_get_one(tokens, len(ids))):
             raise RuntimeError(f"llama_decode failed on {len(ids)} tokens: {failed}")
 
 
 def write_gguf(path: Path, model: TextModel, precision: str) -> None:
-    """Write ``model`` without a tokenizer; its rows are rounded as ``precision`` says, blocks of 32 for integers."""
+    """Write ``model`` without a tokenizer; rows are rounded to ``precision``, integers in blocks of 32."""
     s, writer = model.shape, gguf.GGUFWriter(path, model.backbone)
     writer.add_tokenizer_model("none")
     sizes = {
@@ -107,7 +107,7 @@ def write_gguf(path: Path, model: TextModel, precision: str) -> None:
 
 
 def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield the file's name and the numbers of every tensor."""
+    """Yield each tensor's name in the file, and its numbers."""
     s, tensor = model.shape, model.tensors.tensor
     yield "token_embd.weight", tensor("text.embed_tokens.weight", (s.vocab, s.hidden))
     yield "output_norm.weight", tensor("text.norm.weight", (s.hidden,))
@@ -129,7 +129,7 @@ def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
 
 
 def _llama_order(model: TextModel, part: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return rows of a llama's queries and keys in the order in which llama.cpp rotates neighbours instead of halves."""
+    """Return a llama model's query and key rows in llama.cpp's order: it rotates neighbouring rows, not halves."""
     if model.backbone != "llama" or part not in ("self_attn.q_proj", "self_attn.k_proj"):
         return rows
     halves = rows.reshape(-1, 2, model.shape.head_dim // 2, *rows.shape[1:])

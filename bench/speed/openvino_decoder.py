@@ -1,9 +1,9 @@
-"""OpenVINO on the CPU: transformers' decoder converted, its weights compressed by nncf, its KV cache OpenVINO's own state.
+"""Run OpenVINO on the CPU: transformers' decoder, converted, with weights compressed by nncf and OpenVINO's stateful KV cache.
 
-The steps are those of optimum-intel's stateful export, which itself does not install beside this transformers: past keys and
-values become inputs and outputs, are gathered by ``beam_idx``, and each pair of them becomes a state, which the CPU plugin
-fuses with attention. Weights: int8 is a scale and zero point for each row of a matrix; int4 one for each group of at most 128
-numbers, with 8 bits for embedding and head: that export's defaults.
+The steps are those of optimum-intel's stateful export, which cannot be installed with this version of transformers: past keys
+and values become inputs and outputs and are gathered by ``beam_idx``; each pair becomes a state, which the CPU plugin fuses
+with attention. Weights follow that export's defaults: int8 has a scale and zero point for each row of a matrix; int4 has one
+for each group of at most 128 numbers, and 8 bits for embedding and head.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class OpenVino:
         return self._append(ids, self._held)
 
     def forget(self) -> None:
-        """Rewrite all states except one row, which is decoded, so that they get room for as many rows again."""
+        """Refill all states except for one row, and decode that row: this makes room for as many rows again."""
         for state in self._request.query_state():
             state.state = ov.Tensor(self._noise)
         if self._held:
@@ -79,7 +79,7 @@ class OpenVino:
 
 
 class WithCache(torch.nn.Module):
-    """transformers' decoder with its keys and values as inputs and outputs; the last row's logits."""
+    """transformers' decoder with keys and values as inputs and outputs; it returns the last row's logits."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ class WithCache(torch.nn.Module):
 
 
 def stateful(model: TextModel) -> Any:
-    """Return the decoder in float32 with a state for each layer's keys and values, gathered by an input ``beam_idx``."""
+    """Return the float32 decoder with a state for each layer's keys and values, gathered by an input ``beam_idx``."""
     s, rows, before = model.shape, 3, 5
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # what tracing takes for constants is constant
+        warnings.simplefilter("ignore")  # the values that tracing treats as constants are constant
         converted = ov.convert_model(WithCache(load(model)), example_input=(*inputs, *past))
     names = {f"past{index}": f"present{index}" for index in range(2 * s.layers)}
     for (taken, given), node, output in zip(names.items(), converted.inputs[3:], converted.outputs[1:], strict=True):
@@ -115,7 +115,7 @@ def stateful(model: TextModel) -> Any:
     index = opset13.parameter(name="beam_idx", dtype=ov.Type.i32, shape=ov.PartialShape([-1]))
     index.output(0).get_tensor().add_names({"beam_idx"})
     converted.add_parameters([index])
-    for name in names:  # the past of the sequences beam_idx, as beam search wants it: the plugin looks for this
+    for name in names:  # the past of the sequences in beam_idx, as for beam search: the plugin looks for this
         past = converted.input(name)
         readers = past.get_target_inputs()
         gathered = opset13.gather(past, index, opset13.constant(0))

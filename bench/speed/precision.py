@@ -1,4 +1,4 @@
-"""Compare weight precisions with float32, teacher-forced."""
+"""Compare weight precisions with float32 by teacher forcing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from edgevlm.runtime.engine import Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
 
-PASSAGE = 500  # tokens of a text that one context is given
-CHUNK = 125  # appended in a call
-STEPS = 30  # single tokens timed, in turn with float32's, after BEFORE tokens of a passage
+PASSAGE = 500  # tokens of text per context
+CHUNK = 125  # tokens appended per call
+STEPS = 30  # single tokens timed, in turn with float32, after BEFORE tokens of a passage
 BEFORE = 300
 WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 
@@ -71,8 +71,8 @@ def weights(
 ) -> Iterator[dict[str, Any]]:
     """Export a checkpoint in float32 and in each precision, and compare them on ``tokens`` tokens of Python's help topics.
 
-    ``top1``: how often the same token is likeliest; ``kl``: KL(fp32 || precision), mean nats; single tokens are timed in turn.
-    Raises UserError for an unknown precision and for a checkpoint that cannot be exported or is quantized already.
+    ``top1``: how often the most likely token is the same; ``kl``: KL(fp32 || precision), mean nats; single tokens are timed in
+    turn. Raises UserError for an unknown precision and a checkpoint that cannot be exported or is already quantized.
     """
     with needs("exporting a checkpoint"):
         from edgevlm.calib.activations import passages, sample_activations
@@ -121,7 +121,7 @@ def weights(
 
 
 def compare(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:
-    """Return ``other`` on the texts beside the logits ``expected`` of ``plain``, and single tokens of both in turn."""
+    """Compare ``other``'s logits on the texts with ``expected`` (``plain``'s), and time single tokens of both in turn."""
     same, nats, first = [], [], 0
     for found in other.texts(texts):
         wanted = np.asarray(expected[first : first + len(found)])

@@ -1,4 +1,4 @@
-"""Products with a layer's matrices as each layout stores them, beside float32's and a plain read of the same bytes."""
+"""Time products with a layer's matrices in each layout, compared with float32 and with a plain read of the same bytes."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def products(
     threads: int = 1,
     rounds: int = 11,
 ) -> Iterator[dict[str, Any]]:
-    """Time each matrix of a layer of a model's shape, of noise, and all of them, with one row or whole frames of rows.
+    """Time each matrix (of noise) in a layer of a model's shape, and all of them, with one row or whole frames of rows.
 
-    frames: the number in a call; 0 is a single row. ``ratio`` is to float32's time; ``gflop_s`` counts two operations a weight
-    and row, ``gb_s`` the stored bytes once; ``read`` is numpy's largest number of the float32 matrix. For the whole ``layer``
-    there is also the extension's product of int4, with norms, gate and rotation. Raises UserError for an unknown shape.
+    frames: number in a call; 0: one row. ``ratio``: to float32's time; ``gflop_s`` counts two operations per weight and row,
+    ``gb_s`` the stored bytes once; ``read``: numpy's maximum of the float32 matrix. The whole ``layer`` is also timed as the
+    extension's int4 product with norms, gate and rotation. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:
@@ -93,7 +93,7 @@ def _read(weights: Sequence[np.ndarray]) -> None:
 
 
 def _layer(shape: DecoderShape, weights: Sequence[np.ndarray], rows: int, threads: int) -> Callable[[], object]:
-    """Return a call of the extension for the dense part of a layer with these matrices."""
+    """Return a function that calls the extension for the dense part of a layer with these matrices."""
     parts, none = [LAYOUTS[BLOCKS].parts(weight) for weight in weights], [None] * 4
     codes, scales = ([part[name] for part in parts] for name in ("codes", "scales"))
     part = kernels.RowPart(codes, scales, none, none, shape.norm_eps, shape.kv_heads, shape.head_dim, 1)
@@ -109,7 +109,7 @@ def _products(layout: Layout, weights: Sequence[np.ndarray], rows: int, threads:
 
 
 def _product(layout: Layout, weight: np.ndarray, rows: int, threads: int) -> Callable[[], object]:
-    """Return a call that multiplies ``rows`` rows of noise by the stored matrix ``[out, in]``."""
+    """Return a function that multiplies ``rows`` rows of noise by the stored matrix ``[out, in]``."""
     out, width = weight.shape
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
         folder = Path(place)

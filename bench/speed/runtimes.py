@@ -1,4 +1,4 @@
-"""Runtimes that decode the same weights: edgevlm's own decoder, and those that it is compared with."""
+"""List the runtimes that decode the same weights: edgevlm's own decoder, and those it is compared with."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ OURS = "edgevlm"
 
 
 class Runtime(Protocol):
-    """A decoder of one :class:`TextModel`, with a KV cache of its own.
+    """A decoder of one :class:`TextModel`, with its own KV cache.
 
-    hold: let the cache hold ``rows`` rows of any content, not timed. append: decode ``ids`` after these; the last one's logits
-    ``[vocab]``, or None without ``scores``. forget: return to the rows of the last hold.
+    hold: fill the cache with ``rows`` rows of any content; not timed. append: decode ``ids`` after them; return the last one's
+    logits ``[vocab]``, or None without ``scores``. forget: go back to the rows of the last hold.
     """
 
     def hold(self, rows: int) -> None: ...
@@ -37,7 +37,7 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeKind:
-    """A runtime's class, its precisions of weights and KV cache here, and how to install it."""
+    """A runtime's class, the precisions of weights and KV cache it has here, and how to install it."""
 
     path: str
     precisions: tuple[str, ...]
@@ -45,7 +45,7 @@ class RuntimeKind:
     install: str = ""
 
     def lacks(self, precision: str) -> str:
-        """Return why a runtime cannot be measured (its package, or the precision); empty if it can."""
+        """Return why a runtime cannot be measured (a missing package, or the precision); empty if it can."""
         try:
             import_module(self.path.partition(":")[0])
         except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""transformers' decoder in float32 with a DynamicCache."""
+"""Run transformers' decoder in float32 with a DynamicCache."""
 
 from __future__ import annotations
 

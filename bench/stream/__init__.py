@@ -1,1 +1,1 @@
-"""``edgevlm bench stream``: a stream as it grows, where a frame's time goes, and both beside transformers."""
+"""``edgevlm bench stream``: a stream as it grows, where a frame's time goes, and how both compare with transformers."""

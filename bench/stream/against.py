@@ -1,4 +1,4 @@
-"""A stream beside transformers: the same checkpoint, frames, policy and budget in both, a chunk and an answer in turn."""
+"""Compare a stream with transformers: the same checkpoint, frames, policy and budget in both, chunks and answers in turn."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from edgevlm.runtime.settings import ALL
 
 OURS, OTHER = "edgevlm", "transformers"
 POLICY = "infinipot-v"
-BUDGET = 8  # frames, unless one is given
+BUDGET = 8  # frames, by default
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the tower's precision beside the decoder's; int8 beside integers
+VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's precision -> the tower's; int8 for integers
 
 
 @dataclass(slots=True)
 class Side:
-    """One runtime's times: per frame of each chunk, and each answer's ms to the first token and ms per further token.
+    """One runtime's times: per frame in each chunk, and each answer's ms to the first token and ms per further token.
 
     ``parts``: milliseconds so far in each part, after each chunk.
     """
@@ -46,9 +46,9 @@ class Side:
     parts: list[dict[str, float]] = field(default_factory=list)
 
     def line(self, count: int) -> dict[str, Any]:
-        """Return medians of warm measurements; the first chunk and the first answer have separate fields.
+        """Return medians over warm measurements; the first chunk and the first answer have separate fields.
 
-        ``count``: frames of the warm chunks. Answers that end with their first token have no rate; None without others.
+        ``count``: frames in the warm chunks. Answers that end with their first token have no rate; None if there are no others.
         """
         frame, (first, last) = figures("frame", self.frames[1:]), (self.parts[0], self.parts[-1])
         tokens = spread((ms for ms in self.tpot_ms[1:] if ms), "tpot_ms", "tpot_low", "tpot_high")
@@ -69,13 +69,12 @@ def against(
     theirs: str = "fp32",
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield lines of each precision and of transformers in ``theirs``, then the ratios of our frames and tokens a second to
-    theirs.
+    """Yield a line for each precision and for transformers in ``theirs``, then ratios of our frames and tokens a second.
 
-    ``model``: a LLaVA-OneVision checkpoint, by default one of its 0.5B shape with random weights. All runtimes are loaded at
-    once and take turns, chunk by chunk; frames are prepared once for all, outside of what is timed. Raises UserError for a
-    checkpoint of another family, for ``theirs`` other than fp32 and bf16, and for less than three chunks: one is cold, and a
-    median wants two.
+    ``model``: a LLaVA-OneVision checkpoint, by default one of the 0.5B shape with random weights. All runtimes are loaded at
+    once and take turns, chunk by chunk; frames are prepared once for all of them, untimed. Raises UserError for a checkpoint of
+    another family, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks: one is cold, and a median needs
+    two.
     """
     count, threads = frames // chunk, threads or default_threads()
     if count < 3:
@@ -125,7 +124,7 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
 
 
 def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
-    """Let all watch a chunk, then ask all, chunk by chunk; return the sides, the baseline last."""
+    """Chunk by chunk, let all watch, then ask all; return the sides, the baseline last."""
     ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))

@@ -1,4 +1,4 @@
-"""Compare whole frames with changes only: one model, the same clips, a chunk in turn."""
+"""Compare whole frames with only their changes: one model, the same clips, chunks in turn."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import parse_append, parse_encode
 
-BUDGET = 8  # frames, unless one is given
+BUDGET = 8  # frames, by default
 
 
 @dataclass(slots=True)
 class TimedStream:
-    """A session with the time and counters of each chunk; the first chunk is not counted."""
+    """A session with the time and counters for each chunk; the first chunk is not counted."""
 
     session: Session
     took: list[Took] = field(default_factory=list)
@@ -66,11 +66,11 @@ def changed(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each clip, ``append`` and ``encode``, of each model and policy; ratios are to a clip's first line.
+    """Yield a line for each model, policy, clip, ``append`` and ``encode``; ratios are to a clip's first line.
 
-    Sessions of one model watch the same frames, a chunk in turn; before a clip every memory is full. ``ceiling``: the ratio if
-    tower and prefill took as much less as the fractions say. ``model``: a bundle, or SEEDED, exported for the occasion, with
-    ``layers`` layers of tower and decoder (default: all). The first chunk is not counted. Raises UserError for less than three.
+    Sessions of one model watch the same frames, chunks in turn; before a clip every memory is full. ``ceiling``: the ratio if
+    tower and prefill took time in proportion to the fractions. ``model``: a bundle, or SEEDED, exported on the spot with
+    ``layers`` layers of tower and decoder (default: all). The first chunk is not counted. Raises UserError for under three.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:
@@ -112,7 +112,7 @@ def changed(
 
 
 def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> float:
-    """Return the highest possible ratio of frames a second to ``full``, by the fractions."""
+    """Return the highest ratio of frames a second to ``full`` that the fractions allow."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
     frame = fmean(once.wall for once in first.took[1:])  # not its median: the stages' times are means

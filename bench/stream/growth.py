@@ -1,7 +1,7 @@
-"""A stream as it grows: memory, speed, answers and energy at stated lengths, for each policy, full KV included.
+"""Measure a stream as it grows: memory, speed, answers and energy at given lengths, for each policy, including full KV.
 
-InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Each policy runs in a separate process, so that its peak memory is its
-own; they run one after the other. Frames are the demo world's and go in as fast as they are taken.
+The measurements follow InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Policies run one after another, each in a
+separate process, whose peak memory is then its own. Frames are the demo world's, shown as fast as they are watched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GrowthWork:
-    """The measurements for one process. ``marks``: frames, ascending. ``budget``: vision tokens, None: the default."""
+    """The work of one process. ``marks``: numbers of frames, ascending. ``budget``: vision tokens; None: the default."""
 
     model: str
     policy: str
@@ -64,7 +64,7 @@ def growth(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model, policy, chunk and number of frames.
 
-    Full KV that would not fit is not begun, and a process that the system kills while memory is short is a line with ``oom``.
+    Full KV that would not fit is not started; a process that the system kills while memory is short yields a line with ``oom``.
     Raises UserError for an invalid policy or model.
     """
     for name in policy:
@@ -95,7 +95,7 @@ def measured(**work: Any) -> Iterator[dict[str, Any]]:
 
 
 def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
-    """Yield a line a mark. Raises UserError for an invalid model or policy."""
+    """Yield a line at each mark. Raises UserError for an invalid model or policy."""
     with ExitStack() as stack:
         model = stack.enter_context(open_model(work.model, work.threads or default_threads(), work.engine))
         session, marks, refused = _opened(model, work)
@@ -107,7 +107,7 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
 
 
 def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, ...], str]:
-    """Return a session, the marks up to which a cache without a bound fits, and why the next one does not fit."""
+    """Return a session, the marks that an unbounded cache can reach, and why it cannot reach the next one."""
     bounded, refused = work.policy == AUTO or create_policy(work.policy).bounded, ""
     for count in range(len(work.marks), 0, -1):
         budget = work.budget if bounded else work.marks[count - 1] * model.rows_per_frame
@@ -151,7 +151,7 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:
-    """Ask the same question several times; return ms to the first token and for each further one. The first answer is cold."""
+    """Ask the same question several times; return ms to the first token and per further token. The first answer is cold."""
     most, energy = min(ANSWER_TOKENS, session.text_budget.answer), Energy(meter) if meter else None
     cold, answers = session.ask(QUESTION, max_tokens=most), []
     cold.settle()
@@ -168,7 +168,7 @@ def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, f
 
 
 def peak_rss() -> int:
-    """Return the most resident memory that this process has had, bytes."""
+    """Return this process's peak resident memory, in bytes."""
     found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     return int(found[1]) << 10 if found else 0
 

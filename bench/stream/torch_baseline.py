@@ -1,8 +1,8 @@
-"""InfiniPot-V in plain PyTorch over transformers, as its authors' program goes: what ``bench stream against`` runs beside us.
+"""Run InfiniPot-V in plain PyTorch over transformers, as its authors' program does: the baseline of ``bench stream against``.
 
-A chunk of frames is encoded and appended to a DynamicCache; before more than the budget would be held, TaR and value norms
-choose what stays (arXiv 2506.15745, Alg. 1, as ``tests/parity`` has it: the i-th oldest token stands for patch
-``i % p``, keys are compared rotated), and the rest is gathered into new tensors. Batch 1.
+A chunk of frames is encoded and appended to a DynamicCache; before it exceeds the budget, TaR and value norms choose the tokens
+that stay (arXiv 2506.15745, Alg. 1, as ``tests/parity`` has it: the i-th oldest token stands for patch ``i % p``, keys are
+compared rotated), and these are gathered into new tensors. The batch is 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALPHA, TARGET, RECENT = 0.5, 0.75, 0.25
 
 
 def load(checkpoint: Path, attention: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a LLaVA-OneVision checkpoint as transformers runs it. attention: ``eager`` or ``sdpa``."""
+    """Load a LLaVA-OneVision checkpoint into transformers. attention: ``eager`` or ``sdpa``."""
     kind = transformers.LlavaOnevisionForConditionalGeneration
     return kind.from_pretrained(checkpoint, dtype=dtype, attn_implementation=attention, local_files_only=True).eval()
 
@@ -36,7 +36,7 @@ class TorchBaseline:
         self._append(self._embedded(prefix))
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return keys, rotated, and values ``[kv_heads, n, head_dim]``, the prefix first, then oldest first."""
+        """Return rotated keys, and values, ``[kv_heads, n, head_dim]``: the prefix, then the other rows, oldest first."""
         kept = self._cache.layers[layer]
         return kept.keys[0], kept.values[0]
 
@@ -62,7 +62,7 @@ class TorchBaseline:
 
     @torch.inference_mode()
     def ask(self, ids: Sequence[int], most: int) -> tuple[list[int], float, float]:
-        """Return greedy tokens after the memory, ms to the first and ms for each further one; leaves the memory unchanged."""
+        """Return the greedy answer's tokens, ms to the first and ms per further token; leave the memory unchanged."""
         before, position = self._cache.get_seq_length(), self._position
         said, times = list[int](), [time.perf_counter()]
         embeds = torch.cat([self._model.model.image_newline[None], self._embedded(ids)])
@@ -84,7 +84,7 @@ class TorchBaseline:
         return rows
 
     def _append(self, embeds: Tensor) -> Tensor:
-        """Run rows ``[S, hidden]`` through the decoder and return its output. Positions continue, whatever has been evicted."""
+        """Run rows ``[S, hidden]`` through the decoder and return its output. Evictions do not affect positions."""
         at = torch.arange(self._position, self._position + len(embeds))[None]
         self._position += len(embeds)
         with torch.inference_mode():
@@ -103,15 +103,14 @@ class TorchBaseline:
 
 
 def target_of(budget: int, per_frame: int) -> int:
-    """Return tokens that a compression leaves: whole frames, with room for one more."""
+    """Return how many tokens a compression leaves: whole frames, with room for one more."""
     return min(int(TARGET * budget) // per_frame, budget // per_frame - 1) * per_frame
 
 
 def chosen(keys: Tensor, values: Tensor, budget: int, per_frame: int) -> Tensor:
-    """Return the places that stay, ascending, int64 ``[kv_heads, target]``, of keys and values ``[kv_heads, n, head_dim]``,
-    oldest first.
+    """Return the indices that stay, ascending, int64 ``[kv_heads, target]``.
 
-    n: whole frames of ``per_frame`` tokens.
+    keys, values: ``[kv_heads, n, head_dim]``, oldest first; n: whole frames of ``per_frame`` tokens.
     """
     count, target = keys.shape[1], target_of(budget, per_frame)
     new = per_frame * max(1, int(RECENT * (count // per_frame)))

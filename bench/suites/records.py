@@ -1,4 +1,4 @@
-"""A downloaded data folder: annotation files, videos, their questions, and skipped records."""
+"""Read a downloaded data folder: annotation files, videos, their questions, and skipped records."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from edgevlm.bench.output import printable
 from edgevlm.bench.suites import GUIDE
 from edgevlm.errors import UserError
 
-FOLDERS = ("", "videos", "video", "data")  # of videos, inside the data folder
+FOLDERS = ("", "videos", "video", "data")  # folders of videos inside the data folder
 SUFFIXES = ("", ".mp4", ".mkv", ".webm", ".avi", ".mov")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def seconds_of(value: Any) -> float:
-    """Read seconds, or a clock's ``HH:MM:SS`` or ``MM:SS``. Raises ValueError."""
+    """Convert a number of seconds, ``HH:MM:SS`` or ``MM:SS`` to seconds. Raises ValueError."""
     text = str(value).strip() if isinstance(value, str | int | float) else ""
     if not re.fullmatch(r"\d{1,7}(:\d{1,2}){0,2}(\.\d+)?", text):
         raise ValueError("is not a time in seconds")
@@ -44,7 +44,7 @@ Options = Annotated[tuple[Text, ...], BeforeValidator(_options_of)]
 
 
 def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that takes these fields, name to type, from a record; it raises ValueError for invalid ones."""
+    """Return a function that takes these fields (name -> type) from a record and raises ValueError for invalid ones."""
     kinds: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
     model = create_model("Record", **kinds)
     return lambda value: model.model_validate(value).__dict__
@@ -52,7 +52,7 @@ def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """Ask ``prompt`` each second until the answer is yes: until ``until_s``; the moment is ``due_s``, seconds of the video."""
+    """Ask ``prompt`` each second until the answer is yes, at most to ``until_s``; the moment is ``due_s``, in video seconds."""
 
     prompt: str
     until_s: float
@@ -63,9 +63,9 @@ class Poll:
 class SuiteQuestion:
     """One question about one video.
 
-    id: file and place, unique in the suite. video: path of a file inside the data folder. prompt: what the model is asked,
-    whole. options: the choices' texts, without letters. time_s: the time in the video to ask first. tokens: the longest answer.
-    scoring: a name of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
+    id: file and index, unique in the suite. video: path of a file inside the data folder. prompt: the model's whole prompt.
+    options: the choices' texts, without letters. time_s: when to ask first, in video seconds. tokens: limit of the answer.
+    scoring: a key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 
     id: str
@@ -84,21 +84,21 @@ class SuiteQuestion:
 
 @dataclass(slots=True)
 class Dataset:
-    """``findings``: records left out, each file, record and reason; ``missing``: videos not there, relative to ``root``."""
+    """A data folder. ``findings``: file, record and reason of skipped records; ``missing``: videos, relative to ``root``."""
 
     root: Path
     findings: list[dict[str, str]] = field(default_factory=list)
     missing: dict[str, None] = field(default_factory=dict)
 
     def files(self, *patterns: str) -> list[str]:
-        """Return files that match a pattern, relative to the folder, each once. Raises UserError if there is none."""
+        """Return the files that match any pattern, once each, relative to the folder. Raises UserError if there are none."""
         found = [path for pattern in patterns for path in sorted(self.root.glob(pattern)) if path.is_file()]
         if not found:
             raise UserError(f"--data {self.root}: has no {' or '.join(patterns)}; download the annotations there ({GUIDE})")
         return list(dict.fromkeys(path.relative_to(self.root).as_posix() for path in found))
 
     def read(self, name: str) -> Any:
-        """Return the JSON of a file. Raises UserError."""
+        """Return a file's JSON. Raises UserError."""
         path = self.root / name
         try:
             return json.loads(path.read_text(encoding="utf-8-sig"))
@@ -109,10 +109,10 @@ class Dataset:
     def questions(
         self, file: str, values: Any, make: Callable[[Any, str], Iterable[SuiteQuestion]], nested: str = ""
     ) -> Iterator[SuiteQuestion]:
-        """Yield the questions of each record; an invalid record is noted and left out.
+        """Yield the questions of each record; an invalid record is noted and skipped.
 
-        A record with a list ``nested`` is one record for each entry, with the other fields of both.
-        make: from a record and its id to its questions; raises ValueError.
+        A record that contains a list ``nested`` counts as one record for each entry, with the fields of both.
+        make: makes questions from a record and its id; raises ValueError.
         """
         for place, value in _leaves(values, nested, ""):
             try:
@@ -121,9 +121,9 @@ class Dataset:
                 self.findings.append({"file": file, "record": place or "-", "reason": _reason_of(error)})
 
     def video(self, named: str, *folders: str) -> str:
-        """Return the video of a record, relative to ``root``, looked for in ``folders`` and FOLDERS; noted where it is missing.
+        """Return a record's video, relative to ``root``, found in ``folders`` or FOLDERS; a missing one is noted.
 
-        Raises ValueError for a path that leads out of the data folder; links there are followed.
+        Raises ValueError for a path that leads out of the data folder; links inside it are followed.
         """
         path = PurePosixPath(named.replace("\\", "/"))
         leaves = path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", named)

@@ -1,4 +1,4 @@
-"""``edgevlm bench accuracy`` of a published suite: every video once, what the journal lacks, then the judge and the report."""
+"""Run ``edgevlm bench accuracy`` on a published suite: each video once, for the answers the journal lacks, then the report."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import parse_budget
 
-PROMPT_PARTS = 4  # a prompt may take one part in this many of a model's positions
-NAMED = 5  # of the records left out, on the report for people
-LEFT_OUT = {  # of the last line, with the words before a record's fields
+PROMPT_PARTS = 4  # a prompt may take at most 1 / PROMPT_PARTS of a model's positions
+NAMED = 5  # records that the report for a person lists as skipped
+LEFT_OUT = {  # fields of the last line, with the words printed before a record's fields
     "missing_videos": "missing",
     "malformed": "malformed, and left out",
     "unanswered": "not answered",
@@ -101,18 +101,18 @@ def run_suite(
 
 
 def key_of(record: Record) -> tuple[str, str, str]:
-    """Return the policy, budget and question of a journal's record."""
+    """Return the policy, budget and question of a journal record."""
     return record["policy"], record["budget"], record["record"]
 
 
 def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBudget:
-    """Text budget for the longest prompt, up to a part of the model's positions, and the longest answer; no conversation."""
+    """Return a text budget for the longest prompt, up to a part of the model's positions, and the longest answer."""
     chat, most = Chat(model.bundle.chat, model.tokenizer), model.bundle.limit // PROMPT_PARTS
     longest = 0
     for prompt in {part for q in questions for part in (q.prompt, q.poll.prompt if q.poll else q.prompt)}:
         try:
             longest = max(longest, len(chat.suffix([], prompt)))
-        except UserError:  # it holds what stands for the video: recorded where it is asked
+        except UserError:  # it contains the video's placeholder: recorded when it is asked
             continue
     return TextBudget(0, min(longest, most), min(max(question.tokens for question in questions), most))
 
@@ -133,7 +133,7 @@ def _answer(
     workers: int, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion],
     journal: JsonLines, step: Report,
 ) -> None:  # fmt: skip
-    """Do a task for each video that lacks answers, with the runs that lack any."""
+    """Perform a task for each video that lacks answers, with the runs that lack any."""
     videos: dict[str, list[SuiteQuestion]] = {}
     for question in asked:
         videos.setdefault(question.video, []).append(question)
@@ -151,12 +151,12 @@ def _answer(
 
 
 def is_answered(record: Record | None) -> bool:
-    """Return whether an answer need not be had again; one that a damaged video prevented is tried again."""
+    """Return whether a question need not be asked again; one that failed on a damaged video is asked again."""
     return record is not None and not record["damaged"]
 
 
 def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skipped: Sequence[SkippedRun]) -> Iterator[Line]:
-    """Yield a column of a policy at a budget each, then what was skipped."""
+    """Yield the columns, policy by policy and budget by budget, then the skipped runs."""
     head = {"bench": "accuracy", "suite": suite}
     for run, answers in records.items():
         about = {**head, "policy": run.label, "budget": run.budget, "tokens": run.tokens or None}
@@ -169,7 +169,7 @@ def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skip
 
 
 def counts(data: Dataset, records: dict[VariantRun, list[Record]]) -> Line:
-    """Return how many questions and videos were asked, and name those that the fractions leave out."""
+    """Return how many questions and videos were asked, and the ones that the fractions exclude."""
     first = next(iter(records.values()))
     errors = [record for of in records.values() for record in of if record["error"]]
     return {

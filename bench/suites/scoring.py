@@ -11,16 +11,16 @@ from edgevlm.calib.intervals import fraction_right
 Record = dict[str, Any]
 Line = dict[str, Any]
 
-WINDOW_S = 2.0  # how far from its moment a proactive answer may come (StreamingBench)
+WINDOW_S = 2.0  # how far from its moment a proactive answer may be (StreamingBench)
 
 
 def is_right(record: Record) -> bool | None:
-    """Return whether a saved answer is right, by ``scoring``, ``response``, ``answer`` and times; None: not answered."""
+    """Return whether a saved answer is right, by its ``scoring``, ``response``, ``answer`` and times; None if there is none."""
     return None if record.get("error") else SCORINGS[record["scoring"]](record)
 
 
 def _proactive(record: Record) -> bool:
-    """Asked for by the model within two seconds of the moment, and the response contains the output."""
+    """Return whether the model spoke within two seconds of the moment, and its response contains the expected output."""
     at = record["triggered_s"]
     return at is not None and abs(at - record["due_s"]) <= WINDOW_S and contains(record["response"], record["answer"])
 
@@ -28,7 +28,7 @@ def _proactive(record: Record) -> bool:
 SCORINGS: dict[str, Callable[[Record], bool]] = {
     # StreamingBench: the first character is the right letter
     "first-letter": lambda record: record["response"].strip()[:1] == record["answer"],
-    # OVO-Bench: the right letter occurs; all digits are the right number; yes or no occurs, or its first letter is all
+    # OVO-Bench: the right letter occurs; the digits are the right number; yes or no occurs, or the text is its first letter
     "letter-within": lambda record: record["answer"] in record["response"],
     "digits": lambda record: "".join(re.findall(r"[0-9]+", record["response"])) == record["answer"],
     "yes-no": lambda record: record["response"] == record["answer"][0] or record["answer"] in record["response"],
@@ -37,19 +37,19 @@ SCORINGS: dict[str, Callable[[Record], bool]] = {
 
 
 def contains(response: str, output: str) -> bool:
-    """Return whether ``output`` occurs in the response as whole words, but for case, punctuation and spaces."""
+    """Return whether ``output`` occurs in the response as whole words, ignoring case, punctuation and spaces."""
     said, wanted = (" ".join(["", *re.findall(r"\w+", text.casefold()), ""]) for text in (response, output))
     return bool(wanted.strip()) and wanted in said
 
 
 class Scores:
-    """Columns from the answers of one policy at one budget, records as saved; a column is a line without the policy's name."""
+    """Makes columns from one policy's saved answers at one budget; a column is a line without the policy's name."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = list(records)
 
     def accuracy(self, name: str, category: str | None = None, subtask: str | None = None) -> Line:
-        """Return the fraction right of all answers; the interval's unit is the video."""
+        """Return the fraction of right answers; its interval is clustered by video."""
         clusters: dict[str, list[bool]] = {}
         for record in self._records:
             right = is_right(record)
@@ -62,13 +62,13 @@ class Scores:
         return line
 
     def subtasks(self, names: Sequence[str], category: str) -> Iterator[Line]:
-        """Yield a column a subtask that was asked, in the order of ``names``, then others."""
+        """Yield a column for each subtask that was asked: ``names`` in order, then others."""
         asked = dict.fromkeys(record["subtask"] for record in self._records if record["category"] == category)
         for name in sorted(asked, key=lambda name: names.index(name) if name in names else len(names)):
             yield self.accuracy(name, category, name)
 
 
 def mean(name: str, columns: Sequence[Line]) -> Line:
-    """Return the mean of the columns that have a value, each counting the same."""
+    """Return the unweighted mean of the columns that have a value."""
     values = [column["accuracy"] for column in columns if column["accuracy"] is not None]
     return {"column": name, "accuracy": sum(values) / len(values) if values else None}
