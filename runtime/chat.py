@@ -22,11 +22,11 @@ LONGEST = 1 << 19  # characters of a conversation that is written as a prompt
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A conversation of the caller's own, to be continued.
+    """A conversation that the caller keeps and wants continued.
 
     messages: as chat templates take them: ``role``, ``content`` (text, or None beside tool calls), and tool calls with
-    ``arguments`` as an object. tools: functions in OpenAI's shape, for a template with tools. continues: the answer continues
-    the last message, which is the assistant's. opening: text that the answer begins with.
+    ``arguments`` as an object. tools: functions in OpenAI's format, for a template with tools. continues: whether the answer
+    continues the last message, which is then the assistant's. opening: text that the answer begins with.
     """
 
     messages: tuple[Message, ...]
@@ -41,27 +41,27 @@ class Dialogue:
 
     @property
     def text(self) -> str:
-        """The last message of the user."""
+        """The user's last message."""
         return next((each["content"] or "" for each in reversed(self.messages) if each["role"] == "user"), "")
 
     def with_text(self, text: str) -> Dialogue:
-        """Return the chat with another last message of the user."""
+        """Return a copy of the chat with the user's last message replaced by ``text``."""
         last = max((place for place, each in enumerate(self.messages) if each["role"] == "user"), default=len(self.messages))
         said = ({**each, "content": text} if place == last else each for place, each in enumerate(self.messages))
         return replace(self, messages=tuple(said))
 
     @property
     def size(self) -> int:
-        """Characters of its messages, calls of tools included."""
+        """The number of characters in its messages and tool calls."""
         return sum(map(len, _strings(self.messages)))
 
     @property
     def turns(self) -> int:
-        """Messages of the user."""
+        """The number of the user's messages."""
         return sum(each["role"] == "user" for each in self.messages)
 
     def without(self, turns: int) -> Dialogue:
-        """Return the conversation without its oldest ``turns``; a turn starts with each message of the user."""
+        """Return the conversation without its oldest ``turns``; each message of the user starts a turn."""
         starts = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
         first = starts[turns] if turns else 0
         system = (each for each in self.messages[:first] if each["role"] == "system")
@@ -69,9 +69,9 @@ class Dialogue:
 
 
 class Chat:
-    """Renders prompts and encodes them: token ids of a prefix before the stream and of a suffix after it.
+    """Renders prompts and encodes them to two lists of token ids: a prefix before the stream and a suffix after it.
 
-    A prompt is encoded whole and split at the token that stands for the video: tokenizers treat a text's beginning differently.
+    A prompt is encoded whole and then split at the video's token, because tokenizers treat the beginning of a text differently.
     """
 
     def __init__(self, spec: ChatSpec, tokenizer: Tokenizer, system: str | None = None) -> None:
@@ -84,7 +84,7 @@ class Chat:
 
     @cached_property
     def knows_tools(self) -> bool:
-        """Return whether the template writes the tools that it is given."""
+        """Return whether the template writes the tools passed to it."""
         name = "a_tool_that_is_none"
         function = {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}
         try:
@@ -103,7 +103,7 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the whole prompt as text, with ``video`` as the placeholder. Raises UserError for a template without one."""
+        """Return the whole prompt as text, with ``video`` as the placeholder. Raises UserError if the template writes none."""
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
@@ -149,7 +149,7 @@ class Chat:
         """Return the text before and after the video, which is in the first message if the user begins, else in its own
         message.
 
-        Tools and system messages of a request follow the video: the memory's prefix has none.
+        Tools and system messages of a request follow the video, because the memory's prefix has none.
         """
         if asked.messages[0]["role"] == "user" and not asked.tools:
             before, placeholder, after = self._render(asked, video=True).partition(self.spec.placeholder)
@@ -170,7 +170,7 @@ class Chat:
         return ids[:place], ids[place + 1 :]
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a whole prompt as the processors of transformers do, with special tokens unless it already begins with one."""
+        """Encode a whole prompt as the processors of transformers do, with special tokens unless it begins with one."""
         begins = text.startswith(self.spec.special_tokens.get("bos_token") or "\0")
         return encode(self._tokenizer, text, special=self.spec.adds_special and not begins)
 
@@ -230,8 +230,8 @@ def _strings(value: Any) -> Iterator[str]:
 class Conversations:
     """The turns of each conversation as text; the oldest turn and the least recently used conversation leave first.
 
-    history_tokens: tokens that earlier turns may take in a prompt. most: unless 0, a limit on the turns and the question
-    together, used instead. dropped: turns that did not fit in the newest prompt.
+    history_tokens: tokens that earlier turns may take in a prompt. most: if not 0, the limit for turns and question
+    together, used instead. dropped: the number of turns that did not fit in the newest prompt.
     """
 
     def __init__(self, chat: Chat, history_tokens: int, most: int = 0) -> None:
@@ -251,7 +251,7 @@ class Conversations:
         """Return suffix ids with the newest turns that fit; older ones are forgotten.
 
         history: the turns, oldest first, if there is no ``conversation``. text_only: return the whole prompt without a video
-        instead. taken: tokens of the limit that are used otherwise. Raises UserError for a template that writes none.
+        instead. taken: tokens of the limit that are already used. Raises UserError for a template that writes no video.
         """
         known = self.turns.get(conversation, []) if conversation is not None else history
         asked = question if isinstance(question, Dialogue) else Dialogue.of(known, question)

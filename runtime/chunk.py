@@ -1,4 +1,4 @@
-"""Watched frames that are not in the memory yet."""
+"""Hold watched frames that are not in the memory yet."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Float64 = NDArray[np.float64]
 
 
 class Encoded(NamedTuple):
-    """Frames, or groups of frames with one grid: ``features [G, tokens_per_frame, width]``, ``seconds [G, 2]`` of the first and
-    the last frame of each, and how many groups of their chunk are ``coming`` after them.
+    """Frames, or groups of frames with one grid: ``features [G, tokens_per_frame, width]``, the times
+    ``seconds [G, 2]`` of the first and the last frame of each, and how many groups of their chunk are ``coming`` after them.
     """
 
     features: Float32
@@ -32,7 +32,7 @@ class Chunk:
     """Up to ``frames`` frames, encoded together when the chunk is full or a question comes.
 
     A tower that merges ``group`` frames takes them together. A question encodes an incomplete group with its last frame
-    repeated; the group is encoded again when it is complete. limit: frames of the current chunk, complete groups, at most
+    repeated; the group is encoded again when it is complete. limit: frames of the current chunk, a multiple of ``group`` up to
     ``frames``; set it between chunks. encoder: encodes frames one by one, instead of the engine's whole tower.
     """
 
@@ -50,14 +50,14 @@ class Chunk:
     def clear(self) -> None:
         """Begin the next chunk; frames that were not appended are lost."""
         self.taken = self._encoded = 0  # frames; those encoded are complete groups
-        self._features = self._nothing  # of the groups encoded and not appended
-        self._incomplete: Float32 | None = None  # of the incomplete group, as it is
+        self._features = self._nothing  # of groups that are encoded and not appended
+        self._incomplete: Float32 | None = None  # of the incomplete group as it is now
 
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
         """Return for a snapshot how many frames were taken and encoded, and views of those not in the memory.
 
-        These are features ``[G, tokens_per_frame, width]`` of complete groups, pixels and (height, width) of frames not
-        encoded, float64 seconds of each frame, and the encoder's state.
+        The views are the features ``[G, tokens_per_frame, width]`` of complete groups, the pixels and (height, width) of frames
+        not encoded, the float64 seconds of each frame, and the encoder's state.
         """
         kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
         return {"taken": self.taken, "encoded": self._encoded}, {**self._unsaved(), "features": self._features, **kept}
@@ -68,7 +68,7 @@ class Chunk:
         return {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": self._seconds[held]}
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`state` returned. Raises ValueError if it cannot be of this chunk."""
+        """Restore what :meth:`state` returned. Raises ValueError if it cannot belong to this chunk."""
         taken, encoded, features = counts["taken"], counts["encoded"], arrays.get("features", self._nothing)
         if not 0 <= encoded <= taken <= len(self._pixels):
             raise ValueError(f"{encoded} of {taken} frames of a chunk of {len(self._pixels)} are encoded")
@@ -102,7 +102,7 @@ class Chunk:
         self._incomplete = None
 
     def encode(self, *, complete: bool = False) -> Encoded:
-        """Encode the groups that are not in the memory; only ``complete`` ones, or all."""
+        """Encode the groups that are not in the memory; all, or only ``complete`` ones."""
         features, end = self._features, self.taken - self.taken % self.group
         if self._encoded < end:
             new = self._run_tower(self._encoded, end)

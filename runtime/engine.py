@@ -1,6 +1,6 @@
 """The interface of every backend.
 
-Vision features, token embeddings, and a decoder that appends to KV buffers it does not own.
+It gives vision features, token embeddings, and a decoder that appends to KV buffers it does not own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KVBuffer:
     """One layer's key and value memory, owned by the caller.
 
     Both are dense ``[1, kv_heads, capacity, head_dim]`` of ``dtype`` at the given addresses. ``owner`` keeps the memory
-    alive for as long as an engine is bound to it: a bound address holds no reference of its own. With int8 a number is its code
+    alive for as long as an engine is bound to it, because a bound address holds no reference. With int8, a number is its code
     times the channel's ``key_scale`` or ``value_scale``, float32 ``[kv_heads, head_dim]``.
     """
 
@@ -58,8 +58,8 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 class FramePattern:
     """The part of the cache that a sparse call's rows see; the call appends whole frames of p rows.
 
-    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row at its own patch in the
-    frame before. For the call's first frame, that row is in slot ``previous[l, head, place]``, -1 for none.
+    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row at the same patch in
+    the frame before. For the call's first frame, that row is in slot ``previous[l, head, place]``, -1 for none.
     """
 
     shared: int
@@ -68,10 +68,11 @@ class FramePattern:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What new rows see of each other and by position, in a decoder that is not causal in every layer.
+    """The rows that new rows see, in a decoder that is not causal in every layer.
 
-    until: int32 ``[S]``, how many of the call's rows each sees. place: int32 ``[S]``, their positions. held: in each layer the
-    positions of the rows before, int32 ``[kv_heads, n]``; in one with a window, a row sees those less than it below its own.
+    until: int32 ``[S]``, how many of the call's rows each sees. place: int32 ``[S]``, the new rows' positions. held: the
+    positions of each layer's earlier rows, int32 ``[kv_heads, n]``. In a layer with a window, a row sees those that are less
+    than the window below its own.
     """
 
     until: Int32
@@ -83,7 +84,7 @@ class Sight:
 class StepResult:
     """The result of a step.
 
-    ``logits``: float32 ``[rows asked for, vocabulary]``. ``probes``: rotated queries float32 ``[heads, S, head_dim]`` by layer,
+    ``logits``: float32 ``[requested rows, vocabulary]``. ``probes``: rotated queries float32 ``[heads, S, head_dim]`` by layer,
     for the layers named when the decoder was bound.
     """
 
@@ -113,13 +114,13 @@ class Decoder(Protocol):
     ) -> StepResult:
         """Append S rows in place and return the requested logits.
 
-        embeds: ``[S, hidden]``, or ``[S, row_width]`` as a tower gives them; cos, sin: ``[S, rotary]`` of the new rows;
+        embeds: ``[S, hidden]``, or ``[S, row_width]`` from a tower; cos, sin: ``[S, rotary]`` of the new rows;
         past_len: ``[layers]``, the valid rows of each layer before the step. Afterwards rows ``[past_len[l], past_len[l] + S)``
         of layer ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows`` index the S rows
         (negative from the end), ``()`` for none. ``pattern``: for decoders bound with ``sparse``.
 
-        For an engine that works ``by_layer``, ``rows[l][h]`` are the valid rows that the new ones see of a layer and KV head,
-        int32, without duplicates; with ``fetch`` the new rows follow the fetched ones. ``sight`` comes where the decoder is not
+        For an engine that works ``by_layer``, ``rows[l][h]`` are the valid rows of a layer and KV head that the new ones see,
+        int32, without duplicates; with ``fetch`` the new rows follow the fetched ones. ``sight`` is set if the decoder is not
         causal. Raises CacheFull or CacheError before a byte is changed.
         """
         ...
@@ -144,7 +145,7 @@ class TowerBuffer:
 
 
 class ChangedTower(Protocol):
-    """A tower that encodes the changed patches of a frame only, bound to one stream's tower cache."""
+    """A tower that encodes only the changed patches of a frame, bound to one stream's tower cache."""
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
         """Encode patches ``[n]`` of a frame; returns features ``[t, row_width]`` and their tokens ``[t]``.
@@ -153,9 +154,9 @@ class ChangedTower(Protocol):
         row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. The other patches keep their keys and values.
         Tokens are row-major in ``VisionSpec.grid``, sorted: every token made of any of ``patches``.
 
-        The first call on fresh memory must have all patches; its features are those of :meth:`Engine.encode`. Later calls with
-        all patches return the same features as it, at the same cost. Raises ValueError for other shapes, before a byte is
-        changed.
+        The first call on fresh memory must have all patches; its features are those of :meth:`Engine.encode`. A later call
+        with all patches returns the same features as :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong
+        shapes, before a byte is changed.
         """
         ...
 
@@ -172,15 +173,14 @@ class Engine(Protocol):
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to language-space features ``[G, tokens_per_frame, row_width]``.
 
-        G is F, except for towers that merge ``group`` frames: there it is the number of groups, and the last frame is repeated
-        to fill its group. Frames have ``VisionSpec.size``, or any size within ``VisionSpec.pixels`` if the bundle has that.
+        G is F, or the number of groups for towers that merge ``group`` frames; the last frame is then repeated to fill its
+        group. Frames have ``VisionSpec.size``, or any size within ``VisionSpec.pixels`` if the bundle has that.
         """
         ...
 
     def capacity(self, rows: int) -> int:
-        """Return the rows that each layer's buffer needs to hold ``rows``: the same number, or that of the backend's graphs.
-
-        Raises UserError if the graphs have too few.
+        """Return the rows that each layer's buffer needs to hold ``rows``: the same number, or the fixed one of the backend's
+        graphs. Raises UserError if the graphs have too few.
         """
         ...
 
@@ -191,7 +191,7 @@ class Engine(Protocol):
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
         """Bind the decoder to one buffer per layer; bindings persist until the decoder is dropped.
 
-        ``probes`` are the layers whose queries each step returns; ``sparse``: whether steps may come with a pattern. Raises
+        ``probes`` are the layers whose queries each step returns; ``sparse``: whether steps may have a pattern. Raises
         UserError if the bundle lacks the graphs for it.
         """
         ...
@@ -199,7 +199,7 @@ class Engine(Protocol):
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
         """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache; bindings persist until it is dropped.
 
-        Raises UserError for a bundle without that graph, and on a backend that cannot drive it.
+        Raises UserError for a bundle without that graph, and on a backend that cannot run it.
         """
         ...
 
@@ -213,7 +213,7 @@ class Engine(Protocol):
 def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
     """Load ``bundle`` on the backend ``name``: an entry point of ``edgevlm.engines``, or ``./file.py:Class``.
 
-    options: the backend's own (``threads`` for the CPU). Raises UserError for a name that is unknown, a package that is not
+    options: the backend's own (``threads`` for the CPU). Raises UserError for an unknown name, a package that is not
     installed, and a bundle that the backend refuses.
     """
     made = load_class("engines", name)

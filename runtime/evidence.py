@@ -1,6 +1,6 @@
 """Find the frames that an answer was read from, by the attention of the question's last row in one layer.
 
-Its query is a probe, like those of policies, so every engine returns it. On the demo model two heads of the last layer attend
+Its query is a probe, as policies have them, so every engine returns it. On the demo model two heads of the last layer attend
 to the object in question (docs/internals/evidence.md); for other models the right heads are not known yet.
 """
 
@@ -20,11 +20,11 @@ from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.stateful import State, Stateful
 
-MOMENTS = 3  # frames that are named, at most
-LEAST = 0.02  # of the attention to all frames, for a frame to be named
-LEAST_ROW = 1e-3  # of the best row's weight, for a row to be looked at further
-LIT = 0.25  # of the frame's best patch, for a patch to be in the box
-KNOTS = 4096  # frames whose times are kept
+MOMENTS = 3  # an answer's evidence names at most this many frames
+LEAST = 0.02  # a frame is named from this fraction of the attention to all frames on
+LEAST_ROW = 1e-3  # rows below this fraction of the best row's weight are ignored
+LIT = 0.25  # the box has the patches with at least this fraction of the frame's best patch's weight
+KNOTS = 4096  # the most frames whose times are kept
 CLOSE_S = 0.5  # seconds that an interpolated time may be off before a knot is kept for it
 
 Float32 = NDArray[np.float32]
@@ -37,9 +37,9 @@ Integers = NDArray[np.integer]
 class Moment:
     """A frame that an answer was read from.
 
-    frame: its number. last_frame: the last frame before the attended patches changed. time_s, until_s: times of both, seconds
-    of the stream. weight: fraction of the attention to all frames, 0 to 1. box: left, top, right, bottom of the attended
-    patches, as fractions of the picture.
+    frame: its number. last_frame: the last frame before the attended patches changed. time_s, until_s: the times of these two
+    frames, in seconds of the stream. weight: fraction of the attention to all frames, 0 to 1. box: left, top, right, bottom of
+    the attended patches, as fractions of the picture.
     """
 
     frame: int
@@ -54,7 +54,7 @@ class Moment:
 class Evidence:
     """The moments an answer was read from. moments: best first.
 
-    held: False if a calibrated rule finds that the answer's frames are no longer in memory; None without such a rule, and for a
+    held: False if a calibrated rule finds that the answer's frames are no longer in memory; None without such a rule and for a
     question about a time window.
     """
 
@@ -73,7 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """Return the frames' rows that a KV head of a layer holds: copies, except of float32 keys, which later steps move."""
+    """Return the frames' rows that a KV head of a layer holds: copies, but float32 keys may be a view that steps change."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -86,7 +86,7 @@ class QuestionAttention:
     """The attention of one row of a question, copied; :meth:`evidence` evaluates it on demand.
 
     groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens. group:
-    number of frames that share one grid. logits: ``[vocabulary]``, for the token after the row. lossless: whether nothing has
+    number of frames that share one grid. logits: ``[vocabulary]``, for the token after the row. lossless: whether no row has
     left the memory.
     """
 
@@ -110,7 +110,7 @@ class QuestionAttention:
 
     @property
     def blind(self) -> bool:
-        """Return whether a head saw no frame."""
+        """Return whether any head saw no frame."""
         return any(not score.size for score, *_ in self.scores)
 
     @property
@@ -122,7 +122,7 @@ class QuestionAttention:
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
-        """Return tokens ``frame * tokens + patch`` without duplicates, the frame that last showed each, and its weight.
+        """Return the tokens, ``frame * tokens + patch``, without duplicates, the frame that last showed each, and its weight.
 
         The weight is the softmax of the queries over the frames' rows, averaged over heads: the attention that the decoder's
         layer computes, over only these rows. Rows with less than a thousandth of the largest weight are skipped.
@@ -137,7 +137,7 @@ class QuestionAttention:
             confirmed.append(last)
             weight.append(carried[lit])
         heads = sum(len(score) for score, *_ in self.scores)
-        if len(token) == 1:  # a KV head holds a token once
+        if len(token) == 1:  # in one KV head each token occurs only once
             return token[0], confirmed[0], weight[0] / heads
         found, place = np.unique(np.concatenate(token), return_inverse=True)
         last_shown = np.zeros(len(found), np.int64)
@@ -145,7 +145,7 @@ class QuestionAttention:
         return found, last_shown, np.bincount(place, np.concatenate(weight)) / heads
 
     def evidence(self) -> Evidence:
-        """Return the frames that carry the weight."""
+        """Return the frames with the most weight."""
         rule, times, (rows, columns) = self._heads, self._times, self._grid
         if self.blind:
             return Evidence((), False if rule.weights else None)
@@ -170,7 +170,7 @@ class QuestionAttention:
 
 
 def _medians(score: Float32) -> Float32:
-    """Return the median of each row, several times as fast as ``np.median``."""
+    """Return the median of each row, several times faster than ``np.median``."""
     low, high = (score.shape[1] - 1) // 2, score.shape[1] // 2
     middle = np.partition(score, (low, high), axis=1)
     return (middle[:, low] + middle[:, high]) * np.float32(0.5)
@@ -189,8 +189,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most ``KNOTS`` of them.
 
-    When there are too many, those that their neighbours predict within ``CLOSE_S`` are dropped, or else every second older one.
-    Its arrays are replaced, not changed, so later additions leave a shallow copy unchanged.
+    When there are too many, knots that their neighbours predict within ``CLOSE_S`` are dropped; if there are none, every
+    second older one is. Arrays are replaced, not changed, so later additions leave a shallow copy unchanged.
     """
 
     state_fields = ("frame", "seconds")

@@ -29,8 +29,8 @@ PRIVATE = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Found = Literal["file", "folder", "other", "nothing"]
 
-_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # a Path has folded the second slash
-_NO_SPACE = 1 << 20  # bytes: a disk with less is full
+_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # Path reduces two slashes to one
+_NO_SPACE = 1 << 20  # bytes: a disk with less free is full
 _FULL = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -56,7 +56,7 @@ def look(path: str | Path) -> Found:
 
 
 def is_utf8(path: str | Path) -> bool:
-    """Return whether a name is Unicode: Python holds its other bytes as lone surrogates, which few libraries take."""
+    """Return whether a name is UTF-8. Python holds other bytes as lone surrogates, which few libraries accept."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -77,7 +77,7 @@ def refuse_address(path: str | Path) -> None:
 
 
 def open_file(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading, links followed. Raises OSError, also for pipes, devices and folders, without waiting."""
+    """Open a regular file for reading, links followed, without waiting. Raises OSError, including for other kinds."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is not a file")
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
@@ -88,7 +88,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def home() -> Path:
-    """Return the user's home folder. Raises UserError if there is none, as for a container's user without a name."""
+    """Return the user's home folder. Raises UserError if there is none, as for a nameless user in a container."""
     try:
         found = Path.home()
     except RuntimeError:
@@ -108,7 +108,7 @@ def private_folder(path: Path) -> None:
 
 
 def refuse_unmapped(path: Path, error: Exception) -> None:
-    """Raise UserError if ``error`` is from a file system that cannot map files: some FUSE, 9p and network mounts."""
+    """Raise UserError if ``error`` means that the file system cannot map files: some FUSE, 9p and network mounts."""
     if isinstance(error, OSError) and "No such device" in str(error):
         raise UserError(f"{path}: its file system cannot map files into memory; copy the folder to a local disk") from None
 
@@ -117,7 +117,7 @@ def refuse_unmapped(path: Path, error: Exception) -> None:
 
 
 def reason(error: OSError, place: Path) -> str:
-    """Describe a failure to write. Some writers lose the errno; then a full disk is recognised by ``place``'s free space."""
+    """Describe a failure to write. If the writer lost the errno, a full disk is recognised by the free space at ``place``."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))
@@ -126,7 +126,7 @@ def reason(error: OSError, place: Path) -> str:
 def flush(path: Path) -> None:
     """Write a file or folder through to the disk. Raises OSError.
 
-    Does nothing for a folder of a file system that flushes files only: CIFS and vboxsf answer EINVAL.
+    Does nothing for a folder on a file system that flushes only files: CIFS and vboxsf return EINVAL.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -172,8 +172,8 @@ def atomic_directory(
     check: raises UserError if ``out_dir`` must not be replaced; called at the start and before the replacement.
     key: if set, a block that is killed, or ends with one of ``keep``, leaves its folder, and the next call with the same key
     yields that folder again; :func:`journal_of` lists its finished files. Other leftovers are removed. Raises UserError for
-    every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``: :func:`put_back`
-    undoes it, here and when a bundle is loaded.
+    every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``: the next call, or
+    loading the bundle, then restores the old folder with :func:`put_back`.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -231,9 +231,9 @@ def _prefix(target: Path) -> str:
 
 
 def lock_file(file: int | BinaryIO | TextIO, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
-    """Lock a file for this process; return False if its disk has no locks, as some network disks.
+    """Lock a file for this process; return False if its disk has no locks, like some network disks.
 
-    Raises OSError, and BlockingIOError if another process has it.
+    Raises OSError, and BlockingIOError if another process holds the lock.
     """
     try:
         fcntl.flock(file, how)
@@ -298,7 +298,7 @@ class JsonLines:
     """A file of JSON lines that only grows, written by one process, so that a stopped run can continue.
 
     The first line is the header, if there is one. A last line that a kill cut short is dropped. ``records`` holds the values by
-    key, earlier runs' first; without ``key`` it stays empty.
+    key, those of earlier runs first; without ``key`` it stays empty.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class JsonLines:
         header: names the file's kind (``journal``) and all settings that its records depend on.
         key: returns a record's key; LookupError and TypeError mean that the record is invalid. sync: flush each record to the
         disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, exists
-        without ``resume``, is damaged, or has another header. Such a file is not changed.
+        without ``resume``, is damaged, or has a different header. Such a file is not changed.
         """
         self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
         self._file: BinaryIO | None = None
@@ -339,7 +339,7 @@ class JsonLines:
         if raw and not resume:
             raise UserError(f"{path}: is there already; add --resume to continue it, or name another file")
         if header is not None and _line(header).startswith(raw):
-            os.truncate(path, 0)  # a part of the header at most
+            os.truncate(path, 0)  # it holds at most a part of the header
             self._write(header)
             return
         try:
@@ -375,9 +375,9 @@ class JsonLines:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def close(self) -> None:
-        """Let another process write the file."""
+        """Close the file, so that another process may write it."""
         if self._file is not None and not self._file.closed:
-            lock_file(self._file, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too
+            lock_file(self._file, fcntl.LOCK_UN)  # a process forked meanwhile also holds the file open
             self._file.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The memory that this process may still take: the system's, or what its control groups leave."""
+"""Find the memory that this process may still take: what is free in the system, or in its control groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 ROOT = Path("/")
-GROUPS = (  # v2 and v1: controller in /proc/self/cgroup, folder, names of the limit and the usage, cache in memory.stat
+GROUPS = (  # v2, v1: controller in /proc/self/cgroup, folder, files of the limit and the usage, cache in memory.stat
     ("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
@@ -29,7 +29,7 @@ def available() -> Available:
 
 
 def group_limits(root: Path | None = None) -> list[Available]:
-    """Return the memory of each control group (v1 or v2) around this process that has a limit. root: replaces / in paths."""
+    """Return the memory of each control group (v1 or v2) around this process that has a limit. root: used instead of ``/``."""
     root, own, found = root or ROOT, dict[str, str](), []
     with suppress(OSError, ValueError):
         lines = (line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines())

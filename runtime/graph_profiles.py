@@ -1,4 +1,4 @@
-"""Profiles: the kind of graphs in a bundle, named by the first TensorRT version that takes them.
+"""Profiles: the kinds of graphs that a bundle may have, named after the first TensorRT version that takes them.
 
 docs/internals/engines.md has their inputs and outputs.
 """
@@ -20,8 +20,8 @@ TOWERS = {ONNXRUNTIME: ("fp32", "int8"), TENSORRT_10_3: ("fp32", "fp16"), TENSOR
 class EngineShapes:
     """The largest calls that a bundle's engines take; longer ones are made in pieces.
 
-    frames: of a vision call, a multiple of the tower's group. rows: of a decoder call that appends frames. question: rows of a
-    decoder call that appends text.
+    frames: frames of a vision call, a multiple of the tower's group. rows: rows of a decoder call that appends frames.
+    question: rows of a decoder call that appends text.
     """
 
     frames: int
@@ -30,7 +30,7 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """Return the profile for a TensorRT version, ``10.16``, or for ONNX Runtime, None. Raises UserError before 10.3."""
+    """Return the profile for a TensorRT version such as ``10.16``, or for ONNX Runtime (None). Raises UserError below 10.3."""
     if tensorrt is None:
         return ONNXRUNTIME
     wanted = _version(tensorrt)
@@ -47,7 +47,7 @@ def check_profile(name: str) -> None:
 
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
-    """Return a tower's precision, by default like the products'. Raises UserError for one that the profile lacks."""
+    """Return a tower's precision, by default chosen by ``precision``. Raises UserError for one that the profile lacks."""
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
     if chosen not in TOWERS[profile]:

@@ -1,4 +1,4 @@
-"""Call functions in a helper process, which may crash, hang or fill its memory without harm to this one."""
+"""Call functions in a helper process, which may crash, hang or run out of memory without harming this one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from edgevlm.errors import UserError
 from edgevlm.progress import StandardError, guard_streams
 
 LONGEST = 1 << 23  # bytes of a line
-END_S = 5.0  # that a process may take to end before it is killed
+END_S = 5.0  # the time a process has to end before it is killed
 
 
 class HelperEnded(UserError):
-    """A helper process ended during a call. ``code``: its exit status, negative for a signal (-9: out of memory, usually)."""
+    """A helper process ended during a call. ``code``: its exit status, negative for a signal (-9: usually out of memory)."""
 
     def __init__(self, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"status {code}"
@@ -31,11 +31,11 @@ class HelperEnded(UserError):
 class Helper:
     """A process that runs ``module:function`` calls one at a time. The first call starts it; threads wait for each other.
 
-    Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts another.
+    Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new one.
 
-    It uses this process's import path without the current folder. Ctrl-C reaches this process only, which then ends the helper.
-    memory: bytes that the helper may map after its ``imports``. cpu_s: processor seconds of a call. wait_s: seconds to wait for
-    a line.
+    The helper has this process's import path without the current folder. Ctrl-C reaches only this process, which then ends the
+    helper. memory: bytes that the helper may map after its ``imports``. cpu_s: limit on the processor seconds of a call.
+    wait_s: the longest to wait for a line, in seconds.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Helper:
                 yield values[0]
 
     def _leave_to_parent(self) -> None:
-        """After a fork, forget the parent's helper; the next call starts another."""
+        """After a fork, forget the parent's helper; the next call starts a new one."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.Lock()
             self.process: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
-        """End the process; a later call starts another."""
+        """End the process; a later call starts a new one."""
         self._leave_to_parent()
         process, self.process = self.process, None
         if process is not None:
@@ -107,7 +107,7 @@ class Helper:
             except (OSError, ValueError, StopIteration):
                 self.close()
                 raise HelperEnded(process.returncode) from None
-            except BaseException:  # an interrupt: the rest of the answer must not be taken for the next one's
+            except BaseException:  # an interrupt: the rest of this answer must not be read as the next one
                 self.close()
                 raise
         if line[0] == "error":
@@ -131,7 +131,7 @@ class Helper:
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.close()
-            # a folder that is itself a package is there only while OpenCV is being imported: its ``typing`` hides Python's
+            # while OpenCV is being imported, the path has a folder that is itself a package: its ``typing`` would hide Python's
             paths = [path for path in sys.path if not os.path.exists(os.path.join(path, "__init__.py"))]
             code = f"import sys; sys.path[:] = {paths!r}; from {__name__} import serve; serve(**{self._settings!r})"
             try:
@@ -144,7 +144,7 @@ class Helper:
 
 
 def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
-    """Run :meth:`Helper.call` in its own process, so that nothing it imports stays in memory.
+    """Run :meth:`Helper.call` in a new process, so that nothing it imports stays in memory.
 
     If the process is killed, the UserError begins with the first argument.
     """
@@ -172,7 +172,7 @@ def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
             mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + memory,) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills, also within one long call
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills, even within one long call
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         try:

@@ -1,4 +1,4 @@
-"""Points in time whose distance does not depend on how the wall clock is set."""
+"""Points in time whose distance does not change when the wall clock is set."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Instant(NamedTuple):
     def since(self, then: Instant, most: float = math.inf) -> float:
         """Return the seconds from ``then`` to this instant, 0 or more.
 
-        Across a reboot it uses the wall clock, up to ``most``.
+        Across a reboot it is the wall clock's difference, up to ``most``.
         """
         if self.boot and self.boot == then.boot:
             return max(0.0, self.boot_s - then.boot_s)

@@ -1,11 +1,10 @@
 """The scoring and selection kernels of policies, in C++ and without the GIL.
 
-Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be dense in their last
-axis, float32 or float16; other arrays whose rows are not dense are copied. dtypes must match exactly, else CacheError. Kernels
-on a view of a cache use that cache's scratch memory, one call at a time, and allocate only the result. tests/reference.py has a
-plain numpy twin of each, in float64. Rows and caches on a CUDA device use the kernels there
-(:mod:`edgevlm.runtime.cuda.kernels`): the same scores within float32 rounding, and the same choices.
-Documentation of each: ``help(edgevlm.runtime.kernels)``, from ``csrc/``.
+Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be dense in their last axis,
+float32 or float16; other arrays whose rows are not dense are copied. A wrong dtype raises CacheError. Kernels on a view of a
+cache use that cache's scratch memory, one call at a time, and allocate only the result. tests/reference.py has a plain numpy
+twin of each, in float64. Rows and caches on a CUDA device use the kernels there (:mod:`edgevlm.runtime.cuda.kernels`), which
+give the same scores within float32 rounding, and the same choices. ``help(edgevlm.runtime.kernels)`` documents each kernel.
 
 Inner loops use the processor's best instruction set: avx512, avx2, neon or scalar, or the one in ``EDGEVLM_SIMD`` when this
 module is imported. Heads and layers are divided among :func:`set_threads` threads, by default one. Results are bit-identical

@@ -3,7 +3,7 @@
 A number is ``code * scale``; codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and channel, and
 equal for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. Rotation keeps a pair's length, so a scale that
 fits the length fits every rotation of the pair (one that fits the largest number would need a factor of sqrt 2). Codes are
-turned in float32, then rounded to whole codes.
+turned in float32, then rounded to integers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-KVType = str  # what keys and values are stored as: a name of DTYPES
+KVType = str  # how keys and values are stored: a name in DTYPES
 DTYPES: dict[KVType, np.dtype] = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 KV_TYPES = tuple(DTYPES)
-SCALES = "kv-scales.npy"  # of a bundle
+SCALES = "kv-scales.npy"  # a file of a bundle
 MOST = 127  # the largest code that has a negative
 
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """float32 ``[layers, kv_heads, head_dim]`` of keys and of values, finite and above 0."""
+    """The scales of keys and of values, each float32 ``[layers, kv_heads, head_dim]``, finite and above 0."""
 
     key: NDArray[np.float32]
     value: NDArray[np.float32]
@@ -46,7 +46,7 @@ class KVScales:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except OSError:
             raise
-        except Exception as error:  # numpy's, for whatever is wrong with the file
+        except Exception as error:  # whatever numpy raises for an invalid file
             raise ValueError(f"cannot be read ({type(error).__name__})") from None
         if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.shape != (2, *shape):
             kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else "several arrays"
@@ -59,13 +59,13 @@ class KVScales:
         return cls(np.array(found[0]), np.array(found[1]))
 
     def save(self, path: Path) -> None:
-        """Write both, float32 ``[2, layers, kv_heads, head_dim]``, as an .npy file."""
+        """Write both arrays, float32 ``[2, layers, kv_heads, head_dim]``, as an .npy file."""
         with path.open("wb") as stream:
             np.lib.format.write_array(stream, np.stack([self.key, self.value]), allow_pickle=False)
 
 
 def codes(numbers: NDArray[np.floating], scale: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Round ``numbers [kv_heads, n, head_dim]`` to codes of ``scale [kv_heads, head_dim]``: ties to even, saturated."""
+    """Round ``numbers [kv_heads, n, head_dim]`` to codes by ``scale [kv_heads, head_dim]``: ties to even, saturated."""
     return np.clip(np.rint(numbers / scale[:, None]), -MOST - 1, MOST).astype(np.int8)
 
 

@@ -1,1 +1,1 @@
-"""The cache and its kernels on a CUDA device. Nothing here imports a CUDA package before a device is asked for."""
+"""The cache and its kernels on a CUDA device. Nothing here imports a CUDA package until a device is needed."""

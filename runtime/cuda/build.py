@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# Machine code for Jetson Orin and Hopper, and what the driver makes machine code of for every device from Turing on.
+# Machine code for Jetson Orin and Hopper, and PTX that the driver compiles for every device from Turing on.
 TARGETS = (
     "-gencode=arch=compute_87,code=sm_87",
     "-gencode=arch=compute_90,code=sm_90",

@@ -1,8 +1,8 @@
 """The ring cache of one stream with its keys and values in device memory.
 
-Rows' metadata stays in the host's memory, where policies read it as arrays: a ledger, which is the C++ cache over rows of one
-rotary pair. The ledger checks every call before a byte is changed, keeps marks, and moves its rows as the device then moves
-keys and values.
+Rows' metadata stays in the host's memory, where policies read it as arrays. A ledger keeps it: a C++ cache with rows of one
+rotary pair. The ledger checks every call before a byte is changed, keeps marks, and moves its rows; the device then moves keys
+and values in the same way.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from edgevlm.runtime.kv import DTYPES, KVScales
 
 
 class CudaCache(KVCache):
-    """A :class:`~edgevlm.runtime.cache.KVCache` on a device: the same arguments, methods and errors, fp32 or fp16.
+    """A :class:`~edgevlm.runtime.cache.KVCache` on a device, fp32 or fp16, with the same arguments, methods and errors.
 
-    The arena is one block of device memory, mapped from the host's where they share it, and zeroed at the start. Per layer
-    ``l``, each array 256-byte aligned::
+    The arena is one block of device memory, mapped from the host's if they share it, and zeroed at the start. Each layer
+    ``l`` has these arrays, aligned to 256 bytes::
 
         key_l, value_l   [Hkv, C_l, D]   dtype, keys rotated
-        norm_l [Hkv, C_l] f32, of the values, once a policy asks for it
+        norm_l [Hkv, C_l] f32, of the values, once a policy needs it
 
     :meth:`key` and :meth:`value` return :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; everything else is as on the CPU.
     Methods return when the device is done, so an engine with its own stream may continue at once. driver: the device's driver,
@@ -48,14 +48,14 @@ class CudaCache(KVCache):
         _native.Cache._bytes_for(*native)  # checks them all
         _native.Cache.__init__(self, *_ledger(*native))
         self._describe(native)
-        self.known = [0] * self.layers  # rows [0, known) of a layer have their norm
+        self.known = [0] * self.layers  # rows [0, known) of a layer have norms
         self._reserved, self._row = 0, self.head_dim * self.dtype.itemsize
         driver = driver or open_driver()
         self.kernels = Kernels(driver)
         *starts, end = _starts(native[0], self.kv_heads, self.head_dim, self.dtype)
         self._arena = driver.allocate(end)
         weakref.finalize(self, driver.free, self._arena)
-        self.address = [tuple(self._arena.address + start for start in layer) for layer in starts]  # of key, value and norms
+        self.address = [tuple(self._arena.address + start for start in layer) for layer in starts]  # of keys, values and norms
         driver.clear(self._arena.address, end, end, 1)
         driver.main.synchronize()
 
@@ -69,12 +69,12 @@ class CudaCache(KVCache):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the arena and the ledger, without the kernels' working memory, which grows with the calls."""
+        """The bytes of the arena and the ledger. The kernels' working memory, which grows with the calls, is not counted."""
         return super().nbytes + self._arena.nbytes
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """The ledger's block, then the arena: ``[nbytes]``, a copy."""
+        """A copy of the ledger's block, then of the arena: ``[nbytes]``."""
         arena = np.empty(self._arena.nbytes, np.uint8)
         self.kernels.driver.copy_out(arena, self._arena.address)
         self.kernels.driver.main.synchronize()
@@ -96,7 +96,7 @@ class CudaCache(KVCache):
         return self.kernels.value_norms(self.value(layer))
 
     def table(self, layers: Sequence[int], lengths: Sequence[int]) -> NDArray:
-        """Return layers of these lengths as kernels take them: :data:`edgevlm.runtime.cuda.calls.LAYER`."""
+        """Return a table of layers of these lengths for kernels, with the dtype :data:`edgevlm.runtime.cuda.calls.LAYER`."""
         table = np.zeros(len(layers), calls.LAYER)
         for row, layer in zip(table, layers, strict=True):
             row["key"], row["value"], row["norm"] = self.address[layer]
@@ -209,18 +209,18 @@ class CudaCache(KVCache):
             kernels.turn(self, moved)
 
 
-CudaCache.__new__(CudaCache)  # as of KVCache: pybind11 notes the subclass now
+CudaCache.__new__(CudaCache)  # as for KVCache: pybind11 registers the subclass now
 
 
 def _ledger(
     capacities: list[int], kv_heads: int, head_dim: int, inv_freq: Any, axes: int, dtype: str, pair_axis: Any, local: Any
 ) -> tuple[Any, ...]:
-    """Return the arguments of the ledger, a C++ cache of one rotary pair that does not turn, for a device cache of these."""
+    """Return the arguments of a device cache's ledger: a C++ cache with one rotary pair that does not turn."""
     return capacities, kv_heads, 2, np.zeros(1), axes, "fp16", None if pair_axis is None else np.zeros(1, np.uint8)
 
 
 def _starts(capacities: list[int], kv_heads: int, head_dim: int, dtype: np.dtype) -> list[Any]:
-    """Return the offsets of each layer's key, value and norms in the arena, then its size, in bytes."""
+    """Return the offsets of each layer's keys, values and norms in the arena, and last the arena's size, in bytes."""
     starts: list[Any] = []
     end = 0
     for rows in capacities:

@@ -1,4 +1,4 @@
-"""Calls of our kernels: their structs, and the arrays on the host and the device that these point to."""
+"""Call our kernels: their structs, and the arrays on the host and the device that these point to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALIGNMENT = 256  # bytes
 THREADS = 256  # of every block
 TILE = 64  # rows of a block that multiplies matrices
 
-# Structs are field by field as ``csrc/*.cu`` have them; addresses are of the device.
+# Structs have the same fields as in ``csrc/*.cu``; addresses are the device's.
 LAYER = np.dtype(
     [
         *((name, np.uint64) for name in ("key", "value", "norm")),
@@ -35,7 +35,7 @@ _TWO_PI = Fraction(Decimal("6.28318530717958647692528676655900576839433879875021
 
 
 def _struct(name: str, *fields: str | tuple[type, str]) -> type[ctypes.Structure]:
-    """Return a struct whose fields are addresses, or have the type given with their name."""
+    """Return a struct whose fields are addresses unless a type is given with the name."""
     typed = [(c_uint64, field) if isinstance(field, str) else field for field in fields]
     return type(name, (ctypes.Structure,), {"_fields_": [(each, kind) for kind, names in typed for each in names.split()]})
 
@@ -65,7 +65,7 @@ AttentionCall = _struct(
 
 
 def named(kernel: str, dtype: np.dtype) -> str:
-    """Return the kernel for rows of a dtype."""
+    """Return the name of the kernel for rows of a dtype."""
     return f"{kernel}_{'fp16' if dtype == np.float16 else 'fp32'}"
 
 
@@ -75,7 +75,7 @@ def blocks(rows: int, lanes: int = 1) -> int:
 
 
 def slots_for(rows: int) -> int:
-    """Return the number of slots of a hash table of ``rows`` keys: a power of two, so that it is at most half full."""
+    """Return the number of slots of a hash table for ``rows`` keys: a power of two that keeps it at most half full."""
     return 1 << max(5, (2 * rows).bit_length())
 
 
@@ -83,7 +83,7 @@ def slots_for(rows: int) -> int:
 def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
     """Return how far each rotary pair turns in one step, in units of 2^-64 of a full turn, uint64 ``[pairs]``.
 
-    A product with the number of steps overflows exactly at full turns, so it is exact for any number.
+    A product with a number of steps overflows exactly at full turns, so it is exact for any number of steps.
     """
     full = 1 << 64
     return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)
@@ -96,7 +96,7 @@ def aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """``[kv_heads, n, head_dim]`` of a layer in device memory, heads ``capacity`` rows apart; keeps the cache alive.
+    """Rows ``[kv_heads, n, head_dim]`` of a layer in device memory, heads ``capacity`` rows apart; keeps the cache alive.
 
     :mod:`edgevlm.runtime.kernels` takes it wherever it takes an array of keys or values. Any other use, indexing included,
     makes a copy in the host's memory.
@@ -141,7 +141,7 @@ def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
 
 
 class KernelCall:
-    """A call over layers of a cache, all heads at once: name its arrays, :meth:`send`, launch its kernels, :meth:`fetch`.
+    """A call over layers of a cache, all heads at once: name its arrays, :meth:`send`, :meth:`launch` kernels, :meth:`fetch`.
 
     Its inputs are adjacent in device memory, so one copy sends them; arrays that start as zero follow, so one call clears them.
     Arrays of rows hold one layer after another. lengths: rows of each layer, by default the cache's.
@@ -153,7 +153,7 @@ class KernelCall:
         self.total = sum(self.lengths) * cache.kv_heads  # rows of all layers and heads
         self.tasks = len(layers) * cache.kv_heads
         self._inputs: dict[str, Sequence[NDArray]] = {"layers": [cache.table(layers, self.lengths)]}
-        self._made: dict[str, tuple[int, np.dtype]] = {}  # on the device: numbers and dtype
+        self._made: dict[str, tuple[int, np.dtype]] = {}  # arrays on the device: size and dtype
         self._zeroed: set[str] = set()
         self._address: dict[str, int] = {}
 
@@ -162,12 +162,12 @@ class KernelCall:
         self._inputs[name] = arrays
 
     def know(self, *names: str) -> None:
-        """Send the cache's metadata of its rows."""
+        """Send the metadata of the cache's rows."""
         for name in names:
             self.put(name, *(getattr(self.cache, name)(layer) for layer in self.layers))
 
     def masks(self, name: str, masks: Masks) -> None:
-        """Send a mask a layer, bool ``[kv_heads, n_l]``."""
+        """Send one mask per layer, bool ``[kv_heads, n_l]``."""
         for mask, n in zip(masks, self.lengths, strict=True):
             require(name, mask, np.dtype(np.bool_), (self.cache.kv_heads, n))
         self.put(name, *masks)
@@ -219,7 +219,7 @@ class KernelCall:
         """
         cache, pairs, each = self.cache, self.cache.head_dim // 2, 16 // self.cache.dtype.itemsize
         wide = pairs % each == 0
-        lanes = min(32, 1 << max(0, -(-pairs // (each if wide else 1)) - 1).bit_length())  # that read a row together
+        lanes = min(32, 1 << max(0, -(-pairs // (each if wide else 1)) - 1).bit_length())  # lanes that read a row together
         given = {"rows": Rows(layers=self["layers"], heads=cache.kv_heads, pairs=pairs, lanes=lanes, wide=wide)}
         if "turns" in self._inputs:
             given["how"] = Turns(turns=self["turns"], axis=self["axis"], axes=cache.axes, on=turned)

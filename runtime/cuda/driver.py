@@ -1,4 +1,4 @@
-"""A CUDA device through pycuda: memory, copies and streams.
+"""Use a CUDA device through pycuda: memory, copies and streams.
 
 It uses the device's primary context, as ONNX Runtime and TensorRT do, so addresses are valid in all of them, from any thread.
 Sizes and pitches are in bytes. Without a stream, work goes to the driver's own, :attr:`Driver.main`.
@@ -30,7 +30,7 @@ class CudaDevice:
     compute_capability: tuple[int, int]
     integrated: bool
     memory_bytes: int
-    cuda: str  # the newest CUDA that the driver runs, as 13.0
+    cuda: str  # the newest CUDA version that the driver runs, such as 13.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class DeviceMemory:
 
 
 class CudaStream:
-    """A queue of work that the device does in order. handle: the ``CUstream``; own: pycuda's."""
+    """A queue of work that the device does in order. handle: the ``CUstream``; own: pycuda's stream."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -61,7 +61,7 @@ class CudaStream:
 
 
 class Driver:
-    """One device. Every call raises RuntimeError with the driver's words if it fails, and may come from any thread.
+    """One device. Any thread may call it; a call that fails raises RuntimeError with the driver's message.
 
     Raises UserError without pycuda and for a missing device.
     """
@@ -86,7 +86,7 @@ class Driver:
             cuda=f"{version // 1000}.{version % 1000 // 10}",
         )
         self._context = device.retain_primary_context()
-        weakref.finalize(self, self._context.detach)  # pycuda's destructor would take it for a context of its own
+        weakref.finalize(self, self._context.detach)  # pycuda's destructor would treat it as a context that it made
         self.main = self.stream()
 
     @contextmanager
@@ -110,7 +110,7 @@ class Driver:
     def allocate(self, nbytes: int, mapped: bool | None = None) -> DeviceMemory:
         """Allocate at least one byte, not cleared; ``mapped`` from the host's memory, by default if the device shares it.
 
-        Raises UserError if the device has less.
+        Raises UserError if the device has too little.
         """
         try:
             with self.entered() as cuda:
@@ -181,14 +181,14 @@ class Driver:
 
 
 class WorkingMemory:
-    """Named blocks of memory for one call at a time, which grow to the largest size asked for; freed with the object."""
+    """Named blocks of memory for one call at a time, which grow to the largest size requested; freed with the object."""
 
     def __init__(self, driver: Driver, stream: CudaStream) -> None:
         self._driver, self._stream, self._held = driver, stream, dict[str, DeviceMemory]()
         weakref.finalize(self, _free_all, driver, self._held)
 
     def block(self, name: str, nbytes: int, mapped: bool | None = False) -> DeviceMemory:
-        """Return at least ``nbytes`` bytes, not cleared; a new block if that is more than ever before."""
+        """Return at least ``nbytes`` bytes, not cleared; in a new block if that is more than before."""
         held = self._held.get(name)
         if held is None or held.nbytes < nbytes:
             if held is not None:
@@ -205,7 +205,7 @@ def _free_all(driver: Driver, held: dict[str, DeviceMemory]) -> None:
 
 @cache
 def open_driver(ordinal: int = 0) -> Driver:
-    """Return the device with a number; one object for the whole process. Raises UserError, one line, if it cannot be used."""
+    """Return the device with this number, one object for the process. Raises a one-line UserError if it cannot be used."""
     try:
         return Driver(ordinal)
     except UserError:

@@ -1,6 +1,6 @@
-"""The CUDA twins of :mod:`edgevlm.runtime.kernels`, for rows on a device, and the kernels that a cache there needs.
+"""The CUDA twins of :mod:`edgevlm.runtime.kernels` for rows on a device, and the kernels that a cache there needs.
 
-The host sends rows' metadata with each call: up to 31 bytes a row, beside the 512 or more of its key and value.
+The host sends rows' metadata with each call: up to 31 bytes per row, compared with 512 or more for its key and value.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ class Kernels:
 
 
 def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
-    """Fill the holes of layers from their tails; keep: bool ``[kv_heads, n_l]``, the same number in each head, of ``lengths``
-    rows.
+    """Fill the holes of layers of ``lengths`` rows from their tails. keep: bool ``[kv_heads, n_l]``, the same number in each
+    head.
     """
     work = KernelCall(cache, list(keep), [int(lengths[layer]) for layer in keep])
     kept = np.array([mask[0].sum() for mask in keep.values()], np.int32)
@@ -224,7 +224,7 @@ def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32])
 
 
 def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
-    """Turn the keys of layers by steps, int32 ``[kv_heads, n_l, axes]``."""
+    """Turn the keys of layers by these steps, int32 ``[kv_heads, n_l, axes]``."""
     work = KernelCall(cache, list(by))
     work.put("by", *by.values())
     work.turns()
@@ -258,7 +258,7 @@ def check_turned(cache: DeviceCache, rotated: bool) -> None:
 
 
 def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) -> Callable[[], None]:
-    """Declare the arrays of temporal similarity; call the returned function once they are sent."""
+    """Declare the arrays for temporal similarity; call the returned function once they are sent."""
     cache = work.cache
     check_turned(cache, rotated)
     work.masks("recent", recent)
@@ -288,7 +288,7 @@ def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) ->
 
 
 def _cells(cache: DeviceCache, layer: int, mask: Bool) -> int:
-    """Return the most patches that the rows of a mask can have, by their bounding rectangle."""
+    """Return an upper limit of the patches that a mask's rows have: the size of their bounding rectangle."""
     if not mask.any():
         return 0
     row, col = cache.row(layer)[mask].astype(int), cache.col(layer)[mask].astype(int)
