@@ -1,4 +1,4 @@
-"""A loaded model: bundle, engine and tokenizer. One model serves any number of sessions."""
+"""Load a model: bundle, engine and tokenizer. One model serves any number of sessions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from edgevlm.runtime.sandbox import try_tokenizer
 from edgevlm.runtime.scheduler import Scheduler
 
 LARGEST_TOKENIZER = 1 << 27  # bytes
-MOST_FRAMES = 10**9  # no stream's number of frames is longer when written
-FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream's time is longer when written
+MOST_FRAMES = 10**9  # the highest frame number, used for the longest text around a frame
+FURTHEST = 10 * 365.25 * 86400.0  # seconds: the latest time, used for the same
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class Model:
     closing: NDArray[np.float32]  # rows that close a video before the text after it, [n, hidden]
     is_demo: bool = False
     scheduler: Scheduler = field(init=False, repr=False, compare=False)
-    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # of which :meth:`for_frames` is a view
+    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # the model of which this is a view
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler()
@@ -69,7 +69,7 @@ class Model:
     def in_fp32(self) -> Model:
         """Return the model for sessions with fp32 keys and values, with the same engine and scheduler.
 
-        Returns itself if it does not keep fp16, and on engines whose graphs compute attention.
+        Returns itself if its keys and values are not fp16, and on engines whose graphs compute attention.
         """
         return self._view(self.bundle.in_fp32()) if self.bundle.decoder.kv == "fp16" and self.engine.by_layer else self
 
@@ -85,9 +85,9 @@ class Model:
         """Load ``demo``, a bundle's or a checkpoint's directory, or ``ORG/NAME[@revision]`` of the hub.
 
         engine: a backend's name. threads: threads per call, 1 to 256, by default the physical cores. positions: ``trained`` or
-        ``transformers``, by default as exported. Raises BundleError for a bundle that is missing, truncated or of another
-        version, and UserError for an engine that is unknown or not installed, or that refuses the bundle or the number of
-        threads.
+        ``transformers``, by default as exported. Raises BundleError for a bundle that is missing, truncated or of an
+        unsupported version, and UserError for an engine that is unknown or not installed, or that refuses the bundle or the
+        number of threads.
         """
         bundle = Bundle.load(find_bundle(name, engine), verify="size")
         if positions is not None:
@@ -115,7 +115,7 @@ class Model:
         return self.bundle.vision.tokens_per_frame + text
 
     def frame_text(self, seconds: float, frame: int) -> tuple[str, str]:
-        """Return the text before and after frame ``number`` (from 0), seen at ``seconds`` of the stream."""
+        """Return the text before and after a frame with number ``frame`` (from 0), seen at ``seconds`` of the stream."""
         full = int(seconds)
         vision = self.bundle.vision
         time = {"seconds": seconds, "minutes": full // 60, "second": full % 60, "frame": frame + 1}
@@ -124,7 +124,7 @@ class Model:
     def close(self) -> None:
         """End the work in progress and close the engine; sessions of this model raise UserError afterwards.
 
-        Closing it again does nothing, nor does closing it in a forked process.
+        Closing it again, or in a forked process, does nothing.
         """
         if self.scheduler.is_forked:
             return
@@ -171,7 +171,7 @@ def bundle_folder(name: str | Path) -> Path:
 
 
 def is_demo(bundle: Bundle) -> bool:
-    """Return whether its weights are the embedded model's, as in a copy or a calibrated copy."""
+    """Return whether a bundle's weights are the embedded model's, as in a copy, calibrated or not."""
     try:
         shipped = Bundle.load(demo_bundle(), verify="size").files
     except BundleError:

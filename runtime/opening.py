@@ -21,10 +21,10 @@ from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY, OtherStore
 from edgevlm.runtime.stream import Stream
 
-FALLBACK = "infinipot-v"  # of a model on which no policy was measured to be better
+FALLBACK = "infinipot-v"  # for a model on which no policy was measured to be better
 FAR = 2.0  # budgets whose ratio is larger are far apart
 STORE = "store.bin"  # in the directory of snapshots
-FEW = 64  # patches of a frame: encoding all of them takes less time than comparing them
+FEW = 64  # for frames of this many patches or fewer, encoding all takes less time than comparing them
 LATEST_S = 1e12  # of a timestamp: 30,000 years
 
 
@@ -36,7 +36,7 @@ def check_int(**numbers: object) -> None:
 
 
 def check_time(timestamp: object) -> None:
-    """Raise UserError for anything but a number of seconds."""
+    """Raise UserError unless ``timestamp`` is a number of seconds."""
     number = isinstance(timestamp, int | float | np.integer | np.floating) and not isinstance(timestamp, bool)
     if not number or not -LATEST_S < timestamp < LATEST_S:  # type: ignore[operator]
         raise UserError(f"timestamp is a number of seconds, not {str(timestamp)[:40]}")
@@ -46,8 +46,8 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
     """Return the encoder of changed patches, or None if whole frames are encoded.
 
     ``auto`` is calibration's choice, else changed patches for frames of more than FEW patches, if the engine, the frames' size
-    and a quarter of the free memory allow it. A resumed stream keeps its setting. Raises UserError if ``changed`` was asked for
-    and cannot be.
+    and a quarter of the free memory allow it. A resumed stream keeps its setting. Raises UserError if ``changed`` was requested
+    and is impossible.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
@@ -69,7 +69,7 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
 def open_stream(
     settings: SessionSettings, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
 ) -> tuple[Stream, str]:
-    """Allocate the memory and append the prefix. Also returns the reasons of ``auto`` for the policy and for what to append.
+    """Allocate the memory and append the prefix. Also returns why ``auto`` chose the policy and what to append.
 
     writer: writes snapshots; a store's file is in its directory. Raises UserError as ``Session.open`` does.
     """
@@ -102,8 +102,8 @@ def open_stream(
 def _append(settings: SessionSettings, model: Model, policy: Policy, writer: SnapshotWriter | None) -> AppendChanged | None:
     """Return which tokens enter the memory.
 
-    ``auto`` is the changed ones, unless calibration chose whole frames or the policy needs them. A memory of whole frames, as
-    earlier versions kept, resumes as such.
+    ``auto`` is the changed ones, unless calibration chose whole frames or the policy needs them. A resumed memory of
+    whole frames, as earlier versions kept it, keeps whole frames.
     """
     choices, (name, tau, refresh, present) = model.bundle.choices(), parse_append(settings.append)
     if name == AUTO and writer is not None and writer.kept(model.bundle).get("append") == ALL:
@@ -143,10 +143,11 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy of ``auto`` for this model at a budget of |M| tokens, and why; details follow the first ``; ``.
+    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason; its
+    details come after the first ``; ``.
 
-    It is the choice at the nearest measured budget, or FALLBACK if there is none, if no policy is clearly better, or if the
-    chosen one is not installed. Raises BundleError for choices that cannot be used.
+    It is the choice at the nearest measured budget, or FALLBACK if none was measured, if no policy is clearly better, or if
+    the chosen one is not installed. Raises BundleError for invalid choices.
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
     if not choices:
@@ -163,7 +164,7 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
-    """Describe the policy of ``auto`` at ``budget`` and the streams it was measured on; numbers and warnings follow ``; ``."""
+    """Describe the policy that ``auto`` chooses at ``budget`` and its measurement; numbers and warnings come after ``; ``."""
     best, on = choice.best, f"on streams of {choices.frames} frames"
     on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:

@@ -1,12 +1,12 @@
-"""Classes and functions found by name: edgevlm's own, those of installed packages, and those in a user's file.
+"""Find classes and functions by name: edgevlm's own, those of installed packages, and those in a user's file.
 
 A name is looked up in a group of :data:`GROUPS`; edgevlm and other packages declare theirs as entry points::
 
     [project.entry-points."edgevlm.policies"]
     my-policy = "my_package.policies:MyPolicy"
 
-``./mine.py:MyPolicy`` names a class in a file instead, and needs no installation. Every failure is a
-:class:`~edgevlm.errors.UserError` of one line.
+``./mine.py:MyPolicy`` names a class in a file instead, and needs no installation. Every failure raises a one-line
+:class:`~edgevlm.errors.UserError`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def names(group: str, *, own: bool = False) -> list[str]:
 
 
 def load_class(group: str, name: str) -> Any:
-    """Return the class called ``name``, edgevlm's own first, or ``./file.py:Class``. Raises UserError."""
+    """Return the class called ``name``, preferring edgevlm's own, or the one at ``./file.py:Class``. Raises UserError."""
     if is_file(name):
         return _from_file(name)
     point = _own(group).get(name) or next(iter(entry_points(group=f"edgevlm.{group}", name=name)), None)
@@ -81,7 +81,7 @@ def split_options(text: str) -> tuple[str, str]:
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
     """Convert an error in the file of ``plugin`` (a class, an instance or a function) to a ``kind`` with file, line and error.
 
-    Errors of edgevlm's own classes, and those raised elsewhere, pass through.
+    Errors from edgevlm's own classes, and those raised in other files, pass through.
     """
     try:
         yield
@@ -97,7 +97,7 @@ def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterato
 
 
 def is_foreign(plugin: Any) -> bool:
-    """Return whether a class, its instance or a function is not edgevlm's own."""
+    """Return whether a class, an instance or a function is not edgevlm's own."""
     return not plugin.__module__.startswith("edgevlm.")
 
 

@@ -15,14 +15,14 @@ Reindexing = Literal["lazy", "eager", "never"]
 Mark = tuple[int, int | None, int, float, int | None]
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
-VIDEO_RULES = {"trained": "video", "transformers": "transformers"}  # --positions -> how the frames of one video take positions
-_ROUNDING = 1e-6  # of a position, against 0.1 * 30 being less than 3
+VIDEO_RULES = {"trained": "video", "transformers": "transformers"}  # --positions -> the position rule for frames of one video
+_ROUNDING = 1e-6  # added to a position, because 0.1 * 30 may round to less than 3
 
 
 def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8] | None = None) -> tuple[Float32, Float32]:
     """Return cos and sin, each float32 ``[S, head_dim / 2]``, of positions ``[S]`` or ``[S, axes]``.
 
-    With several axes ``pair_axis [head_dim / 2]`` names the one that each rotary pair turns by. Angles are float32, as in
+    With several axes, ``pair_axis [head_dim / 2]`` is the axis that each rotary pair turns by. Angles are float32, as in
     transformers.
     """
     flat = positions.reshape(len(positions), -1).astype(np.float32)
@@ -31,7 +31,7 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
 
 
 def position_rule(rule: str, wanted: str) -> str:
-    """Return the position rule of frames: ``wanted``, of VIDEO_RULES, for a video in one block, else ``rule``."""
+    """Return the position rule for frames: ``wanted``'s in VIDEO_RULES if the video is one block, else ``rule``."""
     return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 
@@ -41,7 +41,7 @@ class Positions:
 
     limit: the smaller of the model's limit and the trained length written in the bundle. margin: min(1024, limit / 4), but at
     least the text budget, so that a question always fits below the limit. (InfiniPot-V App. B.4, HERMES App. F.)
-    rule, grid, tokens_per_second: ``positions`` and more of :class:`~edgevlm.runtime.bundle.VisionSpec`.
+    rule, grid, tokens_per_second: from :class:`~edgevlm.runtime.bundle.VisionSpec`, where rule is ``positions``.
     next: 1 + the largest position taken, over all axes.
     """
 
@@ -56,14 +56,14 @@ class Positions:
     _start: int | None = None  # where the rows and columns of the video count from
     _time: int = 0  # the newest frame's position on the first axis
     _since: float = 0.0  # seconds of the video's first frame
-    _text: int | None = None  # the position of the next row of text after the video, if not ``next``
+    _text: int | None = None  # position of the next text row after the video, if it differs from ``next``
 
     @property
     def margin(self) -> int:
         return max(min(1024, self.limit // 4), self.text_rows)
 
     def due(self, rows: int, compressed: bool) -> bool:
-        """Return whether to make positions dense before ``rows`` more are appended."""
+        """Return whether to make positions dense before ``rows`` more rows are appended."""
         if self.reindexing == "never":
             return False
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin
@@ -98,12 +98,12 @@ class Positions:
     def frame(self, seconds: float, tokens: NDArray[np.bool_] | None = None) -> Int32:
         """Return the positions of the tokens of the next frame, seen at ``seconds``: ``[rows * columns, axes]``.
 
-        tokens: bool ``[rows * columns]``, those to append, by default all; text-like positions leave no gaps.
+        tokens: bool ``[rows * columns]``, those to append, by default all; with rule ``rows`` positions leave no gaps.
 
         ``video``: the frame advances by 1 or by the time that passed; rows and columns count from the video's start.
         ``frame``: all three count from the next index. (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2.)
-        ``transformers``: as ``video``, but text follows the largest row or column, whatever the time, as in transformers from
-        5.23 on.
+        ``transformers``: as ``video``, but text follows the largest row or column, whatever the time, as in transformers
+        5.23 and later.
         """
         rows, columns = self.grid
         if self.rule == "rows":
@@ -113,7 +113,7 @@ class Positions:
             self._since = seconds
         elif self.tokens_per_second is None:
             self._time += 1
-        else:  # never before the previous frame, nor so far on that no text would fit
+        else:  # never before the previous frame, nor so far ahead that no text would fit
             passed = int((seconds - self._since) * self.tokens_per_second + _ROUNDING)
             furthest = max(self._time + 1, self.limit - self.margin - 1)
             self._time = min(max(self._time, self._start + passed), furthest)

@@ -1,4 +1,4 @@
-"""Frames to pixels, as the checkpoint's image processor does: resize with antialiasing, rescale, normalise."""
+"""Convert frames to pixels as the checkpoint's image processor does: resize with antialiasing, rescale, normalise."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import VisionSpec
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
-MOST_PIXELS = 1 << 26  # of a frame, and of a picture that a source reads: 8192 x 8192, 192 MB decoded
-MOST_EDGE = 1 << 14  # pixels along an edge of one, whatever its aspect
+MOST_PIXELS = 1 << 26  # the most in a frame or in a picture that a source reads: 8192 x 8192, 192 MB decoded
+MOST_EDGE = 1 << 14  # the most pixels along one edge, whatever the aspect
 BAND = 16  # output pixels resized in one product
-SMALL = 1 << 17  # multiplications of one product: BLAS shares out larger ones, which on a busy machine takes 30 times as long
+SMALL = 1 << 17  # multiplications in one product: BLAS splits larger ones among threads, 30 times slower on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Preprocessor:
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Convert a frame.
 
-        Raises UserError unless it is uint8 ``[H, W, 3]`` with at most MOST_PIXELS pixels and MOST_EDGE an edge.
+        Raises UserError unless it is uint8 ``[H, W, 3]`` with at most MOST_PIXELS pixels and MOST_EDGE along an edge.
         """
         if not isinstance(frame, np.ndarray):
             raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
@@ -64,7 +64,7 @@ class Preprocessor:
         return planes
 
     def _resize(self, height: int, width: int) -> list[Pass]:
-        """Return the resize passes for a source size; only the last size's are cached, because cameras rarely change theirs."""
+        """Return the resize passes for a source size. Only the last size's are cached, because cameras rarely change it."""
         if (found := self._passes.get((height, width))) is None:
             self._passes = {(height, width): (found := self._bands(height, width))}
         return found
@@ -77,7 +77,7 @@ class Preprocessor:
             sizes.insert(1, longest(height, width, spec.longest_edge or max(spec.size)))
         elif sizes[0] == sizes[1]:
             return []
-        if spec.fit == "crop":  # only pixels inside it have weights: the longer edge may become a million pixels
+        if spec.fit == "crop":  # only pixels inside the crop get weights, because the longer edge may become a million pixels
             edge, short = spec.shortest_edge or min(spec.size), min(height, width)
             edges = [(side, int(edge * side / short), kept) for side, kept in zip((height, width), spec.size, strict=True)]
             rows, columns = (resize_bands(side, to, method, (to - kept) // 2, kept) for side, to, kept in edges)
@@ -147,7 +147,7 @@ def _kernel(x: NDArray[np.float64], method: str) -> NDArray[np.float64]:
         return 1 - x
     if method == "lanczos":
         return np.sinc(x) * np.sinc(x / 3)
-    a = -0.5  # Keys' cubic, as Pillow has it
+    a = -0.5  # Keys's cubic, with Pillow's parameter
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a
     return np.where(x < 1, near, far)

@@ -20,10 +20,10 @@ MAX_CHOICES = 256
 
 @dataclass
 class Sampler:
-    """temperature 0 is greedy; top_p keeps the smallest set of tokens whose probability reaches it; seed fixes the draw.
+    """Draws tokens. temperature 0 is greedy; top_p keeps the smallest set of tokens whose probabilities add up to it.
 
-    top_k keeps the likeliest k tokens, 0 all; min_p keeps tokens with at least that fraction of the highest probability. Raises
-    UserError for a value out of range.
+    top_k keeps the k likeliest tokens, all if 0; min_p keeps tokens with at least that fraction of the highest probability;
+    seed fixes the draws. Raises UserError for a value out of range.
     """
 
     temperature: float = 0.0
@@ -46,7 +46,7 @@ class Sampler:
         if self.temperature == 0:
             return int(logits.argmax())
         below = logits.astype(np.float64) - logits.max()
-        with np.errstate(over="ignore"):  # of a temperature next to 0: minus infinity
+        with np.errstate(over="ignore"):  # at a temperature close to 0: minus infinity
             probabilities = np.exp(below / self.temperature)
         probabilities /= probabilities.sum()
         order = np.argsort(-probabilities, kind="stable")[: self.top_k or None]
@@ -61,8 +61,8 @@ class Repetition:
     """A logits processor that penalises tokens of the prompt and the answer.
 
     penalty: divides their positive logits and multiplies negative ones, as transformers' ``generate`` does. ngram: runs of this
-    many tokens do not repeat; 0: no limit. presence, frequency: subtracted from the logits of the answer's tokens, once and per
-    occurrence, as OpenAI does. prompt: token ids. Raises UserError for a penalty out of range.
+    many tokens do not repeat; 0: no limit. presence, frequency: subtracted from the logits of tokens in the answer, once and
+    per occurrence, as OpenAI does. prompt: its token ids. Raises UserError for a penalty out of range.
     """
 
     def __init__(self, penalty: float = 1.0, ngram: int = 0, presence: float = 0.0, frequency: float = 0.0) -> None:
@@ -122,12 +122,12 @@ class Classified(NamedTuple):
 class OneOf:
     """A logits processor that allows only the tokens of ``texts``, each with and without a space before it.
 
-    probabilities: of the texts, with the sum 1. Texts that start with the same token share its probability evenly until the
-    answer decides between them.
+    probabilities: one for each text, adding up to 1. Texts that start with the same token share its probability evenly until
+    the answer decides between them.
     """
 
     def __init__(self, model: Model, texts: Sequence[str]) -> None:
-        """Encode the texts. Raises UserError unless they are 2 to MAX_CHOICES, and for texts with equal tokens."""
+        """Encode the texts. Raises UserError unless there are 2 to MAX_CHOICES, and for texts with the same tokens."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UserError("choices are a list of texts")
         if not 2 <= len(texts) <= MAX_CHOICES:
@@ -167,7 +167,7 @@ class OneOf:
         return masked
 
     def at_once(self, logits: NDArray[np.float32]) -> dict[str, float]:
-        """Return the probability of each text by logits ``[vocabulary]`` of only the answer's first token."""
+        """Return the probability of each text by the logits ``[vocabulary]`` of the answer's first token only."""
         first = copy(self)
         first([], logits)
         return first.probabilities
@@ -188,5 +188,5 @@ class OneOf:
         return self._text.get(tuple(token_ids), "")
 
     def _open(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the choices that may still be written after ``token_ids``."""
+        """Return the choices that are still possible after ``token_ids``."""
         return [ids for ids in self._text if ids[: len(token_ids)] == tuple(token_ids)]

@@ -1,6 +1,6 @@
 """Read chat templates and tokenizers of models in helper processes, with limits on memory and time.
 
-The templates' helper starts with the first template that is not in KNOWN (.2 s, 22 MB); rendering there takes .1 ms longer.
+The helper for templates starts at the first template that is not in KNOWN (.2 s, 22 MB); it renders .1 ms slower.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.helper_process import Helper, HelperEnded
 
 CPU_S = 2  # processor time of a rendering; the chat templates of published models take a millisecond
-WAIT_S = 60.0  # for one, on a machine that does much else
-MEMORY = 1 << 28  # bytes that the helper may map beside what it starts with
+WAIT_S = 60.0  # the longest wait for a rendering, on a busy machine
+MEMORY = 1 << 28  # bytes that the helper may map in addition to those at its start
 LONGEST = 1 << 20  # characters of a text
 TOKENIZER_S = 60  # processor time to read a tokenizer; one of 250,000 tokens takes 2 s
-TOKENIZER_BYTES = 20  # of memory for one of the file; that one takes 9
-KNOWN = {  # SHA-256 of what is read here: the demo's template and tokenizer, and SmolVLM's default template
+TOKENIZER_BYTES = 20  # of memory per byte of the file; that tokenizer takes 9
+KNOWN = {  # SHA-256 of texts read in this process: the demo's template and tokenizer, and SmolVLM's default template
     "64908e476298d5017c8362d3c1cf7185abedc717720028d3e6a04691b9479b77",
     "11ead1817a1a6aee0fa8ae634dee8b58e99ebc088183b4a8f71efe28abd2f534",
     "dad132fe0567c3de66c99ad7a9db6ff407329f33a99f7d8ba3d0a140eb82c578",
@@ -30,7 +30,7 @@ helper = Helper(memory=MEMORY, cpu_s=CPU_S, wait_s=WAIT_S, imports=[__name__, "j
 
 
 def render(template: str, **values: Any) -> str:
-    """Render ``template``. Raises UserError if it fails, tries to leave its sandbox, or takes too much."""
+    """Render ``template``. Raises UserError if it fails, tries to leave its sandbox, or exceeds a limit."""
     try:
         if hashlib.sha256(template.encode()).hexdigest() in KNOWN:
             return render_here(template, values)
@@ -67,7 +67,7 @@ def read_tokenizer(path: str) -> None:
         tokenizer.encode("What is there?")
     except MemoryError:  # it ends the helper
         raise
-    except BaseException as error:  # tokenizers raises bare Exception, and what its own panics are
+    except BaseException as error:  # tokenizers raises plain Exception, and BaseException for its panics
         raise UserError(repr(" ".join(str(error).split())[:200])) from None
 
 

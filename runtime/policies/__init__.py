@@ -36,9 +36,9 @@ def evicting() -> list[str]:
 
 
 def find_policy(name: str) -> type[Policy]:
-    """Return the class of a policy: edgevlm's, of the entry points ``edgevlm.policies``, or ``./file.py:Class``.
+    """Return the class of a policy: edgevlm's own, one of the entry points ``edgevlm.policies``, or ``./file.py:Class``.
 
-    Raises UserError for a name that is not known, naming the nearest, and for a class that is not a policy.
+    Raises UserError for an unknown name, naming the nearest, and for a class that is not a policy.
     """
     found = POLICIES.get(name) or load_class("policies", name)
     if not (isinstance(found, type) and issubclass(found, Policy)):
@@ -49,7 +49,7 @@ def find_policy(name: str) -> type[Policy]:
 
 
 def create_policy(text: str) -> Policy:
-    """Make a policy from ``name`` or ``name:setting=value,...``; raises UserError naming the nearest right word."""
+    """Make a policy from ``name`` or ``name:setting=value,...``. Raises UserError, which names the nearest valid word."""
     from pydantic import TypeAdapter  # slow to import
 
     name, settings = parse_settings(text)
@@ -71,13 +71,13 @@ def create_policy(text: str) -> Policy:
 
 
 def as_policy(policy: str | Policy | type[Policy]) -> Policy:
-    """Return the policy of a name or class, or ``policy`` itself. Raises UserError for anything else."""
+    """Return the policy with this name or class, or ``policy`` itself. Raises UserError for anything else."""
     if isinstance(policy, str):
         return create_policy(policy)
     if isinstance(policy, type) and issubclass(policy, Policy):
         try:
             return policy()
-        except (TypeError, ValueError) as error:  # abstract, or with settings that have no default
+        except (TypeError, ValueError) as error:  # it is abstract, or has settings without a default
             raise UserError(f"policy {policy.__name__}: {error}; give an instance of it") from None
     if not isinstance(policy, Policy):
         raise UserError(f"a policy is a name, a subclass of Policy or an instance of one, not {policy!r}")

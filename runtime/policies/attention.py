@@ -1,4 +1,4 @@
-"""State of policies that rank by attention: recent queries, and scores by token."""
+"""Hold the state of policies that rank by attention: recent queries, and a score for each token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class QueryWindow(Stateful):
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self._seq = np.zeros(0, np.int64)  # [w], rising
+        self._seq = np.zeros(0, np.int64)  # [w], ascending
         self._position = np.zeros((0, 1), np.int32)  # [w, axes]
         self._queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
 
@@ -63,7 +63,7 @@ class QueryWindow(Stateful):
             raise ValueError(f"{what}; name it in needs.probe_layers, and call add(appended) in after_append")
         cache, mine = layer.cache, (layer.kind == Kind.VISION) | (layer.kind == Kind.SUMMARY)
         count = min(len(self._seq), int(mine[0].sum()))
-        at = np.nonzero(layer.newest(count, mine))[1].reshape(-1, count)  # [kv_heads, count], in no order
+        at = np.nonzero(layer.newest(count, mine))[1].reshape(-1, count)  # [kv_heads, count], in no particular order
         seq = np.take_along_axis(layer.seq, at, 1)
         order = np.argsort(seq, 1)
         at, seq = np.take_along_axis(at, order, 1), np.take_along_axis(seq, order, 1)
@@ -107,7 +107,7 @@ class SeqScores(Stateful):
         return out
 
     def replace(self, seq: Int64, score: Float64, capacity: int) -> None:
-        """Hold just these tokens, ``[heads, n]`` in any order; all others are forgotten."""
+        """Hold only these tokens, ``[heads, n]`` in any order; forget all others."""
         if not self._seq.size:
             self._seq, self._score = np.zeros((len(seq), capacity), np.int64), np.zeros((len(seq), capacity))
         self._count = seq.shape[1]

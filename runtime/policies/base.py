@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 class Needs:
     """A policy's requirements of the session, beyond the cache.
 
-    probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward pass that it
-    may request before a compression; guidance_layers: the layers that this pass reports. variant: the decoder graph to prefill
-    with; with ``per-layer`` the policy chooses in every layer which rows are attended to. features: whether it needs each
-    frame's features. single_frames: whether each frame's changes must be appended separately, even if several would fit.
-    working_rows: rows of a layer, beside |M_l|, that each call fills again.
+    probe_layers: layers whose queries it wants after each vision append. guidance: the texts, in order, for the forward pass
+    that it may request before a compression; guidance_layers: the layers whose queries this pass returns. variant: the decoder
+    graph to prefill with; with ``per-layer`` the policy chooses in every layer which rows are attended to. features: whether it
+    needs each frame's features. single_frames: whether each frame's changes must be appended separately, even if several would
+    fit. working_rows: rows of a layer, in addition to |M_l|, that each call fills again.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -47,16 +47,16 @@ class Needs:
 
     @property
     def keeps_first_frame(self) -> bool:
-        """Whether frame 0 never leaves: later frames see it for good when they are prefilled with ST-SpAttn."""
+        """Whether frame 0 never leaves, because ST-SpAttn shows it to every later frame."""
         return self.variant == "st-spattn"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """The model's facts that a policy may use: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
+    """Facts about the model that a policy may use: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
 
-    fading: the model family's own k and omega of HERMES. calibration: the model's measurements, if any. thinned: whether frames
-    enter with their changed tokens only, one or more of the p. text_per_frame: the most rows of text around a frame.
+    fading: HERMES's k and omega for the model's family. calibration: the model's measurements, if any. thinned: whether only
+    the changed tokens of a frame enter, one or more of the p. text_per_frame: the most rows of text around a frame.
     """
 
     layers: int
@@ -72,8 +72,8 @@ class StreamShape:
 class Appended:
     """Vision rows just committed: their ``seq`` ``[n]`` and ``position`` ``[n, axes]``, the same in every layer and head.
 
-    queries: rotated queries of these rows by probe layer, float32 ``[heads, n, head_dim]``. frame: each row's frame, ``[n]``.
-    features: the mean of each frame's features, ``[frames, row_width]``, for those that need them.
+    queries: these rows' rotated queries by probe layer, float32 ``[heads, n, head_dim]``. frame: each row's frame, ``[n]``.
+    features: the mean of each frame's features, ``[frames, row_width]``, for policies that need them.
     """
 
     seq: NDArray[np.int64]
@@ -85,9 +85,9 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The result of a compression: for each layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), then rows to add.
+    """The result of a compression: for each layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), and the rows to add.
 
-    merged: keys and values, as stored, of layers with merged rows.
+    merged: the keys and values, as stored, of layers with merged rows.
     """
 
     keep: list[Bool | None]
@@ -95,7 +95,7 @@ class Plan:
     merged: Mapping[int, Mapping[str, NDArray]] = field(default_factory=dict)
 
     def carry_out(self, cache: KVCache) -> int:
-        """Change the memory; returns how many rows left all layers and heads together."""
+        """Change the memory; return how many rows left, summed over all layers and heads."""
         for layer, parts in self.merged.items():
             cache.load(layer, {name: np.array(part) for name, part in cache.held(layer).items()} | dict(parts))
         evicted = cache.evict(self.keep)
@@ -119,18 +119,18 @@ class Policy(Stateful):
     does so in :meth:`prepare`. One that ranks by attention names the layers whose queries it wants in :attr:`needs` and takes
     them in :meth:`after_append`.
 
-    State between calls, beside the cache, is made in :meth:`attach` and declared in ``state_fields``. Snapshots store those
-    attributes, the byte budget and ``policy_bytes`` of the stats count their arrays; see
+    State that a policy keeps between calls is made in :meth:`attach` and declared in ``state_fields``. Snapshots store those
+    attributes; the byte budget and the stats' ``policy_bytes`` count their arrays. See
     :class:`~edgevlm.runtime.stateful.Stateful`.
     """
 
-    name: ClassVar[str]  # as on the command line; by default the class's own name
+    name: ClassVar[str]  # on the command line; by default the class's name
     paper: ClassVar[str] = ""
     bounded: ClassVar[bool] = True
 
     budget: int
     shape: StreamShape
-    _stream: Callable[[], object] | None = None  # a weak reference to the one that it is attached to
+    _stream: Callable[[], object] | None = None  # a weak reference to the stream that it is attached to
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -143,7 +143,7 @@ class Policy(Stateful):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check the settings. Raises ValueError for one outside its range."""
+        """Check the settings. Raises ValueError if one is outside its range."""
         for name, problem in ((each.name, out_of_range(each, getattr(self, each.name))) for each in setting_fields(type(self))):
             if problem:
                 raise ValueError(f"{name} {problem}")
@@ -154,38 +154,38 @@ class Policy(Stateful):
 
     @property
     def needs(self) -> Needs:
-        """Known once attached."""
+        """The requirements; known once attached."""
         return Needs()
 
     @property
     def layer_budgets(self) -> NDArray[np.int64]:
-        """|M_l| of each layer, ``[layers]``; known once attached."""
+        """Each layer's budget |M_l|, ``[layers]``; known once attached."""
         return np.full(self.shape.layers, self.budget, np.int64)
 
     @property
     def compress_to(self) -> int:
-        """|C|, vision tokens per layer after a compression without rows that wait."""
+        """|C|, the vision tokens per layer after a compression, if no rows wait to be appended."""
         return self.budget
 
     @property
     def max_append(self) -> int:
-        """The most rows to append at once: the headroom that one compression makes, and never less than a frame."""
+        """The most rows to append at once: the room that one compression makes, but at least a frame."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     @property
     def needs_whole_frames(self) -> bool:
-        """True if frames must be appended whole, so that ``--append changed`` is refused; known before it is attached."""
+        """Whether frames must be appended whole, so that ``--append changed`` is refused; known before it is attached."""
         return False
 
     def prepare(self, layers: Sequence[Layer]) -> Any:
-        """Look at all layers, once a compression; each layer has the result as ``layer.prepared``."""
+        """Look at all layers, once per compression; each layer has the result as ``layer.prepared``."""
 
     def score(self, layer: Layer) -> NDArray[Any]:
-        """Return a score for each row of a layer, ``[kv_heads, n]``: the highest stay; among equal ones the newer."""
+        """Return a score for each row of a layer, ``[kv_heads, n]``: the highest stay, and among ties the newer."""
         raise NotImplementedError
 
     def compress(self, layer: Layer) -> None:
-        """Call ``layer.keep`` or ``layer.merge``, so that ``layer.target`` rows stay; by :meth:`score` unless overridden."""
+        """Call ``layer.keep`` or ``layer.merge`` so that ``layer.target`` rows stay; by default those with the best scores."""
         score: Any = self.score(layer)
         rows = layer.seq.shape
         if getattr(score, "shape", None) != rows:
@@ -197,7 +197,7 @@ class Policy(Stateful):
         layer.keep(layer.top(score, layer.target))
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide | None, times: FrameTimes | None = None) -> Plan | None:
-        """Return the plan that makes ``rows`` more fit in |M_l| in every layer; None if nothing is due.
+        """Return the plan that makes room for ``rows`` more within |M_l| in every layer; None if they already fit.
 
         Raises UserError for a policy that keeps too many or too few rows.
         """
@@ -292,7 +292,7 @@ class FixedTarget(Policy):
 
 
 class SteadyTarget(Policy):
-    """A policy whose |C| does not depend on the rows that come: ``target`` |M|, or less if a frame needs more."""
+    """A policy whose |C| does not depend on the rows to append: ``target`` |M|, or less so that a frame fits."""
 
     target: float
 
@@ -304,7 +304,7 @@ class SteadyTarget(Policy):
 class EvictsOnDemand(Policy):
     """A policy that evicts exactly the requested rows.
 
-    Frames come in pieces of a quarter of |M|; a larger piece would see little of the past.
+    Frames are appended in pieces of at most a quarter of |M|; a larger piece would see little of the past.
     """
 
     @property
@@ -313,7 +313,7 @@ class EvictsOnDemand(Policy):
 
 
 def without_lone_text(layer: Layer, keep: Bool) -> Bool:
-    """Return ``keep`` without the text of frames of which no head keeps a token."""
+    """Return ``keep`` without the text of those frames of which no head keeps a token."""
     kind, frame = layer.kind, layer.frame
     text = (kind == Kind.TEXT) & (frame >= 0)
     return keep & ~(text & ~np.isin(frame, frame[keep & (kind == Kind.VISION)])) if text.any() else keep
@@ -328,7 +328,7 @@ def setting(
     default: Any, help: str, *, above: float | None = None, at_least: float | None = None, below: float | None = None,
     at_most: float | None = None,
 ) -> Any:  # fmt: skip
-    """Return a field that the command line sets, with its default, a one-sentence description, and the range of its numbers."""
+    """Return a field that the command line can set, with a default, a one-sentence description, and its allowed range."""
     edges = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     span = {word: edge for word, edge in edges.items() if edge is not None}
     return field(default=default, metadata={"help": help, "range": span})

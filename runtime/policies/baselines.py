@@ -99,9 +99,9 @@ class Uniform(SteadyTarget):
     """Keep whole frames, evenly spaced over the stream so far and including the newest, the same in all heads and layers.
 
     While too many tokens are held, frames are evicted one by one: first one that an earlier compression left incomplete, then
-    the frame with the smallest gap t(next) - t(before), on ties the oldest. The first frame goes only before the newest. The
-    last frame to go loses only the tokens needed and keeps its newest by seq, so exactly the target stays and at most one frame
-    is incomplete.
+    the frame with the smallest gap t(next) - t(before), on ties the oldest. The first frame leaves after all others except the
+    newest. The last frame to leave loses only the tokens needed and keeps its newest by seq, so exactly the target stays and at
+    most one frame is incomplete.
 
     Ours: the paper selects at regular intervals from a complete video; here frames are thinned as the stream grows. After a
     compression no gap between complete frames exceeds two neighbouring gaps together, except the one before the newest frame.
@@ -140,7 +140,7 @@ def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
 
 
 def _next_to_go(frames: Int64, incomplete: Bool) -> int:
-    """Return the index of the frame to drop next: an incomplete one, or that with the smallest gap between its neighbours."""
+    """Return the index of the frame to drop next: an incomplete one, or the one whose neighbours are closest."""
     last = len(frames) - 1
     if incomplete[:last].any():
         return int(np.argmax(incomplete[:last]))
@@ -152,8 +152,8 @@ class RandomTokens(SteadyTarget):
     """Keep a random sample: after a compression every token so far is held with the same probability, |C| / seen.
 
     All layers and heads hold the same tokens. It is a reservoir: a token's priority is a fixed hash of seed and ``seq``, so the
-    largest of all seen are the largest of held and new tokens. The hash is a bijection of 64 bits, so none tie. |C| does not
-    depend on the new rows; tokens newer than the last compression are all held.
+    highest priorities of all tokens seen are among the held and new tokens. The hash is a bijection of 64 bits, so there are no
+    ties. |C| does not depend on the new rows; all tokens newer than the last compression are held.
     """
 
     seed: int = setting(0, "seed of the hash")

@@ -21,8 +21,8 @@ class Coreset(OneChoice):
     x_t: the token's un-rotated key and its value in each KV head, each of length 1, joined and scaled to length 1. The next
     token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken before; ties go to the newest.
     r_t: the squared length of x_t's part that is orthogonal to the first ``directions`` tokens taken. The terms are the greedy
-    steps of a k-centre and of a log-determinant. After ``steps`` tokens the rest are taken by their current scores. All layers
-    and heads keep the same tokens.
+    steps for a k-centre and for a log-determinant. After ``steps`` tokens the rest are taken by their current scores. All
+    layers and heads keep the same tokens.
 
     Ours: CoRDS published no code; the weights, the layer and the bound on directions are our own. CoRDS keeps recent tokens
     whole; here rows are appended after the choice, so a question sees the newest frame whole.

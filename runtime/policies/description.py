@@ -11,7 +11,7 @@ from edgevlm.runtime.policies.base import Policy, setting_fields
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of a policy. ``choices``: the words it takes, none for numbers and texts."""
+    """One setting of a policy. ``choices``: the words it takes, empty for numbers and texts."""
 
     name: str
     default: object

@@ -38,7 +38,7 @@ class FirstSeen(OneChoice):
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
         self._known = SeqScores()
-        self._since = 0  # the first token without a score
+        self._since = 0  # seq of the first token without a score
 
     def worth(self, layer: Layer) -> Float32:
         seq = layer.seq[:1]
@@ -53,7 +53,7 @@ class FirstSeen(OneChoice):
 
 
 def _novelty(values: Float32, new: int) -> Float32:
-    """Return u of the tokens from ``new`` on, of values ``[kv_heads, n, head_dim]`` in the order of the stream."""
+    """Return u of the tokens from ``new`` on. values: ``[kv_heads, n, head_dim]``, in the order of the stream."""
     joined = values.swapaxes(0, 1).reshape(values.shape[1], -1)
     unit = joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     most = [np.zeros(0, np.float32)]
@@ -66,7 +66,7 @@ def _novelty(values: Float32, new: int) -> Float32:
 
 
 def _mean_around(x: Float32, reach: int) -> Float32:
-    """Return the mean of each number and those at most ``reach`` places from it."""
+    """Return for each number the mean of all numbers at most ``reach`` places from it, itself included."""
     sums, at = np.concatenate([[0.0], np.cumsum(x, dtype=np.float64)]), np.arange(len(x))
     first, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(x))
     mean: Float32 = ((sums[end] - sums[first]) / (end - first)).astype(np.float32)

@@ -18,7 +18,7 @@ from edgevlm.runtime.stateful import State
 
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
-DEPTHS = 0.1, 0.7  # of the paper: where shallow layers end and deep ones begin, as fractions of the depth
+DEPTHS = 0.1, 0.7  # from the paper: where shallow layers end and deep ones begin, as fractions of the depth
 LAMBDAS = 0.1, 0.3, 0.4  # fractions of a score that come from the layer above: shallow, middle, deep
 
 
@@ -47,7 +47,7 @@ class Hermes(FixedTarget):
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot. One of an earlier version also holds the last turn."""
+        """Restore a snapshot. Those of earlier versions also hold the last turn."""
         super().restore({name: array for name, array in state.items() if name != "last_turn"})
 
     @property
@@ -87,7 +87,7 @@ class Hermes(FixedTarget):
         if deep and int(without_lone_text(layer, stays)[0].sum()) - self.shape.prefix + 1 + layer.coming <= self.budget:
             layer.add(self.summarise(layer, stays[0]))
         elif deep:
-            self._merged[layer.index] = 0  # a budget that the coming rows fill has no room for a summary
+            self._merged[layer.index] = 0  # if the next rows fill the budget, there is no room for a summary
 
     def summarise(self, layer: Layer, keep: Bool) -> NewRows:
         """Return the row that stands for the rows of a layer not in ``keep``, its former summary among them."""
@@ -100,9 +100,8 @@ class Hermes(FixedTarget):
         return np.asarray(layer.kind[0] == Kind.VISION)
 
     def smooth(self, layers: Sequence[Layer], scores: Sequence[Float64]) -> list[Float64]:
-        """Smooth scores from the deepest layer up (eq.
-
-        5): a token takes a fraction of its score from the layer above, if that holds it.
+        """Smooth scores from the deepest layer up by eq. 5: a token takes a part of its score from the layer above, if held
+        there.
         """
         done, seqs = list(scores), [layer.seq[:1, self.competing(layer)] for layer in layers]
         for layer in range(len(done) - 2, -1, -1):
@@ -113,10 +112,7 @@ class Hermes(FixedTarget):
         return done
 
     def score_rows(self, layer: Layer) -> Float64:
-        """Return the raw importance of a layer's competing rows (eqs. 1 to 4). A row's attention (eq.
-
-        2) is summed, not averaged.
-        """
+        """Return the raw importance of a layer's competing rows, by eqs. 1 to 4; attention (eq. 2) is summed, not averaged."""
         depth, among = self.kind_of(layer.index), self.competing(layer)
         k, omega = self.fading(layer.index)
         if depth == 0:
@@ -133,18 +129,15 @@ class Hermes(FixedTarget):
 
 
 def normalised(score: Float64, added: float = 0.0) -> Float64:
-    """Scale one layer's scores to 0 .. 1 by minimum and range plus ``added``; 0 if all are equal or one is NaN."""
+    """Subtract the minimum of one layer's scores and divide by their range plus ``added``; 0 if all are equal or one is NaN."""
     low, high = score.min(initial=np.inf), score.max(initial=-np.inf)
     return (score - low) / (high - low + added) if high > low else np.zeros_like(score)
 
 
 def recency(order: Int64, k: float) -> Float64:
-    """Return ``exp(-k dt)`` (eq.
-
-    1), with dt the rank from the newest as a fraction of the largest; a larger ``order`` is newer.
-    """
+    """Return ``exp(-k dt)``, eq. 1; dt is the rank from the newest, divided by the largest. A larger ``order`` is newer."""
     age = np.empty(len(order))
-    age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # quickest for what is nearly sorted
+    age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # fastest for nearly sorted input
     return np.exp(-k * age / max(len(order) - 1, 1))
 
 
@@ -164,7 +157,7 @@ def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None =
     target = at[newest] if position is None else np.full(cache.axes, position)
     pair_axis = np.zeros(cache.head_dim // 2, np.uint8) if cache.pair_axis is None else cache.pair_axis
     turns = (target - at[gone])[:, pair_axis] * (cache.frequencies(layer.index) / (2 * np.pi))
-    angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # of a small one, quicker and as exact
+    angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # a small angle is faster and as exact
     first, second = np.split(cache.dequantize("key", layer.index, gone), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NO_COSINE = -2.0  # a cosine below all
-CODES = 32  # of a mean that have one scale, so that a channel of large numbers costs its neighbours only their precision
+CODES = 32  # codes of a mean that share a scale, so that a channel of large numbers costs only its neighbours' precision
 
 
 class ClusterIndex(Stateful):
@@ -33,9 +33,9 @@ class ClusterIndex(Stateful):
     their cosine.
 
     A mean is kept as int8 codes ``[capacity, width]``, with a float16 ``scale`` for each CODES of them. Changes below half a
-    code are lost, so a mean settles after a few dozen tokens. sketch ``[capacity, sketch_bytes]``: of the cluster's newest
-    token, moved with its cluster. runs ``[capacity, 2]``: the first block numbers of the two runs (one block per layer) with
-    the cluster's newest tokens, the newer last, -1 for none. rows: the tokens of each run. near, nearest ``[capacity]``: the
+    code are lost, so a mean settles after a few dozen tokens. sketch ``[capacity, sketch_bytes]``: that of the cluster's
+    newest token. runs ``[capacity, 2]``: the first block numbers of the two runs (one block per layer) with the cluster's
+    newest tokens, the newer last, -1 for none. rows: the tokens of each run. near, nearest ``[capacity]``: the
     highest cosine with any other cluster, and that cluster.
     """
 
@@ -63,12 +63,12 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Add tokens' deepest keys ``[n, width]`` one by one; returns the cluster of each, ``[n]``, and blocks to drop."""
+        """Add tokens one by one by their deepest keys ``[n, width]``; return their clusters ``[n]``, and blocks to drop."""
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
         unit = np.zeros(self.codes.shape, np.float32)  # of the means
         unit[: self.clusters] = _unit(self.means())
         own = _unit(keys)
-        cosine = own @ unit.T  # [n, capacity], kept up with what becomes of the clusters
+        cosine = own @ unit.T  # [n, capacity], updated as the clusters change
         for token, similar in enumerate(cosine):
             if self.clusters == self.capacity and float(similar.max()) < self.tau:
                 kept, gone, numbers = self._merge(unit)
@@ -102,7 +102,7 @@ class ClusterIndex(Stateful):
         one, other = sorted((one, int(self.nearest[one])))
         self.count[one] += self.count[other]
         self._move(one, self._dequantize(np.s_[other]), self.count[other] / self.count[one], unit)
-        if self.runs[other].max() > self.runs[one].max():  # blocks are numbered as they were begun
+        if self.runs[other].max() > self.runs[one].max():  # blocks are numbered in the order they were begun
             self.sketch[one] = self.sketch[other]
         numbers = np.concatenate([self.runs[one], self.runs[other]])
         rows = np.concatenate([self.rows[one], self.rows[other]])
@@ -137,7 +137,7 @@ class ClusterIndex(Stateful):
         return cosine
 
     def _move(self, at: int, key: Float32, fraction: float, unit: Float32) -> bool:
-        """Move a mean by ``fraction`` towards ``key`` ``[width]``. Returns whether it has changed."""
+        """Move a mean by ``fraction`` towards ``key`` ``[width]``; return whether it changed."""
         mean = self._dequantize(np.s_[at])
         mean += np.float32(fraction) * (key - mean)
         parts = mean.reshape(self.scale.shape[1], -1)
@@ -183,7 +183,7 @@ class KeySketches(Stateful):
         self.bytes = layers * heads * 2 * -(-len(self._slow) // 8)  # of one token
 
     def fit(self, layer: int, keys: Float32) -> None:
-        """Fix middle and spread of a layer by keys ``[kv_heads, n, head_dim]``."""
+        """Fix a layer's middle and spread from keys ``[kv_heads, n, head_dim]``."""
         self.middle[layer], self.spread[layer] = keys.mean(1, keepdims=True), keys.std(1, keepdims=True) + np.float32(1e-3)
 
     def normal(self, keys: Float32) -> Float32:
@@ -202,7 +202,7 @@ class KeySketches(Stateful):
         return np.moveaxis(bits, 2, 0).reshape(keys.shape[2], -1)
 
     def logits(self, sketches: NDArray[np.uint8], layer: int, head: int, query: Float32) -> Float32:
-        """Return q . k of un-rotated rows ``[S, head_dim]`` and sketches ``[n, bytes]``, up to a constant a row: ``[S, n]``."""
+        """Return q . k of un-rotated rows ``[S, head_dim]`` and sketches ``[n, bytes]``: ``[S, n]``, but for a constant."""
         layers, heads, slow = *self.middle.shape[:2], len(self._slow)
         bits = np.unpackbits(sketches.reshape(len(sketches), layers, heads, 2, -1)[:, layer, head], axis=-1, count=slow)
         sign, large = bits.swapaxes(0, 1).astype(np.float32)
@@ -217,8 +217,8 @@ class Hybrid(QuestionRetrieval):
 
     A token that leaves the arena joins the cluster of evicted tokens whose mean key in the deepest layer is most similar to its
     own (:meth:`KeySketches.normal`), or starts a cluster. The newest tokens of each cluster stay in the store, in all layers.
-    For a question, each layer and KV head fetches the clusters c of the largest sum over its query group of softmax_c(q . k_c /
-    sqrt(D)), q of the question's last row, k_c the sketch of the cluster's newest key.
+    For a question, each layer and KV head fetches the clusters c with the largest softmax_c(q . k_c / sqrt(D)), summed over its
+    query group; q is from the question's last row, k_c is the sketch of the cluster's newest key.
 
     Ours: there is no paper.
     """
@@ -278,7 +278,7 @@ class Hybrid(QuestionRetrieval):
             self.lost += 1
 
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """Return blocks, best cluster first by the last row and newest block first, until the working set is full."""
+        """Return blocks that fill the working set: the last row's best cluster first, and in it the newest block first."""
         index, heads, width = self._clusters, self.cache.kv_heads, self.cache.head_dim
         ranked: list[list[int]] = []
         for head, asked in enumerate(query.reshape(heads, -1, query.shape[1], width)[:, :, -1]):
@@ -292,5 +292,5 @@ class Hybrid(QuestionRetrieval):
 
     @property
     def merged(self) -> int:
-        """Clusters that were merged into another because the index was full."""
+        """The number of clusters merged into another because the index was full."""
         return self._clusters.merged

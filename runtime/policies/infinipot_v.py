@@ -100,7 +100,7 @@ class InfiniPotV(FixedTarget):
         return self.recent_frames * self.shape.tokens_per_frame
 
     def _recent(self, layer: Layer) -> Bool:
-        """Return the rows of recent frames; where only changes enter, the number of rows that whole frames have."""
+        """Return the rows of recent frames; if only changes enter, the newest rows, as many as whole frames would have."""
         if self.shape.thinned:
             return layer.newest(self._recent_rows, vision_of(layer))
         return kernels.newest_frames(layer.frame, vision_of(layer), self.recent_frames)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 Thresholds = tuple[float, float, int]
 
 RATE = 32.0  # beta of eq. 5
-MIN_SIZE = 8  # a cluster of fewer is never over its threshold
-MIN_VARIANCE = 1e-3  # the lowest threshold: members that are all one leave nothing to go by but rounding
-KMEANS_ROUNDS = 8  # of k-means
+MIN_SIZE = 8  # a cluster with fewer members never exceeds its threshold
+MIN_VARIANCE = 1e-3  # the lowest threshold: if all members are equal, only rounding would decide
+KMEANS_ROUNDS = 8  # rounds of k-means
 EARLY_FRAMES = 16  # frames whose variance sets the threshold
 NEVER = 0.0, 0.0, 2**62
 """Thresholds that no cluster exceeds."""
@@ -38,16 +38,16 @@ At = tuple[int, int, int]  # layer, head, slot
 ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")  # of the newest member, where the representative is
 NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
 EARLY_ROWS = 64  # rows of a layer whose variance sets its threshold
-MERGE_FRACTION = 16  # one slot in this many is freed when all are taken
-FULL, OVER = 1, 2  # why the kernel stopped
-VISUAL = 8  # the partitions of frames take at most one in this many bytes of the index
-SCENE = 2.0  # frames may vary so much more than keys: their early variance is that of one scene
+MERGE_FRACTION = 16  # when all slots are taken, one in this many is freed
+FULL, OVER = 1, 2  # reasons why the kernel stopped
+VISUAL = 8  # partitions of frames take at most one byte of the index in this many
+SCENE = 2.0  # frames may vary more than keys by this factor, because their early variance is that of one scene
 
 
 class EarlyVariance(Stateful):
     """The variance of the first ``rows`` rows of some streams, by eqs. 3 and 4, each as one cluster.
 
-    ``mean`` float64 ``[streams, width]``, ``variance`` ``[streams]``, and ``seen`` rows of each.
+    ``mean``: float64 ``[streams, width]``. ``variance``: ``[streams]``. ``seen``: the number of rows so far.
     """
 
     state_fields = ("seen", "mean", "variance")
@@ -57,16 +57,15 @@ class EarlyVariance(Stateful):
         self.mean, self.variance = np.zeros((streams, width)), np.zeros(streams)
 
     def add(self, rows: Float32) -> None:
-        """Add rows ``[streams, n, width]``; later ones than the first are ignored."""
+        """Add rows ``[streams, n, width]``; those after the first ``rows`` are ignored."""
         for row in rows.transpose(1, 0, 2)[: max(0, self.rows - int(self.seen[0]))].astype(np.float64):
             self.seen += 1
             self.mean += (row - self.mean) / self.seen
             self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
 
     def thresholds(self, small: float, large: float) -> Thresholds:
-        """Return the largest variance of a small and a large cluster (eq.
-
-        5), multiples of the mean variance, and the least size. Returns NEVER until all rows are there.
+        """Return the largest variance of a small and of a large cluster, multiples of the mean variance (eq. 5), and the least
+        size. Returns NEVER until all rows have come.
         """
         if self.seen < self.rows:
             return NEVER
@@ -75,7 +74,7 @@ class EarlyVariance(Stateful):
 
 
 def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return cosine of vectors ``[..., width]``, 0 with a zero vector."""
+    """Return the cosine of vectors ``[..., width]``; 0 if one is zero."""
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     dots = (a * b).sum(-1)
     return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0))
@@ -105,10 +104,10 @@ def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple
 
 
 def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """K-means for two by cosine, of rows ``[n, width]``; returns the rows of the second cluster, bool ``[n]``.
+    """Split rows ``[n, width]`` in two by k-means with cosine; return which belong to the second cluster, bool ``[n]``.
 
-    It starts from the row least similar to the mean and the row least similar to that row. Nothing is in the second if all rows
-    are parallel.
+    It starts from the row least similar to the mean and the row least similar to that row. If all rows are parallel, the second
+    cluster is empty.
     """
     unit = units(rows)
     first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
@@ -125,7 +124,7 @@ def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
 
 
 def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: int) -> list[tuple[int, int]]:
-    """Return up to ``count`` disjoint pairs of rows of one label, most similar first: (lower, higher) indices."""
+    """Return up to ``count`` disjoint pairs of rows with the same label, most similar first: (lower, higher) indices."""
     similar = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
     pairs: list[tuple[int, int]] = []
     used = np.zeros(len(unit), np.bool_)
@@ -142,8 +141,8 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 class Partitions(Stateful):
     """Up to ``slots`` clusters of pooled frame features ``[width]``, and the partition of each of the last frames.
 
-    A partition is not split, since that would fetch all rows of its frames; a frame that would exceed its threshold starts a
-    new one. Without a free slot the two most similar merge. small, large: multiples of the early variance.
+    A partition is not split, because that would fetch all rows of its frames; a frame that would exceed its threshold starts a
+    new one. If no slot is free, the two most similar partitions merge. small, large: multiples of the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -165,7 +164,7 @@ class Partitions(Stateful):
         return self._of[frames % len(self._of)]
 
     def take(self, frames: NDArray[np.integer], features: Float32) -> list[tuple[int, int]]:
-        """Add frames ``[n]`` with features ``[n, width]``; returns the merges on the way: (kept, gone)."""
+        """Add frames ``[n]`` with features ``[n, width]``; return the merges that this caused: (kept, gone)."""
         joined: list[tuple[int, int]] = []
         rows = np.ascontiguousarray(features, np.float32)
         for at, frame in enumerate(frames.tolist()):
@@ -200,11 +199,9 @@ class MosaicClusters(Stateful):
 
     key, value: means of the members' keys, un-rotated, and values (eq. 1). variance: eq. 2. size: all members ever. partition:
     the partition of its frames, -1 for a free slot. parent: the slot of the cluster that this one waits to join. seq, frame,
-    row, col,
-    position, confirmed: the newest member's, which place the representative. ``changed`` is set when clusters change; the
-    policy resets it. ``merged``: clusters that joined another because no slot was free. small, large: multiples of a layer's
-    early
-    variance, for the threshold.
+    row, col, position, confirmed: the newest member's, which the representative has too. ``changed`` is set when clusters
+    change; the policy resets it. ``merged``: clusters that joined another because no slot was free. small, large: multiples of
+    a layer's early variance, for the threshold.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")
@@ -254,13 +251,13 @@ class MosaicClusters(Stateful):
         self.changed = True
 
     def _assign(self, layer: int, head: int, key: Float32, partition: Int32, start: int, slots: Int32) -> tuple[int, int, int]:
-        """Assign a row to a cluster. Without a free slot no cluster splits: the row joins the nearest."""
+        """Assign a row to a cluster. If no slot is free, no cluster splits: the row joins the nearest."""
         free = self._free(layer, head) != NONE
         small, large, least = self.early[layer].thresholds(*self._times) if free else NEVER
         at = layer, head
         table = self.key[at], self.variance[at], self.size[at], self.partition[at]
         stopped, event, slot = _native.mosaic_assign(key, partition, start, *table, small, large, RATE, least, slots)
-        if event == OVER and self._free(layer, head) == NONE:  # the last one went to another partition on the way
+        if event == OVER and self._free(layer, head) == NONE:  # a row of a new partition has taken the last free slot
             return self._assign(layer, head, key, partition, stopped, slots)
         return stopped, event, slot
 
@@ -378,7 +375,7 @@ class MosaicClusters(Stateful):
     # queries
 
     def representatives(self, layer: int) -> list[Block]:
-        """Return a row for each cluster as the cache stores rows: a block of one for each head."""
+        """Return one row for each cluster, as the cache stores rows, in one block per head."""
         return [self._representatives(layer, head) for head in range(self._cache.kv_heads)]
 
     def _representatives(self, layer: int, head: int) -> Block:
@@ -396,9 +393,8 @@ class MosaicClusters(Stateful):
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
         """Choose slots, best first, until they hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, of a head's group.
 
-        partitions: the most partitions that are searched, by the mean keys of their rows; ties go to the lower number. Clusters
-        of one
-        row are skipped: their representative is that row. Ties go to the newer cluster.
+        partitions: search at most this many, those whose rows' mean key the query attends to most; ties go to the lower
+        number. Clusters of one row are skipped: their representative is that row. Ties go to the newer cluster.
         """
         live = self.live(layer, head)
         if not len(live):
@@ -417,7 +413,7 @@ class MosaicClusters(Stateful):
 
 
 def attention_fraction(query: Float32, key: Float32) -> Float32:
-    """Return the mean attention of rows ``query`` ``[r, D]`` to representatives ``key`` ``[k, D]``, float32 ``[k]``."""
+    """Return the mean attention of the rows ``query`` ``[r, D]`` to each representative ``key`` ``[k, D]``, float32 ``[k]``."""
     score = query @ key.T / np.float32(np.sqrt(key.shape[1]))
     score = np.exp(score - score.max(1, keepdims=True))
     of_rows: Float32 = (score / score.sum(1, keepdims=True)).mean(0)
@@ -464,7 +460,7 @@ class Mosaic(Retrieval):
             raise self.no_room("two clusters")
         self._frames = self.window_rows // (1 if self.shape.thinned else self.shape.tokens_per_frame) + 2
         self.clusters = MosaicClusters(cache, store, slots, self.tight, self.loose)
-        self.visual: Partitions | None = None  # made when the first features show their width
+        self.visual: Partitions | None = None  # made when the first features give the width
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         super().after_append(layers, appended)
@@ -528,7 +524,7 @@ class Mosaic(Retrieval):
 
     @property
     def merged(self) -> int:
-        """Clusters, and partitions of frames, that were merged because there was no room."""
+        """The number of clusters and partitions of frames merged because there was no room."""
         return self.clusters.merged + (self.visual.merged if self.visual else 0)
 
     def forget_lost(self) -> None:

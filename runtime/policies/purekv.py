@@ -14,7 +14,7 @@ from edgevlm.runtime.policies.base import Appended, EvictsOnDemand, Needs, Strea
 from edgevlm.runtime.policies.layer import Float32, Layer
 from edgevlm.runtime.stateful import State
 
-PRESET = 2  # the CLIE layer that does best in fig. 5
+PRESET = 2  # the best CLIE layer in fig. 5
 
 
 @dataclass
@@ -85,8 +85,8 @@ class PureKV(EvictsOnDemand):
     def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
         """Return ``S ||V||`` of each row of every layer, ``[kv_heads, n]``, by the ``window`` newest queries.
 
-        Eqs. 1 and 2 give S of the low layers, eqs. 3 and 4 that of the others: a token has S of its own KV head in the CLIE
-        layer, matched by ``seq``. A token that the CLIE layer has dropped keeps its last S; a token never scored has 0.
+        Eqs. 1 and 2 give S in the low layers, eqs. 3 and 4 in the others: there a token takes S from the same KV head of the
+        CLIE layer, matched by ``seq``. A token that the CLIE layer has dropped keeps its last S; a token never scored has 0.
         """
         found, clie = [], layers[self._clie]
         for layer in layers[: self._clie + 1]:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class FrameIndex(Stateful):
     """Up to ``capacity`` entries per layer in temporal order, allocated once, ``entry_bytes`` each.
 
-    An entry is the frames ``[first, end)``, ``held`` of which are not lost, and the mean of their means ``[width]``. When a
-    layer is full, the neighbours with the lowest cost merge (ties: the oldest); ``merged`` counts the merges. cost: the cost of
-    merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames (Ward).
+    An entry has the frames ``[first, end)``, ``held`` of which are not lost, and the mean of their means ``[width]``.
+    When a layer is full, the neighbours with the lowest cost merge (ties: the oldest); ``merged`` counts the merges. cost: that
+    of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames (Ward).
     """
 
     PARTS = ("mean", "first", "end", "held", "cost")
@@ -35,7 +35,7 @@ class FrameIndex(Stateful):
         self.mean = np.zeros((layers, self.capacity, width), np.float32)
         self.first, self.end, self.held = (np.zeros((layers, self.capacity), np.int32) for _ in range(3))
         self.cost = np.zeros((layers, self.capacity), np.float32)
-        self.entries, self.added = np.zeros(layers, np.int64), np.zeros(layers, np.int64)  # added: frames, ever
+        self.entries, self.added = np.zeros(layers, np.int64), np.zeros(layers, np.int64)  # added: frames so far
         self.merged = 0
 
     @staticmethod
@@ -54,14 +54,14 @@ class FrameIndex(Stateful):
         self._update_cost(layer, at - 1)
 
     def add_to_last(self, layer: int, mean: Float32, fraction: float) -> None:
-        """Add rows to the newest frame: ``mean`` of the rows, which are ``fraction`` of its rows now."""
+        """Add rows to the newest frame. mean: that of the new rows, which are now ``fraction`` of the frame's rows."""
         at = int(self.entries[layer]) - 1
         if at >= 0:
             self.mean[layer, at] += np.float32(fraction / self.held[layer, at]) * (mean - self.mean[layer, at])
             self._update_cost(layer, at - 1)
 
     def lose(self, layer: int, number: int) -> None:
-        """Remove a frame; an entry without frames goes too."""
+        """Remove a frame, and its entry if no frame is left in it."""
         at = int(np.searchsorted(self.first[layer, : self.entries[layer]], number, "right")) - 1
         if at >= 0 and number < self.end[layer, at]:
             self.held[layer, at] -= 1
@@ -74,7 +74,7 @@ class FrameIndex(Stateful):
         """Return up to ``frames`` frame numbers, best first, by the dot product of ``query`` ``[width]`` with their entry's
         mean.
 
-        Among equal entries the newer is first. An entry contributes at most ``each`` frames, evenly spread.
+        Among ties the newer entry is first. An entry contributes at most ``each`` frames, evenly spread.
         """
         count = int(self.entries[layer])
         score = self.mean[layer, :count] @ query
@@ -135,7 +135,7 @@ class ReKV(QuestionRetrieval):
         self._frames = FrameIndex(cache.layers, cache.kv_heads * cache.head_dim, self.index_bytes)
         if self._frames.capacity < 2:
             raise self.no_room("two frames")
-        self._newest = np.full((cache.layers, 2), -1, np.int64)  # the frame that left last, and its rows that have
+        self._newest = np.full((cache.layers, 2), -1, np.int64)  # the frame that left last, and how many of its rows have left
 
     def take_in(self, blocks: Sequence[Block]) -> None:
         fresh = [self._add(layer, block) for layer, block in enumerate(blocks)]
@@ -173,5 +173,5 @@ class ReKV(QuestionRetrieval):
 
     @property
     def merged(self) -> int:
-        """Entries of the index that were merged into another because it was full, in all layers."""
+        """The number of index entries, in all layers, merged into another because the index was full."""
         return self._frames.merged

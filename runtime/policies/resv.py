@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 BITS = 32  # hyperplanes of a KV head, N_hp
 MIN_SLOTS = 4
-SEED = 20251212  # of the hyperplanes, the same in every stream
-SPREAD = 32  # their standard deviation: coarse numbers point as random a way as fine ones, and take a quarter of the index
+SEED = 20251212  # for the hyperplanes, which are the same in every stream
+SPREAD = 32  # their standard deviation: coarse numbers are as random as fine ones, and take a quarter of the memory
 
 
 class HashClusters(Stateful):
@@ -33,8 +33,8 @@ class HashClusters(Stateful):
 
     A cluster is open while tokens may join it, then sealed; open ones take half of the slots at most. key: mean of its tokens,
     ``[layers, kv_heads, slots, head_dim]``. bits: uint32, bit p is set if the mean's dot with hyperplane p is above 0. count:
-    tokens; 0 is a free slot. position: the mean of its tokens', ``[..., axes]``. planes: int8 ``[kv_heads, head_dim, 32]``,
-    normal numbers rounded.
+    number of tokens, 0 for a free slot. position: mean of its tokens' positions, ``[..., axes]``. planes: int8 ``[kv_heads,
+    head_dim, 32]``, rounded normal numbers.
     """
 
     state_fields = ("key", "bits", "count", "open", "position", "planes")
@@ -60,40 +60,41 @@ class HashClusters(Stateful):
         return 4 * head_dim + 4 + 4 + 1 + 4 * axes
 
     def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, Int32, int, int]:
-        """Let tokens join the nearest open cluster within ``distance`` bits, one by one, or start one.
+        """Let tokens, one by one, join the nearest open cluster within ``distance`` bits or start one.
 
         keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``. Among equally near clusters the lowest
         slot wins; a new one takes the lowest free slot. Returns tokens' slots ``[kv_heads, n]``, the moves and merges of sealed
-        clusters as :meth:`seal` does, and the tokens that joined beyond the distance because half of the slots were open.
+        clusters as :meth:`seal` does, and how many tokens joined beyond the distance because half of the slots were open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
     def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> tuple[Int32, int]:
         """Seal the leaving rows of each open cluster as a separate cluster; the rest gets a new mean.
 
-        All arrays ``[kv_heads, n, ...]``; slot: each row's cluster, -1 for none. Returns ``home`` and how many clusters joined
-        another because no slot was free. In home ``[kv_heads, 2 * slots]``, ``home[h, s]`` is the new slot of the cluster
-        sealed before in slot s, and ``home[h, slots + s]`` that of the part just sealed from open cluster s; -1 if there was
-        none.
+        All arrays are ``[kv_heads, n, ...]``; slot: each row's cluster, -1 for none. Returns ``home`` and how many clusters
+        joined another because no slot was free. In home ``[kv_heads, 2 * slots]``, ``home[h, s]`` is the new slot of the
+        cluster sealed earlier in slot s, and ``home[h, slots + s]`` that of the part just sealed from open cluster s; -1 if
+        there was none.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
     def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
         """Return the clusters that a call's rows choose by WiCSum (eqs. 1 to 3), for each KV head.
 
-        query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: the highest score of a cluster in the
-        rows that choose it, -1 for the others. Scores are the row's softmax of ``q k / sqrt(head_dim)`` over all clusters; a
-        row takes them in descending order until score times count adds up to more than ``fraction`` of the sum over all.
+        query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score among
+        the rows that choose it, -1 for clusters not chosen. Scores are the row's softmax of ``q k / sqrt(head_dim)`` over all
+        clusters; a row takes clusters in descending order until score times count adds up to more than ``fraction`` of the sum
+        over all.
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
     @property
     def sealed(self) -> Bool:
-        """``[layers, kv_heads, slots]``."""
+        """Which slots hold sealed clusters, ``[layers, kv_heads, slots]``."""
         return (self.count > 0) & ~self.open
 
     def rehash(self) -> None:
-        """Compute the bits again after a rotation of the keys."""
+        """Compute the bits again after the keys were rotated."""
         for layer, keys in enumerate(self.key):
             self.bits[layer] = _native.hash_bits(keys, self.planes.astype(np.float32))
 
@@ -108,7 +109,7 @@ class RowClusters(Stateful):
     state_fields = ("_seq", "_slot", "_held")
 
     def __init__(self, layers: int, kv_heads: int, rows: int) -> None:
-        self._seq = np.zeros(rows, np.int64)  # rising
+        self._seq = np.zeros(rows, np.int64)  # ascending
         self._slot = np.zeros((layers, kv_heads, rows), np.int32)
         self._held = 0
 
@@ -200,7 +201,7 @@ class ReSV(Retrieval):
         self._settle(layer, moved, merged, block, np.take_along_axis(home, order, 1))
 
     def compacted(self) -> None:
-        """Cluster the window again after a rotation of its keys.
+        """Cluster the window again after its keys were rotated.
 
         From then on, sealed keys are compared as if they were in the middle of the working set's positions.
         """
@@ -277,8 +278,8 @@ class ReSV(Retrieval):
             self.store.prefetch([number for of_head in self.selection(layer, query)[0] for number in of_head])
 
     def selection(self, layer: int, query: Float32) -> tuple[list[list[int]], int]:
-        """Return for each KV head the blocks that rows ``[heads, S, head_dim]`` choose by WiCSum, best first, limited to the
-        working set, and the number of rows that did not fit.
+        """Return for each KV head the blocks that rows ``[heads, S, head_dim]`` choose by WiCSum, best first, as many as fit in
+        the working set, and the number of rows that did not fit.
         """
         best, opened = self.clusters.choose(layer, query, self.threshold), self.clusters.open[layer]
         blocks, truncated = [], 0
@@ -292,7 +293,7 @@ class ReSV(Retrieval):
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
-    """Return positions of rows, float32 ``[kv_heads, n, axes]``: on three axes minus the patch's own row and column."""
+    """Return the rows' positions, float32 ``[kv_heads, n, axes]``; with three axes, less the patch's row and column."""
     position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
         position[..., 1] -= cache.row(layer)

@@ -1,6 +1,6 @@
 """The base of retrieval policies: a window on the device, older rows in blocks of a store, and a choice of blocks per layer.
 
-The budget |M| is split three ways, so that its bytes on the device are those of an eviction policy with the same budget: a
+The budget |M| is split into three parts, which together take the bytes that an eviction policy takes with the same budget: a
 window of the newest tokens, which is always attended to; a working set that blocks are fetched into; and the index, in bytes.
 """
 
@@ -64,10 +64,10 @@ class Retrieval(Policy, ABC):
         self.arena.attach(self.window_rows, shape)
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Set the memory that rows leave and return to, before the first row."""
+        """Set the cache, and the store that rows move to and are fetched from, before the first row."""
         self.cache, self.store = cache, store
         self.working = WorkingSet(cache, store, self.working_rows, self.shape.prefix)
-        self.merges = self.lost = 0  # clusters that joined another for want of a slot, and what the store lost
+        self.merges = self.lost = 0  # clusters that joined another because no slot was free; blocks that the store lost
         self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
         self._tables = np.zeros((2, 0, 0), np.float32)  # cosines and sines of the current call
         self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the most that the index may take
@@ -78,7 +78,7 @@ class Retrieval(Policy, ABC):
 
     @property
     def layer_budgets(self) -> Int64:
-        """The layer budgets of the window."""
+        """The window's budget in each layer."""
         return self.arena.layer_budgets
 
     @property
@@ -86,7 +86,7 @@ class Retrieval(Policy, ABC):
         return self.arena.max_append
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
-        """Offload rows that leave the window to the store first."""
+        """First offload the rows that leave the window to the store."""
         plan = self.arena.before_append(cache, rows, *others)
         for layer, keep in enumerate(plan.keep if plan else []):
             kind = cache.kind(layer)
@@ -101,7 +101,7 @@ class Retrieval(Policy, ABC):
         self.arena.after_append(layers, appended)
 
     def compacted(self) -> None:
-        """Handle dense positions; the session calls it after re-indexing."""
+        """Handle new positions; the session calls it after re-indexing."""
         self.working.contiguous = True
         self.working.forget()
 
@@ -119,14 +119,14 @@ class Retrieval(Policy, ABC):
         return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
     def always(self, layer: int) -> Sequence[Block]:
-        """Return rows of the working set that every call attends to, one block per KV head; called when the set is filled
-        again.
+        """Return rows of the working set that every call attends to, one block per KV head; called each time the set is
+        filled.
         """
         return []
 
     @abstractmethod
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
-        """Return the blocks that a call attends to beside the window.
+        """Return the blocks that a call attends to in addition to the window.
 
         query: rotated, ``[heads, S, head_dim]``, of all its rows.
         """
@@ -143,24 +143,24 @@ class Retrieval(Policy, ABC):
 
     @property
     def merged(self) -> int:
-        """Entries of the index that joined another because it was full."""
+        """The number of index entries that joined another because the index was full."""
         return self.merges
 
     @abstractmethod
     def forget_lost(self) -> None:
-        """Remove blocks that the store has lost from the index."""
+        """Remove from the index the blocks that the store has lost."""
 
     def state(self) -> State:
         """Return the fields and the store's state."""
         self.forget_lost()
         lost, store = self.store.stats.lost, self.store.state()
-        if self.store.stats.lost != lost:  # what was waiting has been written over it; and now nothing waits
+        if self.store.stats.lost != lost:  # waiting blocks were written over them; now none waits
             self.forget_lost()
             store = self.store.state()
         return {**super().state(), **add_prefix("store", store)}
 
     def restore(self, state: State) -> None:
-        """Restore the fields. Blocks that the store has lost since leave the index when they are found."""
+        """Restore the fields. Blocks lost since then leave the index when the loss is found."""
         store = strip_prefix("store", state)
         self.store.restore(store)
         super().restore({name: array for name, array in state.items() if name.removeprefix("store.") not in store})
@@ -183,7 +183,7 @@ class QuestionRetrieval(Retrieval):
 
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)
-        self._leaving: list[Block] = []  # of one compression, layer by layer
+        self._leaving: list[Block] = []  # blocks of one compression, layer by layer
         self._chosen: dict[int, Chosen] = {}  # by layer, for the question that is being answered
 
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
@@ -195,7 +195,7 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Put rows that have left every layer into index and store: one block a layer, rows in the order of the stream."""
+        """Put rows that have left every layer into index and store: one block per layer, rows in the order of the stream."""
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         nothing: Chosen = [()] * self.cache.kv_heads
@@ -209,8 +209,8 @@ class QuestionRetrieval(Retrieval):
 
 
 def row_bytes(cache: KVCache) -> int:
-    """Return the bytes of a layer's row in all KV heads, in fp32 with its metadata, so that an index has the same size in any
-    cache.
+    """Return the bytes of a layer's row in all KV heads, with its metadata, always counted as fp32, so that an index has the
+    same size in any cache.
     """
     return cache.kv_heads * (2 * cache.head_dim * np.dtype(np.float32).itemsize + metadata_bytes(cache.axes))
 

@@ -59,13 +59,13 @@ class SnapKV(FixedTarget):
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:
-    """Return the largest ``score`` of the ``kernel`` nearest rows by ``seq`` ``among`` each head's; all ``[kv_heads, n]``.
+    """Return for each row ``among`` a head's the largest ``score`` of its ``kernel`` nearest by ``seq``; all ``[kv_heads, n]``.
 
     Each head has the same number of rows. Neighbours beyond either end are skipped; rows not ``among`` get 0.
     """
     count = int(among[0].sum())
     at = np.nonzero(among)[1].reshape(-1, count)
-    at = np.take_along_axis(at, np.argsort(np.take_along_axis(seq, at, 1), 1), 1)  # places by rising seq
+    at = np.take_along_axis(at, np.argsort(np.take_along_axis(seq, at, 1), 1), 1)  # places by ascending seq
     padded = np.pad(np.take_along_axis(score, at, 1), ((0, 0), (kernel // 2, kernel // 2)), constant_values=np.float32(-np.inf))
     out = np.zeros_like(score)
     np.put_along_axis(out, at, np.lib.stride_tricks.sliding_window_view(padded, kernel, 1).max(2), 1)

@@ -23,7 +23,7 @@ class StreamingLLM(EvictsOnDemand):
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
 
     def compress(self, layer: Layer) -> None:
-        """Keep the oldest rows, which are the stream's first, since no compression evicts them."""
+        """Keep the oldest rows as sinks: they are the stream's first, because no compression evicts them."""
         sinks = min(self.sinks, layer.target)
         younger = layer.newest(int(layer.free[0].sum()) - sinks)
         layer.keep((layer.free & ~younger) | layer.newest(layer.target - sinks))

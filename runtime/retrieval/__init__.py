@@ -1,1 +1,1 @@
-"""Code that retrieval policies share: the working set, clusters, and counters. The policies are in ``runtime/policies``."""
+"""Code that retrieval policies share: the working set and pages of clusters. The policies are in ``runtime/policies``."""

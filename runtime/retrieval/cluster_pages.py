@@ -16,7 +16,7 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 MAX_RUNS = 4
-PAGE_ROWS = 64  # rows of a block at most
+PAGE_ROWS = 64  # the most rows of a block
 
 
 @dataclass(slots=True)
@@ -43,8 +43,8 @@ class PageRun:
 class ClusterPages(Stateful):
     """Up to MAX_RUNS runs of each slot of each layer and KV head.
 
-    Beyond that, the two closest in size are joined, so that a row is rewritten only a few times, until its page is full. A
-    fetch with room for a part of a run reads only that many pages, evenly spread.
+    Beyond that, the two closest in size are joined, so that a row is rewritten only a few times before its page is full. A
+    fetch with room for only part of a run reads only that many pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
@@ -58,12 +58,12 @@ class ClusterPages(Stateful):
         return MAX_RUNS * (8 + 4 + 4)
 
     def held(self, layer: int) -> Int32:
-        """Return rows of each cluster of a layer that are not lost, ``[kv_heads, slots]``."""
+        """Return how many rows of each cluster of a layer are not lost, ``[kv_heads, slots]``."""
         held: Int32 = (self.rows[layer] - self.missing[layer]).sum(2, dtype=np.int32)
         return held
 
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
-        """Return blocks of these slots, in this order, smallest run first, that cover this many rows; also the rows not
+        """Return blocks that cover this many rows, slot by slot in this order, smallest run first; and how many rows are not
         covered.
         """
         blocks, left = [], 0
@@ -73,7 +73,7 @@ class ClusterPages(Stateful):
                     left += run.held
                     continue
                 full = run.rows // PAGE_ROWS
-                wanted = -(-rows * run.rows // (run.held * PAGE_ROWS))  # as many more as are missing
+                wanted = -(-rows * run.rows // (run.held * PAGE_ROWS))  # more, to make up for missing rows
                 if wanted < full:
                     blocks += [run.pages[(2 * at + 1) * full // (2 * wanted)] for at in range(wanted)]
                     left += run.held - wanted * PAGE_ROWS * run.held // run.rows
@@ -138,9 +138,9 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
     """Join runs of similar size until there are at most MAX_RUNS, then store the remaining ones."""
     while len(runs) > MAX_RUNS:
         runs.sort(key=lambda run: run.rows)
-        small, large = min(pairwise(runs), key=lambda pair: pair[1].rows / pair[0].rows)  # of equals the smallest
+        small, large = min(pairwise(runs), key=lambda pair: pair[1].rows / pair[0].rows)  # among ties the smallest
         if small.block is None and large.block is not None:
-            small, large = large, small  # the one that is not in the store yet joins the other
+            small, large = large, small  # the one not yet in the store joins the other
         runs.remove(small)
         _join(store, small, large)
         if not large.rows:
@@ -181,7 +181,7 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
 
 
 def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
-    """Put rows page by page, under consecutive numbers. Return the first number, -1 for none, and the number of rows."""
+    """Put rows page by page, under consecutive numbers; return the first number, -1 if there are no rows, and how many rows."""
     if not blocks:
         return -1, 0
     rows = joined(blocks)

@@ -1,14 +1,14 @@
 """The working set: rows from the store in the arena's free rows, where a decoder with per-layer graphs attends to them.
 
-The rows of a layer in the arena, in one KV head with r rows fetched, while S rows are being appended::
+In one KV head with r fetched rows, a layer's rows in the arena are, while S rows are being appended::
 
     [0, n)              valid rows of the cache: prefix, window, text
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
-Then the new rows swap with the same number of the working set's, so that the cache commits them at ``[n, n + S)``. Fetched rows
-keep the positions they were stored with until the stream is first re-indexed; after that they take contiguous positions, in
-temporal order, between the prefix and everything else.
+Then the new rows swap places with as many rows of the working set, so that the cache commits them at ``[n, n + S)``. Fetched
+rows keep the positions they were stored with until the stream is first re-indexed; after that they take contiguous positions,
+in temporal order, between the prefix and everything else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WorkingSet(Stateful):
         self._cache, self._store, self.rows, self._prefix = cache, store, rows, prefix
         self.contiguous = False
         self.held = np.zeros((cache.layers, cache.kv_heads), np.int32)
-        self.truncated = 0  # rows chosen that there was no room for, ever
+        self.truncated = 0  # chosen rows that did not fit, so far
         self._start = np.full(cache.layers, -1, np.int64)  # where the set of each layer is
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
         self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # frame, row, col, confirmed as fetched,
@@ -53,15 +53,15 @@ class WorkingSet(Stateful):
         self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
 
     def forget(self) -> None:
-        """Fetch again at the next call, after block numbers have changed."""
+        """Fetch everything again at the next call, because block numbers have changed."""
         self._start[:] = -1
 
     def load(
         self, layer: int, chosen: Sequence[Sequence[int]], always: Callable[[int], Sequence[Block]] | None = None
     ) -> Int32:
-        """Fetch the ``chosen`` blocks of each KV head, best first; returns the number of rows of each head, ``[kv_heads]``.
+        """Fetch the ``chosen`` blocks of each KV head, best first; return the number of rows in each head, ``[kv_heads]``.
 
-        always: returns the rows of a layer to put first, one block per KV head. Rows beyond the room are dropped from the end.
+        always: returns the rows of a layer to put first, one block per KV head. Rows that do not fit are dropped from the end.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -90,7 +90,7 @@ class WorkingSet(Stateful):
         self._start[layer] = start + appended
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """Return the rows held for a KV head, which a question saw beside the cache."""
+        """Return the rows held for a KV head, which a question saw in addition to the cache."""
         start, held = int(self._start[layer]), int(self.held[layer, head])
         key = self._memory[layer][0][head : head + 1, start : start + held]
         known = self._known[layer, head] if held else (np.zeros(0, np.int32),) * 4
@@ -119,7 +119,7 @@ class WorkingSet(Stateful):
 def contiguous(rows: Block, first: int) -> Int32:
     """Return positions for the n rows of one head, int32 ``[n, axes]``, from ``first`` on and in temporal order.
 
-    On one axis the rank by ``seq``; on three (M-RoPE) the frame's rank, and the patch's own row and column.
+    On one axis a position is the rank by ``seq``; on three (M-RoPE) it is the frame's rank and the patch's row and column.
     """
     axes = rows.position.shape[2]
     if axes == 1:
@@ -139,7 +139,7 @@ def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pai
 
 
 def dequantize(rows: NDArray[np.number], scale: Float32 | None) -> Float32:
-    """Convert stored keys or values ``[H, n, head_dim]`` to float32. scale: ``[H, head_dim]``, of int8 codes."""
+    """Convert stored keys or values ``[H, n, head_dim]`` to float32. scale: ``[H, head_dim]``, for int8 codes."""
     numbers = rows.astype(np.float32)
     return numbers if scale is None else numbers * scale[:, None]
 
@@ -150,7 +150,7 @@ def head_of(scale: Float32 | None, head: int) -> Float32 | None:
 
 
 def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = None) -> Float32:
-    """Return the un-rotated keys of a block, of all KV heads of a layer or of one: float32 ``[H, n, head_dim]``."""
+    """Return the un-rotated keys of a block, for all KV heads of a layer or for one: float32 ``[H, n, head_dim]``."""
     scale = cache.key_scale(layer)
     key = dequantize(block.key, scale if head is None else head_of(scale, head))
     return rotate(key, -block.position, cache.inv_freq, cache.pair_axis)
