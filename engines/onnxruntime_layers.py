@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 
 from edgevlm.engines.inputs import check_pattern, check_probes, check_step
+from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, DecoderSpec
 from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, Sight, StepResult, TowerBuffer, arrays_of
@@ -100,6 +101,8 @@ class OnnxRuntimeDecoder:
         """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
         spec, size = self._spec, (len(embeds), len(logit_rows))
         check_step(spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
+        if sight is None and not spec.is_causal:
+            raise CacheError("give what the rows see: this decoder has windows, or frames whose rows see one another")
         check_pattern(spec, len(embeds), past_len, pattern, self._sparse_from is not None)
         if size not in (self._one.size, self._many.size):
             self._many = BoundCall(self._sessions, spec, *size)

@@ -36,6 +36,8 @@ def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any |
     in_blocks = all(len(shape) == 3 and shape[2] == 16 for shape in codes)  # of 32 with 4 bits
     if len(blocks) + in_blocks != 1 or any(f"{name}.zeros" in shapes or f"{name}.scales" not in shapes for name in names):
         return None
+    if spec.rotary != spec.head_dim // 2 or f"{layers[0]}.attended".encode() in model or b".squares" in model:
+        return None  # a second rotary base, a norm after attention, or a GELU gate
     if in_blocks and index <= spec.deepstack:  # rows of frames have features, which ONNX Runtime adds
         return None
     stored = {tensor.name: tensor for tensor in external_tensors(model)}

@@ -357,7 +357,7 @@ class Bundle:
 
     def evidence_heads(self) -> EvidenceHeads:
         """Return the heads that find an answer's evidence, calibrated or not. Raises BundleError if they are invalid."""
-        uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads)
+        uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads, self.decoder.windows)
         return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 
     def _measured(self, name: str, kind: type[Measured]) -> Measured | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
@@ -239,9 +240,10 @@ class EvidenceHeads(JsonFile):
     bias: Number = 0.0
 
     @classmethod
-    def uncalibrated(cls, layers: int, heads: int) -> EvidenceHeads:
-        """Return all heads of the layer at two thirds of the depth."""
-        return cls(2 * layers // 3, tuple(range(heads)))
+    def uncalibrated(cls, layers: int, heads: int, windows: Sequence[int] = ()) -> EvidenceHeads:
+        """Return all heads of the layer at two thirds of the depth, or of the nearest that sees all rows."""
+        whole = [layer for layer in range(layers) if not (windows and windows[layer])] or range(layers)
+        return cls(min(whole, key=lambda layer: abs(layer - 2 * layers // 3)), tuple(range(heads)))
 
     def check(self, layers: int, heads: int) -> None:
         if not (self.layer < layers and self.heads and max(self.heads) < heads):

@@ -82,8 +82,9 @@ class Stream:
         policy.attach(budget, shape)
         check_attached(policy)
         needs = policy.needs
-        if needs.variant == "st-spattn" and self._most_text:
-            raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")
+        if needs.variant == "st-spattn" and (self._most_text or not decoder.is_causal):
+            why = "text between its frames" if self._most_text else "windows, or frames whose patches see one another"
+            raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has {why}")
         if append is not None and policy.needs_whole_frames:
             raise UserError(f"{policy.name} takes whole frames with these settings: leave out --append {append}")
         self._changing = threading.RLock()

@@ -289,6 +289,7 @@ py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers k
                 if (at.until[s] <= s || at.until[s] > at.rows || at.frame) refuse("until must be above its row, within the call, and without a pattern");
             }
         }
+        if (window < 0 || window > INT32_MAX || (window && at.frame)) refuse("window must be 0 to 2^31 - 1, and 0 with a pattern");
         if ((at.window = window) > 0) {
             at.place = row_numbers(place, "place");
             at.position = call.plane<std::int32_t>(position, "position", heads, any);

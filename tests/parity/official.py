@@ -144,7 +144,7 @@ class OfficialHermes(Hermes):
     def score_rows(self, layer):
         depth, among = self.kind_of(layer.index), self.competing(layer)
         k, omega = self.fading(layer.index)
-        recent, guidance = normalised(recency(layer.seq[0, among], k), ADDED), layer.shared.guide()
+        recent, guidance = normalised(recency(layer.seq[0, among], k), ADDED), layer._shared.guide()
         if depth == 0 or not guidance.rows:
             return recent
         texts = guidance.rows[:1] if depth == 2 else guidance.rows[-1:]
