@@ -30,6 +30,7 @@ from edgevlm.runtime.positions import rope_tables
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 
+__all__ = ["check", "check_engine", "check_family", "check_policy", "check_source"]
 FRAMES, RESUMED = 72, 40  # of the demo that a policy watches, and of them before a snapshot
 BUDGETS = (48, 200, 333)  # tokens: three frames, and two that are not multiples of a frame
 SLOW_MS = 10_000  # that a compression of LAYERS layers may take without a warning

@@ -10,7 +10,7 @@ from edgevlm.extend import Layer, Policy, setting
 
 @dataclass
 class Centres(Policy):
-    """Keep the token farthest from those kept before, again and again, by the deepest layer's keys; then the next farthest."""
+    """Choose one by one the token that is least like those already chosen, by the deepest layer's keys."""
 
     centres: int = setting(64, "tokens that are chosen one by one", at_least=1)
 

@@ -605,7 +605,10 @@ class Session:
         return standing
 
     def memory(self) -> HeldFrames:
-        """Return which frames have tokens in the memory. Any thread may call it; it runs between two pieces of work."""
+        """Return which frames have tokens in the memory. Any thread may call it; it runs between two pieces of work.
+
+        Where only changes are appended, the newest frame is kept beside the memory and not listed.
+        """
         self._check_open()
         return self.model.scheduler.run(self, self._step, self._held_frames, urgent=True)
 

@@ -9,16 +9,25 @@ from edgevlm.runtime.store import StoreUse
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Counters since the stream opened; times in milliseconds. An immutable value."""
+    """Counters since the stream opened; times in milliseconds. An immutable value.
+
+    - compressions: calls of the policy that evicted rows.
+    - compress_ms: the policy's own time and the eviction, without guidance.
+    - guidance_ms: forward passes of the policy's guidance texts.
+    - evicted: rows evicted, summed over layers and KV heads.
+    - reindexings, reindex_ms: re-indexings of positions, and their time.
+    - prefill_ms: forward passes that append frames.
+    - tokens_seen, tokens_appended: tokens of the frames watched, and of them appended; 0 where whole frames are appended.
+    """
 
     compressions: int = 0
-    compress_ms: float = 0.0  # the policy's own time and the eviction; guidance forwards are apart
+    compress_ms: float = 0.0
     guidance_ms: float = 0.0
     evicted: int = 0
     reindexings: int = 0
     reindex_ms: float = 0.0
     prefill_ms: float = 0.0
-    tokens_seen: int = 0  # of frames, where only what changed is appended
+    tokens_seen: int = 0
     tokens_appended: int = 0
 
     @property
