@@ -94,6 +94,7 @@ WRONG = {
     "whole frames": {"previous": np.zeros((1, 3), np.int64)},
     "shared rows": {"previous": np.zeros((1, 2), np.int64), "shared": 4},
     "goes with int8": {"key_scale": np.ones((1, 8), np.float32)},
+    "window must be": {"window": -1},
     "multiple of": {"query": np.zeros((2, 12), np.float32)},
     "writeable": {"keys": np.broadcast_to(np.float32(0), (1, 5, 8))},
 }

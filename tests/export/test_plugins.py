@@ -75,6 +75,17 @@ def test_a_family_is_one_file(installed: Any, tmp_path: Path) -> None:
     model.close()
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_the_extension_leaves_gemmas_parts_to_onnxruntime(tmp_path: Path, precision: str) -> None:
+    wide = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    family = f"{EXAMPLES / 'gemma3.py'}:Gemma3"
+    checkpoint = make_gemma(tmp_path / "checkpoint", **wide)
+    model = Model.load(export_checkpoint(checkpoint, tmp_path / "bundle", family=family, precision=precision), threads=1)
+    stream = watch(model, np.random.default_rng(0).standard_normal((2, 3, 56, 56), np.float32), 1.0, 2)
+    assert model.engine._row_parts == [None] * (model.bundle.decoder.layers + 1)
+    assert len(answer(model, stream, [5, 6], 2)[0]) == 2
+
+
 def test_gemma_sees_whole_frames_and_windows_as_transformers_does(tmp_path: Path) -> None:
     import torch
 
