@@ -183,14 +183,14 @@ class RowPart:
         """
         Whether it is made for many rows: all matrices are of 4 bits.
         """
-def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], keys: numpy.typing.NDArray[numpy.number], values: numpy.typing.NDArray[numpy.number], held: numpy.typing.NDArray[numpy.int32], key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None, *, rows: typing.Any = None, shared: int = 0, previous: numpy.typing.NDArray[numpy.int64] | None = None, until: numpy.typing.NDArray[numpy.int32] | None = None, window: int = 0, place: numpy.typing.NDArray[numpy.int32] | None = None, position: numpy.typing.NDArray[numpy.int32] | None = None, threads: int = 0) -> numpy.typing.NDArray[numpy.float32]:
+def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], keys: numpy.typing.NDArray[numpy.number], values: numpy.typing.NDArray[numpy.number], held: numpy.typing.NDArray[numpy.int32], key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None, *, rows: typing.Any = None, bias: numpy.typing.NDArray[numpy.float32] | None = None, shared: int = 0, previous: numpy.typing.NDArray[numpy.int64] | None = None, until: numpy.typing.NDArray[numpy.int32] | None = None, window: int = 0, place: numpy.typing.NDArray[numpy.int32] | None = None, position: numpy.typing.NDArray[numpy.int32] | None = None, threads: int = 0) -> numpy.typing.NDArray[numpy.float32]:
     """
     Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
     
     query [S, Hq D] and key [S, Hkv D] rotated, value [S, Hkv D]; keys, values [Hkv, C, D], the memory, whose rows [held, held + S) of
-    each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D)) V over the held
+    each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D) + bias) V over the held
     rows and, causally, the new ones, as the memory holds them after rounding. rows: for each KV head the held rows that are seen,
-    int32; None for all. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
+    int32; None for all. bias [Hkv, C] is added to the scores of held rows. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
     whole frames of p rows; a row sees held rows [0, shared), its own frame up to itself and the row at its place in the frame before,
     for the first frame previous (-1: none). until int32 [S]: how many rows of the call each one sees, at least up to itself. window
     above 0: of rows before its frame a row sees those at positions above place - window; place int32 [S], position int32 [Hkv, n] of
@@ -238,7 +238,7 @@ def index_of(seq: numpy.typing.NDArray[numpy.int64], known: numpy.typing.NDArray
     """
 def infinipot_scores(cache: Cache, recent: collections.abc.Sequence[numpy.typing.NDArray[numpy.bool]], valid: collections.abc.Sequence[numpy.typing.NDArray[numpy.bool]], *, rotated: bool = False) -> list[tuple[numpy.typing.NDArray[numpy.float32], numpy.typing.NDArray[numpy.float32]]]:
     """
-    temporal_similarity and value_norms of every layer of a cache, in one call that all threads share.
+    TaR's similarities and the value norms of every layer of a cache, in one call that all threads share.
     
     recent, valid: bool [H, n_l], one a layer. Returns (similarity, norms), float32 [H, n_l], one pair a layer.
     """
@@ -247,7 +247,7 @@ def infinipot_select(cache: Cache, recent_frames: int, distinctive: int, target:
     InfiniPot-V, Alg. 1, of every layer, each KV head by itself: rows to keep, bool [H, n_l], one mask a layer.
     
     The prefix stays, and of the vision rows the recent_frames newest frames (with keep_recent), distinctive past rows by TaR
-    (temporal_similarity, the least alike first), and by VaN (pool_norms) as many of the others as make it target. windows: VaN's,
+    (the least similar first), and by VaN (pool_norms) as many of the others as make it target. windows: VaN's,
     one a layer; with 3 rising thresholds the window is 7, 5, 3 or 1 by the coefficient of variation of the layer's value norms
     (Alg. 2, lines 16 to 21). The same as those functions and top_k one after another, in one call that all threads share, a layer
     at a time; keys are read once, and values once in their life: the cache keeps their norms.

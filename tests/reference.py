@@ -219,6 +219,7 @@ def attend(
     held,
     *,
     rows=None,
+    bias=None,
     shared=0,
     previous=None,
     until=None,
@@ -244,6 +245,8 @@ def attend(
             near = range(own, end)
         at = np.array([*seen, *(first + each for each in near)], np.int64)
         scores = queries[row, head] @ keys[head, at].T / np.sqrt(width)
+        if bias is not None:
+            scores += np.where(at < first, bias[head, at], 0)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out[row, head] = weights / weights.sum(-1, keepdims=True) @ values[head, at]
     return out.reshape(query.shape)

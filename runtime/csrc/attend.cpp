@@ -111,7 +111,7 @@ private:
     std::int64_t frame_of(std::int64_t token) const { return call_.frame ? token / call_.frame * call_.frame : 0; }
     // Where a part's row begins, whose numbers are lanes_ apart: rows lie one by one, or as [columns, lanes] of lanes_ rows.
     std::int64_t at(std::int64_t r) const { return r / lanes_ * lanes_ * columns_ + r % lanes_; }
-    std::int64_t place(std::int64_t head, std::int64_t row) const {  // of a row of query and out
+    std::int64_t offset(std::int64_t head, std::int64_t row) const {  // of a row of query and out
         return ((row / call_.group * heads_ + head) * call_.group + row % call_.group) * width_;
     }
 
@@ -132,7 +132,7 @@ private:
         const std::int64_t all = (part.count + lanes_ - 1) / lanes_ * lanes_;
         std::fill_n(part.slot.query, all * columns_, 0.0f);
         for (std::int64_t r = 0; r < part.count; ++r) {
-            const float* const row = call_.query + place(part.head, part.first + r);
+            const float* const row = call_.query + offset(part.head, part.first + r);
             for (std::int64_t d = 0; d < width_; ++d) part.slot.query[at(r) + d * lanes_] = row[d] * scale;
         }
         std::fill_n(part.state.out, all * columns_, 0.0f);
@@ -148,7 +148,7 @@ private:
             if (row < 0) continue;
             simd().rows<T>().load(call_.key.row(part.head, row), width_, part.slot.key);
             simd().rows<T>().load(call_.value.row(part.head, row), width_, part.slot.value);
-            float score = 0;
+            float score = call_.bias.data && row < held ? call_.bias.at(part.head, row) * kLog2E : 0;
             for (std::int64_t d = 0; d < width_; ++d) {
                 score += part.slot.query[at(r) + d * lanes_] * part.slot.key[d];
                 part.state.out[at(r) + d * lanes_] = part.slot.value[d];
@@ -171,6 +171,10 @@ private:
             while (call_.window && unseen < count && old(unseen, 0)) ++unseen;
             if (unseen == count) continue;
             see(part, row, count, 0, [&](std::int64_t at, std::int64_t rows, float* scores, std::int64_t across, std::int64_t along) {
+                for (std::int64_t i = 0; call_.bias.data && i < count; ++i) {
+                    const float bias = call_.bias.at(part.head, row(i)) * kLog2E;
+                    for (std::int64_t r = 0; r < rows; ++r) scores[r * across + i * along] += bias;
+                }
                 for (std::int64_t i = 0; call_.window && i < count; ++i) {
                     for (std::int64_t r = 0; r < rows; ++r) {
                         if (old(i, at + r)) scores[r * across + i * along] = kUnseen;
@@ -265,7 +269,7 @@ private:
     void finish(std::int64_t head, std::int64_t first, std::int64_t count, const State& state) const {
         for (std::int64_t r = 0; r < count; ++r) {
             const float inverse = 1 / state.weight[r];
-            float* const row = call_.out + place(head, first + r);
+            float* const row = call_.out + offset(head, first + r);
             for (std::int64_t d = 0; d < width_; ++d) row[d] = state.out[at(r) + d * lanes_] * inverse;
         }
     }

@@ -17,6 +17,7 @@ struct AttendCall {
     const float* query;                 // [S, Hkv * group, D], rotated
     const float *new_key, *new_value;   // [S, Hkv, D], keys rotated
     const Plane<std::int32_t>* listed;  // [Hkv]: planes of one head, the held rows that are seen; null: all
+    Plane<float> bias;                  // [Hkv, capacity], added to the scores of held rows; without data: none
     // PureKV's pattern of frames of `frame` rows: a row sees held rows [0, shared), its own frame up to itself, and one row of
     // the frame before, for the first frame previous [Hkv, frame] (-1: none). frame 0: no pattern.
     std::int64_t frame, shared;
@@ -29,7 +30,7 @@ struct AttendCall {
     float* out;                         // [S, Hkv * group, D]
 };
 
-// softmax(q K^T / sqrt(D)) V, causal among the new rows, over what the memory holds of the rows after rounding. Keys and
+// softmax(q K^T / sqrt(D) + bias) V, causal among the new rows, over what the memory holds of the rows after rounding. Keys and
 // values are read once for up to 256 query rows of a KV head; no more than a tile's scores are held. The same bits whatever the
 // number of threads.
 template <typename T>

@@ -118,7 +118,7 @@ py::typing::List<Array<bool>> call_infinipot_select(Cache& cache, std::int64_t r
 
 void bind_infinipot(py::module_& module) {
     module.def("infinipot_scores", &call_infinipot_scores, "cache"_a, "recent"_a, "valid"_a, py::kw_only(), "rotated"_a = false,
-               R"(temporal_similarity and value_norms of every layer of a cache, in one call that all threads share.
+               R"(TaR's similarities and the value norms of every layer of a cache, in one call that all threads share.
 
 recent, valid: bool [H, n_l], one a layer. Returns (similarity, norms), float32 [H, n_l], one pair a layer.)");
     module.def("infinipot_select", &call_infinipot_select, "cache"_a, "recent_frames"_a, "distinctive"_a, "target"_a, "windows"_a,
@@ -126,7 +126,7 @@ recent, valid: bool [H, n_l], one a layer. Returns (similarity, norms), float32 
                R"(InfiniPot-V, Alg. 1, of every layer, each KV head by itself: rows to keep, bool [H, n_l], one mask a layer.
 
 The prefix stays, and of the vision rows the recent_frames newest frames (with keep_recent), distinctive past rows by TaR
-(temporal_similarity, the least alike first), and by VaN (pool_norms) as many of the others as make it target. windows: VaN's,
+(the least similar first), and by VaN (pool_norms) as many of the others as make it target. windows: VaN's,
 one a layer; with 3 rising thresholds the window is 7, 5, 3 or 1 by the coefficient of variation of the layer's value norms
 (Alg. 2, lines 16 to 21). The same as those functions and top_k one after another, in one call that all threads share, a layer
 at a time; keys are read once, and values once in their life: the cache keeps their norms.)");

@@ -213,8 +213,8 @@ py::array_t<float> call_attention_mass(Floats query, Longs query_seq, Numbers ke
 }
 
 py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers keys, Numbers values, Ints held, MaybeFloats key_scale,
-                               MaybeFloats value_scale, const py::object& rows, std::int64_t shared, MaybeLongs previous, MaybeInts until,
-                               std::int64_t window, MaybeInts place, MaybeInts position, int workers) {
+                               MaybeFloats value_scale, const py::object& rows, MaybeFloats bias, std::int64_t shared, MaybeLongs previous,
+                               MaybeInts until, std::int64_t window, MaybeInts place, MaybeInts position, int workers) {
     Call call;
     if (workers < 0 || workers > kMaxThreads) refuse("threads must be 0 to ", kMaxThreads, ", not ", workers);
     return by_dtype(keys, "keys", [&](auto* type) {
@@ -264,6 +264,7 @@ py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers k
             if (listed.size() != static_cast<std::size_t>(heads)) refuse("rows must be a list for each of ", heads, " KV heads");
             at.listed = listed.data();
         }
+        if (!bias.is_none()) at.bias = call.plane<float>(bias, "bias", heads, capacity);
         py::array_t<std::int64_t, py::array::c_style> places;
         if (!previous.is_none()) {
             places = call.dense<std::int64_t>(previous, "previous", {heads, any});
@@ -373,14 +374,14 @@ where a row at stream place query_seq sees the tokens whose seq is not above its
 heads of each KV head's group. A row that sees nothing adds nothing. own_key [H, m, D], own_seq [m]: keys outside the cache that
 the rows see as well; the attention they get is not returned. Scores take 32 numbers a key at a time.)");
     module.def("attend", &call_attend, "query"_a, "key"_a, "value"_a, "keys"_a, "values"_a, "held"_a, "key_scale"_a = py::none(),
-               "value_scale"_a = py::none(), py::kw_only(), "rows"_a = py::none(), "shared"_a = 0, "previous"_a = py::none(),
+               "value_scale"_a = py::none(), py::kw_only(), "rows"_a = py::none(), "bias"_a = py::none(), "shared"_a = 0, "previous"_a = py::none(),
                "until"_a = py::none(), "window"_a = 0, "place"_a = py::none(), "position"_a = py::none(), "threads"_a = 0,
                R"(Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
 
 query [S, Hq D] and key [S, Hkv D] rotated, value [S, Hkv D]; keys, values [Hkv, C, D], the memory, whose rows [held, held + S) of
-each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D)) V over the held
+each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D) + bias) V over the held
 rows and, causally, the new ones, as the memory holds them after rounding. rows: for each KV head the held rows that are seen,
-int32; None for all. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
+int32; None for all. bias [Hkv, C] is added to the scores of held rows. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
 whole frames of p rows; a row sees held rows [0, shared), its own frame up to itself and the row at its place in the frame before,
 for the first frame previous (-1: none). until int32 [S]: how many rows of the call each one sees, at least up to itself. window
 above 0: of rows before its frame a row sees those at positions above place - window; place int32 [S], position int32 [Hkv, n] of

@@ -5,8 +5,6 @@ import sys
 import numpy as np
 import pytest
 import reference
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 
 def case(rng):
-    """Arguments of one call: shapes, lengths from 0 to capacity, dtypes, lists, patterns, frames and windows at random."""
+    """Arguments of one call: shapes, lengths from 0 to capacity, dtypes, lists, bias, patterns, frames and windows at random."""
     heads, group, width = rng.integers(1, 4), rng.integers(1, 9), rng.choice([1, 4, 16, 24, 64, 80, 128])
     rows = int(rng.choice([0, 1, 1, 2, 7, 40, 70]))
     capacity = rows + int(rng.choice([0, 1, 30, 200, 2500]))
@@ -28,6 +26,8 @@ def case(rng):
     query = np.float32(rng.choice([0, 1, 4])) * rng.standard_normal((rows, heads * group * width), np.float32)
     new = rng.standard_normal((2, rows, heads * width), np.float32)
     options = {"threads": int(rng.integers(1, 4))}
+    if rng.integers(2):
+        options["bias"] = rng.standard_normal((heads, capacity), np.float32)
     which = rng.integers(3)
     if which == 1:
         options["rows"] = [rng.permutation(n)[: rng.integers(0, n + 1)].astype(np.int32) for n in held]
@@ -35,8 +35,8 @@ def case(rng):
         frame = rng.choice([size for size in range(1, rows + 1) if rows % size == 0])
         options["previous"] = np.stack([rng.integers(-1, n, frame) for n in held])
         options["shared"] = int(rng.integers(0, held.min() + 1))
-    if which < 2 and rng.integers(2):  # frames of some rows, which see one another
-        ends = np.unique([*rng.integers(1, rows + 1, rows // 3), rows])
+    if which < 2 and rows and rng.integers(2):  # frames of some rows, which see one another
+        ends = np.unique([*rng.integers(1, rows + 1, rng.choice([0, 2, rows // 3])), rows])
         options["until"] = ends[np.searchsorted(ends, np.arange(rows), "right")].astype(np.int32)
         if rng.integers(2):
             options["window"] = int(rng.integers(1, capacity + 2))
@@ -65,10 +65,11 @@ def check(arguments, options):
     return found
 
 
-@given(st.integers(0, 2**32))
-@settings(deadline=None, max_examples=200)
+@pytest.mark.parametrize("seed", range(8))
 def test_it_equals_the_reference(seed):
-    check(*case(np.random.default_rng(seed)))
+    source = np.random.default_rng(seed)
+    for _ in range(75):
+        check(*case(source))
 
 
 @pytest.mark.parametrize(("rows", "held"), [(1, 6000), (300, 700)])

@@ -8,9 +8,12 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime import kernels
+from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.policies import Layer
+from edgevlm.runtime.policies.attention import QueryWindow
+from edgevlm.runtime.policies.hermes import summary_of
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -177,3 +180,36 @@ def test_layers_with_a_base_of_their_own_turn_by_it():
     assert cache.reindex(0) == 3
     for layer, base in enumerate(bases):
         np.testing.assert_allclose(cache.key(layer), reference.rotate(raw, np.arange(3, dtype=np.int32), base), atol=1e-5)
+
+
+def test_policies_turn_a_layer_by_its_own_base():
+    """A layer with a base of its own gives what it gives in a cache where every layer has that base."""
+    bases, size, rng = [1 / base ** (np.arange(4) / 4) for base in (1e4, 50.0)], 24, np.random.default_rng(0)
+    caches = [
+        KVCache(2, 1, 8, 32, inv_freq=np.concatenate(bases), local=(0, 1)),
+        KVCache(2, 1, 8, 32, inv_freq=bases[1]),
+    ]
+    position, raw = np.arange(3, 3 + 7 * size, 7, dtype=np.int32), rng.standard_normal((1, size, 8)).astype(np.float32)
+    queries = reference.rotate(rng.standard_normal((1, size, 8)).astype(np.float32), position, bases[1])
+    seq, place = np.arange(size), np.arange(size, dtype=np.int16) % 8
+    rows = Rows(
+        np.full(size, Kind.VISION, np.uint8), seq, (seq // 8).astype(np.int32), place // 4, place % 4, position[:, None]
+    )
+    found = []
+    for cache in caches:
+        cache.reserve(size)
+        for index, buffer in enumerate(cache.buffers()):
+            base = bases[min(index, 1) if cache is caches[0] else 1]
+            arrays_of(buffer)[0][:, :size] = reference.rotate(raw, position, base)
+            arrays_of(buffer)[1][:, :size] = raw[..., ::-1]
+        cache.commit(rows)
+        layer, all_rows, recent = Layer(cache, 1), np.ones((1, size), np.bool_), (seq >= 16)[None]
+        scores = kernels.infinipot_scores(cache, [recent] * 2, [all_rows] * 2)[1]
+        newer = kernels.newer_similarity(cache, 1, all_rows)
+        summary = summary_of(layer, seq < 5, np.ones(size), 11)
+        window = QueryWindow(4)
+        window.add(SimpleNamespace(seq=seq, position=position[:, None], queries={1: queries}))
+        cache.reindex(0)
+        found.append([*scores, newer, summary.key, window.at(Layer(cache, 1))[0]])
+    for own, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(own, plain, atol=1e-5)

@@ -50,7 +50,7 @@ SHAPES = {
     "mosaic_assign": "mD m SD S S S m",
     "newest_frames": "Hn Hn",
     "attention_mass": "QqD q HnD Hn HmD m HD",
-    "attend": "mV mW mW HKD HKD H HD HD Hm m m HK",
+    "attend": "mV mW mW HKD HKD H HD HD HK Hm m m HK",
     "infinipot_scores": "Hn Hn",
     "hash_bits": "HnD HDP",
     "hash_join": "HnD HnA HSD HS HS HS HSA HDP",
