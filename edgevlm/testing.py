@@ -170,7 +170,7 @@ def _compared(engine: str, ours: Model, theirs: Model) -> Iterator[str]:
         for cache, decoder in zip(caches, decoders, strict=True):
             sight = sight_of(bundle.decoder, cache, rows)
             cache.reserve(end - start)
-            results.append(decoder.step(embeds[start:end], *tables, cache.lengths, sight=sight))
+            results.append(decoder.step(embeds[start:end], *tables, cache.lengths, **sight))
             cache.commit(replace(rows, seq=rows.seq + start))
         call = f"of a call of {end - start} rows after {start}"
         for layer in layers:
@@ -232,7 +232,7 @@ def check_family(family: str, checkpoint: str | Path) -> list[str]:
         tables = rope_tables(positions, model.bundle.inv_freq, cache.pair_axis)
         sight = sight_of(model.bundle.decoder, cache, Rows.text(positions))
         cache.reserve(len(embeds))
-        ours = decoder.step(embeds, *tables, cache.lengths, range(len(embeds)), sight=sight).logits
+        ours = decoder.step(embeds, *tables, cache.lengths, range(len(embeds)), **sight).logits
         passed.append(_same(family, "logits", ours, logits))
         if (ours.argmax(1) != logits.argmax(1)).any():
             raise UserError(f"family {family}: the likeliest tokens are not transformers'")

@@ -174,15 +174,15 @@ class KVCache(_native.Cache):
 KVCache.__new__(KVCache)  # pybind11 registers a subclass at its first instance: make one now, while memory is free
 
 
-def sight_of(decoder: DecoderSpec, cache: KVCache, rows: Rows) -> Sight | None:
-    """Return what rows that are about to be appended see; None for a causal decoder."""
+def sight_of(decoder: DecoderSpec, cache: KVCache, rows: Rows) -> dict[str, Any]:
+    """Return the argument ``sight`` of :meth:`Decoder.step` for rows about to be appended; empty for a causal decoder."""
     if decoder.is_causal:
-        return None
+        return {}
     vision, until = rows.kind == Kind.VISION, np.arange(1, len(rows) + 1, dtype=np.int32)
     for frame in np.unique(rows.frame[vision]) if decoder.whole_frames else ():
         own = np.flatnonzero(vision & (rows.frame == frame))
         until[own] = own[-1] + 1
-    return Sight(until, rows.position[:, 0], [cache.position(layer)[..., 0] for layer in range(cache.layers)])
+    return {"sight": Sight(until, rows.position[:, 0], [cache.position(layer)[..., 0] for layer in range(cache.layers)])}
 
 
 def native_shape(

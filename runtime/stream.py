@@ -614,7 +614,7 @@ class Stream:
         phase: Phase = "prefill" if (rows.kind == Kind.VISION).any() else text
         try:
             with _fetching(self._retrieval, *tables, phase) as fetch:
-                result = self.decoder.step(embeds, *tables, self.cache.lengths, logit_rows, pattern, fetch=fetch, sight=sight)
+                result = self.decoder.step(embeds, *tables, self.cache.lengths, logit_rows, pattern, fetch=fetch, **sight)
             rows = replace(rows, seq=np.arange(self._seq, self._seq + len(rows), dtype=np.int64))
         except BaseException:
             self.cache.abort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from edgevlm.errors import UserError
 from edgevlm.packages import needs
 from edgevlm.progress import show
 from edgevlm.runtime.budget import allocate
-from edgevlm.runtime.cache import Rows
+from edgevlm.runtime.cache import Rows, sight_of
 from edgevlm.runtime.engine import Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
@@ -45,12 +46,13 @@ class Forced:
         count, held = len(ids), int(self.cache.lengths[0])
         position = np.repeat(np.arange(held, held + count, dtype=np.int32)[:, None], self.cache.axes, 1)
         tables = rope_tables(position, self.bundle.inv_freq, self.cache.pair_axis)
+        rows = Rows.text(position)
+        sight = sight_of(self.bundle.decoder, self.cache, rows)
         self.cache.reserve(count)
         embeds = self.model.engine.embed(np.asarray(ids, np.int64))
-        found = self._decoder.step(embeds, *tables, self.cache.lengths, range(count)).logits
+        found = self._decoder.step(embeds, *tables, self.cache.lengths, range(count), **sight).logits
         if keep:
-            none, seq = np.zeros(count, np.int16), np.arange(held, held + count, dtype=np.int64)
-            self.cache.commit(Rows(none.astype(np.uint8), seq, none.astype(np.int32), none, none, position))
+            self.cache.commit(replace(rows, seq=rows.seq + held))
         else:
             self.cache.abort()
         return found
