@@ -35,7 +35,7 @@ def proxy_variables(*schemes: str) -> str:
 
 
 def environment_problem(error: Exception) -> str:
-    """Return the variable because of which an HTTP client cannot be made, and the fix; empty for other errors."""
+    """Name the environment variable that keeps an HTTP client from being made, and the fix; empty for other errors."""
     why, proxies = " ".join(str(error).split())[:200], proxy_variables("http", "https")
     files = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
     if isinstance(error, ssl.SSLError | FileNotFoundError | PermissionError) and error.filename is None and files:

@@ -41,7 +41,7 @@ def compression(
 
     ``pass_over_read``: the time of one compression divided by that of one plain read, round by round. With ``device="cuda"``
     each line is for one part of a compression, compared with a copy within the device. Raises UserError for a policy that does
-    not evict, for an invalid dtype or device, and if there is no such device.
+    not evict, for an invalid dtype, and for a device that is invalid or absent.
     """
     shape, kinds = CacheShape(layers=layers, tokens=tokens), KV_TYPES if list(dtype) == ["all"] else dtype
     for name, typed, known in (("dtype", kinds, KV_TYPES), ("device", [device], ("cpu", "cuda"))):

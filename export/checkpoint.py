@@ -305,7 +305,7 @@ class ConfigOnly(Checkpoint):
 
 
 class DeclaredOnly(Checkpoint):
-    """A checkpoint of which only ``config.json`` is known: each tensor has the requested shape, and is zero."""
+    """A checkpoint with only a ``config.json``: each tensor has the requested shape and is zero."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config, self.folder, self.notes = dict(config), Path(), []

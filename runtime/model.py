@@ -42,7 +42,7 @@ class Model:
     closing: NDArray[np.float32]  # rows that close a video before the text after it, [n, hidden]
     is_demo: bool = False
     scheduler: Scheduler = field(init=False, repr=False, compare=False)
-    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # the model of which this is a view
+    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # the model that this one is a view of
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler()

@@ -86,7 +86,7 @@ class Guard:
             if taken > limit:
                 raise too_large(limit)
             if values > MAX_VALUES:
-                raise ApiError(413, f"the request has more than {MAX_VALUES:,} values", "too_large")
+                raise ApiError(413, f"the request has more than {MAX_VALUES:,} values, counted by its commas", "too_large")
             if taken > SMALL and self._held > 4 * limit:
                 raise ApiError(429, "too many large requests at once; try again in a moment", "rate_limit_exceeded")
             if deadline is None and taken > SMALL:

@@ -55,8 +55,8 @@ class QueryWindow(Stateful):
         """Return queries ``[heads, w, head_dim]`` rotated to their rows' present positions in each KV head, and their seq
         ``[w]``.
 
-        w is the number of newest rows that every head of the layer holds without a gap. Raises ValueError for a layer of which
-        no queries were added.
+        w is the number of newest rows that every head of the layer holds without a gap. Raises ValueError for a layer
+        without queries.
         """
         if layer.index not in self._queries:
             what = f"the window has no queries of layer {layer.index}"
