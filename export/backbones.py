@@ -264,9 +264,9 @@ def slides(config: Mapping[str, Any]) -> bool:
 
 
 def rope_of(config: dict[str, Any]) -> tuple[float, tuple[int, ...] | None]:
-    """Return the rotary base, and the sections of M-RoPE if it names them.
+    """Return the config's rotary base, and its M-RoPE sections if it names any.
 
-    Raises UserError for any scaling, which would silently give other positions.
+    Raises UserError for any rotary scaling: ignoring it would silently give wrong positions.
     """
     rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = rope.get("rope_type", rope.get("type", "default"))

@@ -148,7 +148,7 @@ class DecoderRotations:
 
 
 def _hadamard(size: int) -> Float32:
-    """Return the Hadamard matrix ``[size, size]`` of a power of two, orthonormal and symmetric."""
+    """Return the orthonormal, symmetric Hadamard matrix ``[size, size]``; ``size`` is a power of two."""
     matrix = np.ones((1, 1))
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

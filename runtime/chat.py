@@ -125,7 +125,7 @@ class Chat:
                 raise UserError(f"a prompt cannot hold {found!r}, which stands for the video; leave it out")
 
     def _render(self, asked: Dialogue, *, video: bool, ends: bool = False) -> str:
-        """Render the template. ends: without a generation prompt."""
+        """Render the template. ends: leave out the generation prompt."""
         messages: list[dict[str, Any]] = []
         if self.system is not None and asked.messages[0]["role"] != "system":
             messages.append({"role": "system", "content": [_text(self.system)]})

@@ -61,7 +61,7 @@ class ExportChoice:
 
     @cached_property
     def size(self) -> Size | None:
-        """Return the size of the coming frames, None if unknown."""
+        """Return the size of the frames to come, or None if it is unknown."""
         return self.frame_size or self.frame_shape()
 
     def _plan(self, model: PlannedModel) -> DevicePlan:

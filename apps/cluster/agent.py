@@ -145,7 +145,7 @@ class NodeAgent(Hooks):
         return {name: self.asked_for(settings, config) for name, settings in config.cameras.items()}
 
     def asked_for(self, settings: CameraSettings, config: ServeConfig | None = None, by_client: bool = False) -> Fields:
-        """Describe a camera for the head. Only this node can watch a device or a file, such as ``0``."""
+        """Describe a camera for the head. A device (such as ``0``) or a file can be watched only by this node."""
         whole = (config or self._service.config).camera(settings)
         source = whole.address()
         anywhere = source == "demo" or re.match(r"(?!file:)[a-z]+://", source, re.IGNORECASE)

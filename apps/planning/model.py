@@ -116,7 +116,10 @@ def plan_published(facts: Mapping[str, Any], camera: tuple[int, int]) -> Planned
 
 
 def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
-    """Return the model of a checkpoint's folder for frames of ``camera``, (height, width). Raises UserError like an export."""
+    """Return the planned model of the checkpoint in ``folder``. camera: the frames' (height, width).
+
+    Raises UserError like an export.
+    """
     checkpoint: Checkpoint = ConfigOnly(folder)
     if all(look(checkpoint.folder / name) == "file" for name in checkpoint.weight_files()):
         checkpoint = Checkpoint(folder)

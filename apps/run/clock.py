@@ -20,9 +20,9 @@ SLACK_S = 1.0  # frames wait to be watched
 
 
 def moment(text: str, now: float | None = None) -> float:
-    """Parse a duration ago (``90s``, ``1h30m``), a local time or an RFC 3339 timestamp to seconds since 1970.
+    """Convert a time to seconds since 1970: a duration ago (``90s``), a local time or an RFC 3339 timestamp.
 
-    Raises UserError, also for a local time that does not exist or occurs twice on that day.
+    Raises UserError, including for a local time that does not exist or occurs twice on that day.
     """
     now, text = time.time() if now is None else now, text.strip()
     if re.fullmatch(r"([0-9]+(\.[0-9]+)?[smhd])+", text):

@@ -284,7 +284,8 @@ class RunLoop:
         """Send the status, and a sign of life after a frame, a piece of an answer or, while waiting, a running or retried
         source.
 
-        A model call that does not return, or a camera whose threads hang in a driver, gives none, and needs a restart.
+        A model call that does not return, or a camera whose threads hang in a driver, gives no sign of
+        life: the process must then be restarted.
         """
         source, before = self.source, self._seen
         self._seen = self._steps, source.attempts

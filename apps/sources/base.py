@@ -129,7 +129,7 @@ class SourceOptions:
 
 
 class Source(ABC):
-    """Frames sampled at a rate by their own timestamps.
+    """A source of frames, sampled at a given rate by their own timestamps.
 
     A live source captures whether or not it is read, and drops frames by ``rule``; any other waits for its reader.
     """

@@ -1,4 +1,4 @@
-"""GStreamer pipelines, as gst-launch-1.0 takes them without their sink, and CSI sensors: through PyGObject."""
+"""Sources read through PyGObject: GStreamer pipelines, written as for gst-launch-1.0 without the sink, and CSI sensors."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Feed:
 
 
 class Deinterlacer:
-    """Passes frames, with a delay of one, through FFmpeg's yadif, which does not change progressive ones."""
+    """Passes frames through FFmpeg's yadif, one frame late; progressive frames are left unchanged."""
 
     def __init__(self, time_base: Fraction) -> None:
         self._time_base, self._kind = time_base, (0, 0, "")

@@ -252,7 +252,7 @@ def unused(name: str, taken: Mapping[str, object]) -> str:
 
 
 def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
-    """Return a sink of a kind. Options ``env:NAME`` and ``file:PATH`` are read from there. Raises UserError."""
+    """Open a sink of the given kind. Options ``env:NAME`` and ``file:PATH`` are read from there. Raises UserError."""
     found, given = load_class("sinks", kind), {}
     parameters = inspect.signature(found, eval_str=True).parameters
     for name, value in options.items():

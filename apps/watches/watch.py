@@ -111,7 +111,7 @@ class Watch(WatchSettings):
 
 
 def covers(hours: str, now: datetime) -> bool:
-    """Return whether ``mon-fri 08:00-18:00`` covers a local time; an end before the start is on the next day.
+    """Return whether hours such as ``mon-fri 08:00-18:00`` cover a local time; an end before the start is on the next day.
 
     Raises ValueError.
     """

@@ -29,7 +29,7 @@ Pick = Callable[[dict[str, Any]], bool]  # of a question's result
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of a comparison. runs: the ceiling (usually ``full``), then by budget.
+    """The results of a comparison. runs: the ceiling (usually ``full``) first, then the others by budget.
 
     records: for each run, stream by stream.
     """

@@ -153,7 +153,8 @@ def compare_by_divergence(
     meter: DivergenceMeter, clips: Sequence[Clip], frames: int, policies: Sequence[str], budgets: Sequence[int],
     journal: Path, progress: Notify,
 ) -> Compared:  # fmt: skip
-    """Stream the first ``frames`` of every clip under full KV, each policy at each budget, each tau and each way to encode.
+    """Stream the first ``frames`` of every clip under full KV, then for each policy at
+    each budget, each tau and each way to encode.
 
     budgets: rising. Records in ``journal`` are not measured again. Clusters are (clip, moment). Raises UserError.
     """

@@ -60,7 +60,7 @@ class Encrypted(OtherFormat):
 class StreamHeader:
     """The header of a stream. positions: see :class:`edgevlm.runtime.positions.Positions`; older snapshots have four.
 
-    frames: int32 in the cache.
+    frames: the number of frames so far; the cache stores it as int32.
     """
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]

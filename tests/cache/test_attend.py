@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 
 def case(rng):
-    """Arguments of one call: shapes, lengths from 0 to capacity, dtypes, lists, bias, patterns, frames and windows at random."""
+    """Random arguments of one call: shapes, lengths from 0 to capacity, dtypes, lists, bias, patterns, frames, windows."""
     heads, group, width = rng.integers(1, 4), rng.integers(1, 9), rng.choice([1, 4, 16, 24, 64, 80, 128])
     rows = int(rng.choice([0, 1, 1, 2, 7, 40, 70]))
     capacity = rows + int(rng.choice([0, 1, 30, 200, 2500]))
