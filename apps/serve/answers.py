@@ -1,4 +1,4 @@
-"""Models of the JSON that the routes of ``edgevlm serve`` return."""
+"""Pydantic models of the JSON that ``edgevlm serve`` returns."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Stream(Named):
     policy: str = maybe("The policy in use. In a cluster this and other fields are missing while the camera is not open.")
     budget: int = maybe("Vision tokens kept per layer.")
     fps: float = field("Frames per second asked for.")
-    frames_watched: int = maybe("Frames that the memory has watched, before a restart too.")
+    frames_watched: int = maybe("Frames that the memory has watched, including before a restart.")
     watched_fps: float = maybe("Frames per second that the model watches.")
     skipped_fps: float = maybe("Frames per second that are skipped because the model is busy.")
-    state: str = field("initialising, running, stalled, reconnecting, ended, failed, paused, or in a cluster starting.")
+    state: str = field("initialising, running, stalled, reconnecting, ended, failed, paused or, in a cluster, starting.")
     problem: str | None = field("Why it is not running, without credentials.")
     time_s: float | None = maybe("Stream time of the newest frame, in seconds.")
     frame_time: str | None = maybe("Wall clock of the newest frame: RFC 3339, UTC.")
     stats: dict[str, Any] | None = maybe("The figures of the stats line of edgevlm run --json; null before the first.")
     node: str | None = maybe("In a cluster: the node that watches it.")
-    epoch: int | None = maybe("In a cluster: how often it was given a node.")
-    lost_s: float | None = maybe("In a cluster: seconds that its last move lost.")
+    epoch: int | None = maybe("In a cluster: how many times the camera was assigned a node.")
+    lost_s: float | None = maybe("In a cluster: seconds of watching lost in the camera's last move.")
 
 
 class Policy(Named):
@@ -61,7 +61,7 @@ class Event(Record):
     state: str = field("open or close.")
     time: str = field("Time: RFC 3339, UTC.")
     probability: float = field("Probability of the answer.")
-    evidence: list[Moment] = field("Frames it was read from, as in an answer.")
+    evidence: list[Moment] = field("Frames that the answer was read from.")
 
 
 class Opening(schemas.Opening):
@@ -88,8 +88,8 @@ class WatchState(WatchSettings, Named):
 
 class Forgotten(Record):
     object: str = field("forget.")
-    streams: dict[str, dict[str, int]] = field("Numbers of deleted rows, thumbnails, events, lines and so on, by camera.")
-    waiting: list[str] = maybe("In a cluster: nodes that are away and cameras that are not open, which will forget later.")
+    streams: dict[str, dict[str, int]] = field("Numbers of deleted rows, thumbnails, events, journal lines etc., by camera.")
+    waiting: list[str] = maybe("In a cluster: absent nodes and unopened cameras; they delete the period later.")
 
 
 class Reloaded(Record):
@@ -98,18 +98,18 @@ class Reloaded(Record):
 
 
 WATTS = (float | None, field("Power of the machine in watts, if it has a meter."))
-SINCE, UNTIL = (str, field("Start of the period: RFC 3339, UTC.")), (str, field("Until when."))
+SINCE, UNTIL = (str, field("Start of the period: RFC 3339, UTC.")), (str, field("End of the period: RFC 3339, UTC."))
 
 
 def content(*kinds: type[BaseModel] | str, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Return the ``responses`` of a route that returns one object of a model, or content of these media types."""
+    """Return FastAPI's ``responses`` for a route that returns one object of a model, or content of these media types."""
     if isinstance(kinds[0], str):
         return {status: {"content": {each: {} for each in kinds}}}
     return {status: {"model": kinds[0]}}
 
 
 def list_of(*models: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
-    """Return the ``responses`` of a route that returns a list of these models. more: fields besides object and data."""
+    """Return FastAPI's ``responses`` for a route that returns a list of these models. more: fields besides object and data."""
     kinds: Any = reduce(or_, models)
     fields: dict[str, Any] = {"object": (str, field("list, or digest.")), "data": (list[kinds], field("")), **more}
     return content(create_model(f"{models[0].__name__}List", __base__=Record, **fields))

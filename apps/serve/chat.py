@@ -24,8 +24,8 @@ from edgevlm.runtime.sampling import MAX_CHOICES, OneOf
 
 MAX_MESSAGES = 1024
 MAX_TOOLS = 256
-VIDEO_FRAMES = 8  # the most frames taken from a file
-DEEPEST = 64  # the most levels of nesting in a tool's schema
+VIDEO_FRAMES = 8  # most frames taken from one video file
+DEEPEST = 64  # most levels of nesting in a tool's schema
 
 
 def shallow(value: Any) -> Any:
@@ -45,13 +45,13 @@ class Strict(BaseModel):
 
 
 class Lenient(BaseModel):
-    """A model that ignores unknown fields, such as those meant for other servers. :func:`unknown` lists them."""
+    """A model that ignores unknown fields, such as those meant for other servers. :func:`unknown` lists the ignored fields."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 def unknown(given: BaseModel, at: str = "") -> Iterator[str]:
-    """Yield the path of each unknown field that is not empty, like ``messages.0.name``."""
+    """Yield the path (like ``messages.0.name``) of each non-empty unknown field."""
     yield from (f"{at}{name}"[:200] for name, value in (given.model_extra or {}).items() if value not in (None, [], {}))
     for name in type(given).model_fields:
         value = getattr(given, name)
@@ -65,7 +65,7 @@ Moment = Annotated[str, Field(min_length=1, max_length=40)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None
 TopP = Annotated[float, Field(gt=0, le=1)] | None
 Count = Annotated[int, Field(ge=1, le=1 << 31)] | None
-Tokens = Annotated[Count, BeforeValidator(lambda value: None if value == -1 else value)]  # llama.cpp's -1: any number
+Tokens = Annotated[Count, BeforeValidator(lambda value: None if value == -1 else value)]  # llama.cpp uses -1 for no limit
 Penalty = Annotated[float, Field(gt=0, le=100)] | None
 Added = Annotated[float, Field(ge=-2, le=2)] | None
 Likeliest = Annotated[int, Field(ge=0, le=20)] | None
@@ -90,8 +90,8 @@ class Url(Lenient):
 
 
 class Part(Lenient):
-    """A text, a picture (`data:`, or `http(s):` of an allowed host), or a video (a stream as `edgevlm://NAME`, `data:`, or a
-    file in an allowed folder). `input_video` is llama.cpp's; `input_text`, `output_text` and `input_image` are of Responses."""
+    """Text, a picture (`data:`, or `http(s):` from an allowed host) or a video (`edgevlm://NAME`, `data:`, or a file in an
+    allowed folder). `input_video` is llama.cpp's; `input_text`, `output_text` and `input_image` are the Responses API's."""
 
     type: Literal["text", "input_text", "output_text", "image_url", "input_image", "video_url", "input_video"]
     text: Text = ""
@@ -126,7 +126,7 @@ class CalledFunction(Lenient):
 
 
 class ToolCall(Lenient):
-    """A function call made by an earlier answer."""
+    """A function call made in an earlier answer."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -160,7 +160,7 @@ class Message(Lenient):
 
 
 class Function(Lenient):
-    """A function. strict has no effect: a call that is required always follows the schema."""
+    """A function that the answer may call. ``strict`` has no effect: a required call always follows the schema."""
 
     name: ToolName
     description: Text | None = None
@@ -169,7 +169,7 @@ class Function(Lenient):
 
 
 class Tool(Lenient):
-    """A tool. Types other than ``function`` are ignored."""
+    """A tool that the answer may use. Tools of types other than ``function`` are ignored."""
 
     type: str = "function"
     function: Function | None = None
@@ -185,7 +185,7 @@ class StreamOptions(Lenient):
 
 
 class NamedSchema(Lenient):
-    """A schema with a name. The answer follows it, whatever ``strict`` is."""
+    """A named JSON schema that the answer follows, whether or not ``strict`` is set."""
 
     json_schema: dict[str, Any] | bool = Field(default=True, alias="schema")
     name: Any = None
@@ -211,10 +211,7 @@ def one_answer(number: int | None) -> int | None:
 
 
 class Asked(Lenient):
-    """Fields of OpenAI, vLLM and llama.cpp that every text interface supports.
-
-    repeat_penalty is llama.cpp's name for repetition_penalty. since, until: use only what was seen in this period.
-    """
+    """Request fields of OpenAI, vLLM and llama.cpp that chat and text completions share."""
 
     model: AskedModel = ""
     stream: bool | None = False
@@ -235,7 +232,7 @@ class Asked(Lenient):
 
 
 class ChatRequest(Asked):
-    """The fields of OpenAI's request that have an effect here."""
+    """A chat completion request, with the fields that have an effect."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Tokens = None
@@ -250,11 +247,11 @@ class ChatRequest(Asked):
 
     @property
     def is_plain(self) -> bool:
-        """Whether neither pictures nor a grammar must be prepared for the request."""
+        """Whether the request needs no pictures to be prepared and no grammar to be compiled."""
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
-        """Return :meth:`Session.ask`'s arguments, without question and window, and the ignored fields. Raises FieldError."""
+        """Return :meth:`Session.ask`'s arguments except question and window, and the ignored fields. Raises FieldError."""
         given: dict[str, Any] = {
             "temperature": self.temperature or 0.0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
@@ -282,12 +279,12 @@ class ChatRequest(Asked):
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that the answer may have; None for no limit."""
+        """The most tokens that the answer may have, or None for no limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
-        """The field that restricts the answer, the processor that does it and its argument; None if any text is allowed."""
+        """The field that restricts the answer, its logits processor and the processor's argument; None without such a field."""
         form = self.response_format
         if self.structured_outputs is not None and self.structured_outputs.choice is not None:
             return "structured_outputs.choice", OneOf, self.structured_outputs.choice
@@ -303,24 +300,24 @@ class ChatRequest(Asked):
 
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
-        """The name and the window of the last video part that is a stream; empty without one. Raises FieldError."""
+        """The stream's name and the time window in the last ``edgevlm://`` part; empty if there is none. Raises FieldError."""
         urls = [part.url for _, part in self._parts() if part.is_stream]
         return stream_of(urls[-1]) if urls else ("", {})
 
     @property
     def stream_name(self) -> str | None:
-        """The stream's name: from the last video part, else from ``model`` after its last ``/``; None for the only stream."""
+        """The name in the last ``edgevlm://`` part, or else in ``model`` after the last ``/``; None for the only stream."""
         return self._asked[0] or self.model.rpartition("/")[2] or None
 
     @property
     def window(self) -> dict[str, str]:
-        """``since`` and ``until``, from the stream's URL or else from their fields. Raises FieldError."""
+        """``since`` and ``until``, taken from the stream's URL or else from the request's fields. Raises FieldError."""
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
-        """Prepare the newest pictures, as many as the limit allows. Return them and the fields of the older ones.
+        """Prepare the newest pictures, up to the limit; return them and the fields of the pictures left out.
 
-        Raises FieldError for a picture that is forbidden or unreadable, and if the last message has too many.
+        Raises FieldError for a forbidden or unreadable picture, and if the last message has too many pictures.
         """
         last, shown, left = f"messages.{len(self.messages) - 1}.", list[Pixels](), list[str]()
         parts = [(field, part) for field, part in reversed(self._parts()) if not part.is_stream]
@@ -353,7 +350,7 @@ class ChatRequest(Asked):
 
     @property
     def functions(self) -> list[Function]:
-        """The functions that the answer may call. Raises FieldError if ``tool_choice`` names one that is not in ``tools``."""
+        """The functions that the answer may call. Raises FieldError if ``tool_choice`` names one missing from ``tools``."""
         given = [] if self.tool_choice == "none" else [each.function for each in self.tools or () if each.function is not None]
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
@@ -368,17 +365,17 @@ class ChatRequest(Asked):
         return self.tool_choice not in (None, "none", "auto") and bool(self.functions)
 
     def dialogue(self, stream: CameraStream) -> tuple[Dialogue, list[str]]:
-        """Return the messages for the chat template, and those known fields that are ignored. Raises FieldError.
+        """Return the messages for the chat template, and the known fields that are ignored. Raises FieldError.
 
-        Without tools, or if the template does not know them, the system's text is put before the user's last message, a tool's
-        result becomes a message of the user, and a call becomes text of the assistant.
+        Without tools, or with a template that does not support them, the system's text is put before the user's last message.
+        Tool results then become user messages, and calls become assistant text.
         """
         last, is_demo = self.messages[-1], stream.model.is_demo
         shows = isinstance(last.content, list) and not all(part.is_text for part in last.content)
         if last.role == "user" and not (shows or last.text.strip()):
             raise FieldError("messages", "the last message has neither a text nor a picture")
         ignored = [*self._without_effect(stream)]
-        if is_demo:  # the demo model was taught single questions, not conversations
+        if is_demo:  # the demo model was trained on single questions, not on conversations
             asked = next((place for place in range(len(self.messages) - 1, -1, -1) if self.messages[place].role == "user"), 0)
             ignored += [f"messages.{place}" for place in range(len(self.messages)) if place != asked]
             return Dialogue.of([], self.messages[asked].text.strip()), ignored
@@ -396,7 +393,7 @@ class ChatRequest(Asked):
         return Dialogue(tuple(_plain(messages)), continues=continues), ignored
 
     def _without_effect(self, stream: CameraStream) -> Iterator[str]:
-        """Yield the known fields that have no effect here."""
+        """Yield the request's known fields that have no effect."""
         yield from (f"tools.{place}" for place, each in enumerate(self.tools or ()) if each.function is None)
         knows, forced = stream.session.chat.knows_tools, self.must_call and writes_json(stream.model)
         if self.tool_choice != "none" and self.tools and not knows:
@@ -418,7 +415,7 @@ class ChatRequest(Asked):
 
 
 def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge messages so that user and assistant alternate, with the system's text before the user's last message."""
+    """Merge messages so that user and assistant alternate; put the system's text before the user's last message."""
     said: list[dict[str, Any]] = []
     for each in messages:
         calls = [f"{OPENING}{json.dumps(call['function'], ensure_ascii=False)}{CLOSING}" for call in each.get("tool_calls", ())]
@@ -444,7 +441,7 @@ def one_prompt(given: Any) -> Any:
 
 
 class TextRequest(Asked):
-    """A request of OpenAI's older interface. The prompt is asked as a user message."""
+    """A request to OpenAI's legacy completions API. The prompt becomes a user message."""
 
     prompt: Annotated[
         Text, BeforeValidator(one_prompt),
@@ -460,7 +457,7 @@ class TextRequest(Asked):
 
 
 def stream_of(url: str) -> tuple[str, dict[str, str]]:
-    """Parse ``edgevlm://front-door?since=10m`` to ``front-door`` and ``{"since": "10m"}``. Raises FieldError."""
+    """Parse ``edgevlm://front-door?since=10m`` into ``front-door`` and ``{"since": "10m"}``. Raises FieldError."""
     match = re.fullmatch(r"(?i:edgevlm)://([^/?#]+)/?(?:\?([^#]*))?", url)
     window = dict(parse_qsl(match[2] or "", keep_blank_values=True)) if match else {}
     if match is None or window.keys() - {"since", "until"} or not all(0 < len(text) <= 40 for text in window.values()):

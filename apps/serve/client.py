@@ -24,7 +24,7 @@ TIMEOUT_S = 600.0
 
 
 def questions(typed: str | None) -> Iterator[str]:
-    """Yield the typed question, or each line of stdin that is not empty. Raises UserError if stdin is a terminal."""
+    """Yield the typed question or, without one, each non-empty line of stdin. Raises UserError if stdin is a terminal."""
     if typed not in (None, "-"):
         yield str(typed)
         return
@@ -38,7 +38,7 @@ def questions(typed: str | None) -> Iterator[str]:
 def ask_server(
     question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
 ) -> None:
-    """Print the answer as it arrives, then the time of its evidence on stderr. window: times as typed. Raises UserError."""
+    """Print the answer as it arrives, then when its evidence was seen. window: since and until as typed. Raises UserError."""
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:
@@ -79,7 +79,7 @@ def ask_server(
 
 
 def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """Ask a server to delete a period; return what it deleted, by camera. Raises a one-line UserError."""
+    """Ask a server to delete what it saw in a period; return how much it deleted, by camera. Raises a one-line UserError."""
     with replied(url, key_file, "/v1/forget", {**body, "confirm": True}) as response:
         done = json.loads(response.read())
         if waiting := done.get("waiting"):
@@ -88,7 +88,7 @@ def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> d
 
 
 def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_json: bool) -> None:
-    """Print, in order of time, when watches were open, journal lines and picture addresses. Raises a one-line UserError."""
+    """Print a server's digest by time: open watches, journal lines and picture addresses. Raises a one-line UserError."""
     with replied(url, key_file, "/v1/digest", query=window) as response:
         found = json.loads(response.read())
         for each in found["data"]:
@@ -116,7 +116,8 @@ def journal_of(url: str, query: Mapping[str, str], key_file: Path | None) -> lis
 def replied(
     url: str, key_file: Path | None, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
 ) -> Iterator[httpx.Response]:
-    """Yield the reply to a POST, or to a GET without ``body``. Raises a one-line UserError, also for errors in the block."""
+    """Yield the reply to a POST, or to a GET without ``body``. Errors, including those in the block, become one-line
+    UserErrors."""
     shown, method, headers = mask_credentials(url), "GET" if body is None else "POST", {}
     if key_file is not None:
         key = secret(f"file:{key_file}")

@@ -1,4 +1,4 @@
-"""An answer of ``edgevlm serve`` in OpenAI's formats, whole or as it is generated."""
+"""Send an answer in OpenAI's formats, whole or as it is generated."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from edgevlm.runtime.chat import Dialogue
 from edgevlm.runtime.sampling import LogProb
 from edgevlm.runtime.time_window import NothingHeld
 
-NAMED, COUNTED = 64, 1000  # how many of a request's ignored fields are named, and counted
+NAMED, COUNTED = 64, 1000  # most ignored fields that a reply names, and most that it counts
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class Completion:
-    """One answer, in OpenAI's formats. Raises FieldError for an invalid question."""
+    """One answer in the format of chat completions. Raises FieldError for an invalid question."""
 
     answer: Answer | str = ""
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
@@ -58,7 +58,7 @@ class Completion:
 
     @contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """Convert a UserError raised because the stream was closed in the meantime to an ApiError."""
+        """Convert a UserError to an ApiError if the stream has been closed meanwhile."""
         try:
             yield
         except UserError:
@@ -121,7 +121,7 @@ class Completion:
             yield self.answer
             return
         stops, text, given = self.request.stops, "", 0
-        held = max(map(len, stops), default=1) - 1  # characters held back, as they may be the start of a stop string
+        held = max(map(len, stops), default=1) - 1  # characters held back because they may start a stop string
         try:
             async for piece in self._generated(self.answer):
                 text += piece
@@ -145,7 +145,7 @@ class Completion:
         self.evidence = await run_in_threadpool(self.stream.answered, self.answer.question, self.answer)
 
     async def _generated(self, answer: Answer) -> AsyncGenerator[str, None]:
-        """Yield an answer's pieces. Raises ApiError if it is cancelled."""
+        """Yield the answer's pieces of text. Raises ApiError if the answer is cancelled."""
         with self._until_closed():
             async for piece in answer:
                 yield piece
@@ -157,7 +157,7 @@ class Completion:
             self.answer.cancel()
 
     def usage(self) -> dict[str, Any]:
-        """Return the token counts. The memory's tokens count as cached prompt tokens."""
+        """Return the answer's token counts. Tokens in the camera's memory count as cached prompt tokens."""
         held = prompt = said = 0
         if not isinstance(self.answer, str):
             held, said = self.stream.session.stats.tokens, len(self.answer.token_ids)
@@ -180,7 +180,7 @@ class Completion:
         return {**common, **times, **waits, **self.evidence}
 
     def logprobs(self) -> dict[str, Any] | None:
-        """Return the log probabilities of the tokens generated since the last call; None if the request wants none."""
+        """Return the log probabilities of the tokens since the last call, or None if the request does not ask for them."""
         if not self.request.logprobs:
             return None
         return {"content": [
@@ -221,7 +221,7 @@ class Completion:
 
 
 class TextCompletion(Completion):
-    """One answer in the format of OpenAI's older interface."""
+    """One answer in the format of OpenAI's legacy completions API."""
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"

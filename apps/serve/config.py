@@ -1,4 +1,4 @@
-"""The configuration of ``edgevlm serve``: edgevlm.toml, with every key checked."""
+"""Read and check edgevlm.toml, the configuration of ``edgevlm serve``."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PICTURES = 4  # pictures of a question for which memory is reserved at the start
+PICTURES = 4  # pictures per question for which memory is reserved at startup
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# settings that a running server does not change
+# settings that change only when the server restarts
 FIXED = ("engine", "threads", "state", "snapshots", "state_key", "events", "thumbnails", "journal", "cluster")
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
@@ -56,16 +56,16 @@ Megabytes = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class Section(BaseModel):
-    """A table of the file. Unknown keys and values of the wrong type are errors."""
+    """A table of edgevlm.toml. Unknown keys and values of the wrong type are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class CameraSettings(Section):
-    """One camera. Omitted settings are taken from the top of the file.
+    """One camera's settings. Omitted ones are taken from the top of edgevlm.toml.
 
-    source: a value as for ``edgevlm run --camera``, or the place of a secret. name: the name that people see, in any script; by
-    default the table's name. username, password: the login for an address, with any characters, or the place of a secret.
+    source: what ``edgevlm run --camera`` takes, or a secret (``env:NAME`` or ``file:PATH``). name: the displayed name, in any
+    script; by default the table's name. username, password: the login at the source's address, or a secret.
     """
 
     source: str = "demo"
@@ -86,17 +86,17 @@ class CameraSettings(Section):
 
 
 class ServerSettings(Section):
-    """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: more host names under which the page is served.
+    """Settings of the HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: more host names under which the page is served.
 
-    root_path: the path under which a proxy serves it, for a proxy that neither removes the path nor names it in a header.
-    source_hosts: names, addresses and networks of cameras that clients may add; by default all except this machine. any_source:
-    clients may add any source, including files, devices and pipelines. max_requests: questions that may run or wait at once.
-    max_rate: requests per second from one address, averaged over some seconds. Beyond either limit, status is 429. max_body:
-    bytes of a request, and of a picture fetched for it. max_question_tokens: longest question with its history and tools,
-    for cameras opened later. Its memory is allocated when the question comes, within the model's positions. max_pictures: most
-    pictures of a question, including frames of a video; those beyond PICTURES count as tokens of the question. media_hosts:
-    ``HOST`` or ``HOST:PORT`` from which pictures may be fetched. media_private: allow these hosts to have private addresses.
-    media_folders: folders whose videos questions may use.
+    root_path: the path under which a proxy serves the page, if the proxy neither removes it nor names it in a header.
+    source_hosts: host names, addresses and networks of cameras that clients may add; by default all except this machine.
+    any_source: let clients add any source, including files, devices and pipelines. max_requests: questions that may run or wait
+    at once. max_rate: requests per second from one address, averaged over some seconds. Requests beyond max_requests or
+    max_rate get status 429. max_body: most bytes in a request, and in a picture fetched for it. max_question_tokens: most
+    tokens in a question with its history and tools, for cameras opened later. Memory for a question is allocated when it
+    arrives, within the model's positions. max_pictures: most pictures in a question, including a video's frames; those beyond
+    PICTURES count as question tokens. media_hosts: ``HOST`` or ``HOST:PORT`` from which pictures may be fetched. media_private:
+    let media_hosts have private addresses. media_folders: folders with videos that questions may use.
     """
 
     host: str = "127.0.0.1"
@@ -118,7 +118,7 @@ class ServerSettings(Section):
 
 
 class KeptSettings(Section):
-    """How many days and megabytes of events, or of a camera's pictures, to keep. The megabytes include pictures."""
+    """How many days and megabytes of data to keep. The megabytes include pictures."""
 
     days: Days = EventStore.DAYS
     megabytes: Megabytes = EventStore.CAP >> 20
@@ -130,12 +130,12 @@ class ThumbnailSettings(KeptSettings):
 
 
 class JournalSettings(KeptSettings):
-    """The journal.
+    """Settings of the journal.
 
-    every: minutes from one line of a camera to the next; 0 for no journal. prompt: the question that a line answers. changed:
-    write the next line early, but not before a tenth of that time, once this many frames' worth of changes were appended (under
-    ``append = "changed"``). max_tokens: most tokens of a line. context: most tokens of earlier lines to put before a question
-    that shares words with them; 0 for none. days, megabytes: most to keep.
+    every: minutes between a camera's journal lines; 0 for no journal. prompt: the question that each line answers. changed:
+    write the next line early, but not before a tenth of ``every``, once this many frames' worth of changes were appended (under
+    ``append = "changed"``). max_tokens: most tokens in a line. context: most tokens of earlier lines to put before a question
+    that shares words with them; 0 for none. days, megabytes: how much to keep.
     """
 
     days: Days = Journal.DAYS
@@ -164,7 +164,7 @@ class ClusterSettings(Section):
 
 
 def by_id(cameras: Any) -> Any:
-    """Return the cameras by id. A table name that is not an id becomes the name that people see."""
+    """Return the cameras by id. A table name that is not a valid id becomes the displayed name."""
     if not isinstance(cameras, dict):
         return cameras
     found: dict[str, Any] = {}
@@ -179,10 +179,10 @@ def by_id(cameras: Any) -> Any:
 
 
 class ServeConfig(Section):
-    """The whole edgevlm.toml.
+    """All settings in edgevlm.toml.
 
-    state: the folder for snapshots and events, by default in the user's state folder. snapshots: an address that takes the
-    snapshots instead, like ``s3://bucket/shop``. state_key: the key that encrypts them, ``env:NAME`` or ``file:PATH``.
+    state: the folder for snapshots and events, by default in the user's state folder. snapshots: an address for the snapshots
+    instead, like ``s3://bucket/shop``. state_key: the snapshots' encryption key, as ``env:NAME`` or ``file:PATH``.
     """
 
     model: str = "demo"
@@ -230,7 +230,7 @@ class ServeConfig(Section):
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """Return the key that clients must send. Raises UserError if it is invalid, or if other machines need none to connect."""
+    """Return the key that clients must send. Raises UserError if it is invalid, or missing while other machines can connect."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")
@@ -240,7 +240,7 @@ def server_key(server: ServerSettings) -> str | None:
 
 
 def as_far_as_running(before: ServeConfig, wanted: ServeConfig) -> tuple[ServeConfig, list[str]]:
-    """Return ``wanted`` without the changes that need a restart, and a line for each of these changes."""
+    """Return ``wanted`` without the changes that need a restart, and a line for each change left out."""
     kept = {name: getattr(before, name) for name in FIXED}
     kept_of_server = {name: getattr(before.server, name) for name in FIXED_OF_SERVER}
     waits = [name for name, value in kept.items() if getattr(wanted, name) != value]
@@ -255,7 +255,7 @@ def settings_of(
     given: Mapping[str, Any] | None = None,
     assigned: list[str] | None = None,
 ) -> ServeConfig:
-    """Read a file, then apply ``assigned`` (each KEY=VALUE), then those of ``given`` that are not None. Raises UserError.
+    """Read a file, then apply ``assigned`` (each KEY=VALUE), then the values in ``given`` that are not None. Raises UserError.
 
     cameras: each ``NAME=SRC`` or SRC; a name may contain spaces. Unnamed cameras become demo, camera, camera-2, ..
     """
@@ -340,7 +340,7 @@ def _located(found: list[tuple[tuple[str, ...], str]], where: str, path: Path | 
 
 
 def _lines_of(text: str) -> dict[tuple[str, ...], int]:
-    """Return the line number of each table and key of a TOML file that starts a line."""
+    """Return the line number of each TOML table and key that starts a line."""
     found, counts, table = dict[tuple[str, ...], int](), Counter[tuple[str, ...]](), tuple[str, ...]()
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"""\s*(\[{0,2})\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*[]=]""", line)
@@ -356,7 +356,7 @@ def _lines_of(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _assignment(text: str) -> dict[str, Any]:
-    """Parse ``server.max_rate=30`` to a table. The value is as in edgevlm.toml, or unquoted text. Raises UserError."""
+    """Parse ``server.max_rate=30`` into a table. Values are as in edgevlm.toml; text needs no quotes. Raises UserError."""
     name, equals, value = text.partition("=")
     for line in (text, f"{name}={json.dumps(value.strip())}") if equals else ():
         with suppress(tomllib.TOMLDecodeError):

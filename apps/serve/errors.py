@@ -1,4 +1,4 @@
-"""Errors of ``edgevlm serve``, in OpenAI's format."""
+"""Report the errors of ``edgevlm serve`` in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import NoThreads, UserError, reason
 
-CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # for errors not raised by a route
+CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # for errors that no route raised
 STATUSES = {
     400: "A field is invalid; the error names it.",
     401: "The key is missing or wrong.",
@@ -55,7 +55,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class ApiError(HTTPException):
-    """An error in OpenAI's format. soon: seconds after which to retry, for status 429 and 503."""
+    """An HTTP error in OpenAI's format. soon: seconds to wait before a retry, for status 429 and 503."""
 
     def __init__(
         self, status: int, message: str, code: str | None, param: str | None = None, soon: int = 1, headers: Any = None
@@ -81,13 +81,13 @@ def _as_api_error(error: Exception) -> ApiError:
         return ApiError(503, str(NoThreads()), CODES.get(503))
     if not isinstance(error, StarletteHTTPException):
         return ApiError(500, f"unexpected {type(error).__name__}", "internal_error")
-    if error.status_code == 400:  # numbers that are too long, or nesting too deep, for Python's JSON parser
+    if error.status_code == 400:  # Python's JSON parser rejects numbers that are too long and nesting that is too deep
         return ApiError(400, "body: it cannot be read as JSON", "invalid_json", "body")
     return ApiError(error.status_code, str(error.detail), CODES.get(error.status_code), headers=error.headers)
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """Return an error with the invalid field and the rule it broke; for a union, those of the variant most likely meant."""
+    """Return an error that names the invalid field and the broken rule; for a union, those of the most likely variant."""
     errors = error.errors()
     found = max(errors, key=lambda each: (not each["type"].endswith("_type"), len(each["loc"])))
     where, *_ = found["loc"]
@@ -96,14 +96,14 @@ def _invalid(error: RequestValidationError) -> ApiError:
         message = f"body: send JSON, with content-type: application/json ({found['msg']})"
         return ApiError(400, message, "invalid_json", "body")
     what = "unknown field" if found["type"] == "extra_forbidden" else reason(found["msg"])
-    if found["type"].endswith("_type"):  # the value has none of the types that are allowed
+    if found["type"].endswith("_type"):  # the value has none of the allowed types
         shapes = dict.fromkeys(each["msg"].partition("valid ")[2] for each in errors if _field(each["loc"]) == param)
         what = f"give a {' or a '.join(filter(None, shapes))}" if all(shapes) else what
     return ApiError(400, f"{param}: {what}"[:500], "invalid_value", param)
 
 
 def _field(place: Sequence[Any]) -> str:
-    """Return a field's path, without the names of the variants that pydantic tried."""
+    """Return a field's path without the names that pydantic inserts for a union's variants."""
     first, *rest = [*map(str, place[1:])] or [""]
     return ".".join([first, *(part for part in rest if not re.search(r"^[A-Z]|\[|constrained-", part))])[:200]
 

@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 
-MAX_GRAMMAR = 65_536  # characters of a schema
-MAX_MULTIPLE = 10_000  # the lexer needs as many states for it, which its own limits do not count
-MAX_BRANCHING = 4_000_000  # steps for one token: all recursive alternatives, squared, times the most in one place
+MAX_GRAMMAR = 65_536  # most characters in a schema
+MAX_MULTIPLE = 10_000  # the lexer needs this many states for a multipleOf, and its own limits do not count them
+MAX_BRANCHING = 4_000_000  # most steps per token: all recursive alternatives, squared, times the most in one place
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, step_lexer_fuel=100_000, step_max_items=3_000, max_lexer_states=25_000,
     max_grammar_size=100_000, verbose_errors=False,
 )  # fmt: skip
-SPENT_S, SHARE = 0.2, 0.2  # seconds, plus a share of the answer's time, that a grammar may take on the model's thread
-_tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()  # kept, as each takes a second to make
+SPENT_S, SHARE = 0.2, 0.2  # a grammar may use SPENT_S plus SHARE of the answer's time on the model's thread
+_tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()  # cached, as each takes a second to make
 _writers: WeakKeyDictionary[Model, bool] = WeakKeyDictionary()  # whether each model can write JSON
 _lock = threading.Lock()
 
 
 def writes_json(model: Model) -> bool:
-    """Return whether the model's tokens can spell JSON; the demo's tokens are words."""
+    """Return whether the model's tokens can spell JSON. The demo's cannot, as they are words."""
     if model not in _writers:
         try:
             _writers[model] = bool(Grammar(model, {"type": "object"}))
@@ -42,7 +42,7 @@ def writes_json(model: Model) -> bool:
 
 
 class Grammar:
-    """A logits processor that makes one answer follow a JSON schema, without whitespace."""
+    """A logits processor that makes one answer follow a JSON schema and contain no whitespace between tokens."""
 
     def __init__(self, model: Model, schema: Any) -> None:
         """Compile the schema. Raises UserError if it is invalid or too large, or if the tokenizer cannot write JSON."""
@@ -63,12 +63,11 @@ class Grammar:
         self._matcher = LLMatcher(_tokenizers[model], grammar, log_level=0, limits=LIMITS)
         self._taken, self._spent_s, self._began = 0, 0.0, 0.0
         self._check()
-        self._allowed = self._compute()  # the first takes longest, so it is not left to the model's thread
+        self._allowed = self._compute()  # the first mask takes longest, so the model's thread does not compute it
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits ``[vocabulary]`` of the token after ``token_ids``, minus infinity where it breaks the grammar.
-
-        Raises UserError if that takes too long."""
+        """Return the logits ``[vocabulary]`` of the token after ``token_ids``; those that break the grammar are minus infinity.
+        Raises UserError if the grammar takes too long."""
         if token_ids:
             before, now = time.thread_time(), time.monotonic()
             self._began = self._began or now

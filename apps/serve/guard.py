@@ -23,15 +23,15 @@ from edgevlm.apps.serve.errors import ApiError, respond
 from edgevlm.apps.serve.service import Service
 from edgevlm.engines.weights_memory import trim
 
-BURST_S = 10.0  # an address may send at once what the highest rate allows in this time
-MANY = 1024  # with more addresses than this, those that have rested are dropped
+BURST_S = 10.0  # an address may send this many seconds' worth of requests at once
+MANY = 1024  # above this many addresses, those that may send a full burst are dropped
 BODY_S = 30.0  # time for a request's body to arrive
-LINGER_S = 2.0  # how long the body of a refused request is still read
-MAX_VALUES = 10_000  # the most values in a body's JSON, counted by commas; a picture is a single string
-GAP_S = 0.05  # pause after a large body is parsed before the next one is
-TRIM_S = 5.0  # delay after a large body until its memory is given back to the system
-SMALL = 64 << 10  # a body up to this many bytes is always read, however many others are being read
-OPEN_PATHS = ("/static/", "/health")  # these need no key: they show nothing of what is watched
+LINGER_S = 2.0  # how long a refused request's body is still read
+MAX_VALUES = 10_000  # most values in a JSON body, counted by its commas; a picture is one value
+GAP_S = 0.05  # pause between parsing two large bodies
+TRIM_S = 5.0  # delay before a large body's memory is returned to the system
+SMALL = 64 << 10  # a body up to this many bytes is read even while many large ones are
+OPEN_PATHS = ("/static/", "/health")  # paths that need no key, as they show nothing of the cameras
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -41,17 +41,17 @@ HEADERS = {
     "content-security-policy": POLICY, "cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }  # fmt: skip
-ASKING = re.compile("^(?:/v1)*(?=/(?:chat/completions|completions|responses|models)(?:/|$))")  # with any number of /v1
+ASKING = re.compile("^(?:/v1)*(?=/(?:chat/completions|completions|responses|models)(?:/|$))")  # after any number of /v1
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="edgevlm", Bearer'}
 
 
 class Guard:
-    """An ASGI application in front of another one. It reads the service's settings and key at every request."""
+    """ASGI middleware that checks each request against the service's current settings and key."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
         self._rested: dict[str, float] = {}  # when each address may send a full burst again
-        self._held = 0  # bytes in the bodies of requests that are not answered yet
+        self._held = 0  # bytes in the bodies of unanswered requests
         self._trimming = False
         self._parsing = asyncio.Lock()  # held while a large body is parsed and a moment longer, to let small requests pass
 
@@ -111,7 +111,7 @@ class Guard:
 
     def _trim(self) -> None:
         self._trimming = False
-        with suppress(RuntimeError):  # no more threads
+        with suppress(RuntimeError):  # no thread can be started
             asyncio.get_running_loop().run_in_executor(None, trim)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,7 +134,7 @@ class Guard:
         await send({"type": "http.response.body"})
 
     def _prefix(self, headers: Headers, path: str) -> str:
-        """Return the prefix under which a proxy serves this server, or an empty text if ``path`` does not start with it."""
+        """Return the prefix under which a proxy serves this server, or ``""`` if ``path`` does not start with it."""
         prefixes = [named_prefix(headers), self._service.config.server.root_path.rstrip("/")]
         return next((each for each in filter(None, prefixes) if path == each or path.startswith(f"{each}/")), "")
 
@@ -148,7 +148,7 @@ class Guard:
         self._rested[address] = rested
         if len(self._rested) > MANY:
             self._rested = {each: at for each, at in self._rested.items() if at > now}
-        host = headers.get("host")  # missing in load balancers' health checks; browsers always send it
+        host = headers.get("host")  # load balancers' health checks omit it; browsers always send it
         if host is not None and not is_ours(host, server):
             raise ApiError(421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host")
         if not is_own_page(headers, server):
@@ -158,7 +158,7 @@ class Guard:
         is_open = key is None or path == "/" or path.startswith(OPEN_PATHS)
         if not is_open and not any(hmac.compare_digest(given.encode(), str(key).encode()) for given in given_keys(headers)):
             why = "give the server's key: Authorization: Bearer KEY"
-            # without x-api-key, which the page sends: a challenge makes browsers ask for a password, and the page has a form
+            # our page sends x-api-key and has a form for the key; a challenge would make the browser ask for a password too
             raise ApiError(401, why, "invalid_api_key", headers=None if "x-api-key" in headers else CHALLENGE)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > server.max_body:
@@ -166,12 +166,12 @@ class Guard:
 
 
 def named_prefix(headers: Headers) -> str:
-    """Return the prefix that a proxy names in a header, or an empty text."""
+    """Return the prefix that a proxy names in a header, or ``""``."""
     return (headers.get("x-ingress-path") or headers.get("x-forwarded-prefix") or "").rstrip("/")
 
 
 def plain_path(path: str) -> str:
-    """Return a path without empty parts. OpenAI's paths get exactly one ``/v1``, which some clients omit or repeat."""
+    """Remove a path's empty parts. OpenAI's paths get exactly one ``/v1``, which some clients omit or repeat."""
     return ASKING.sub("/v1", re.sub("/+", "/", path).rstrip("/") or "/")
 
 
@@ -180,7 +180,7 @@ def too_large(limit: int) -> ApiError:
 
 
 def is_ours(header: str, server: ServerSettings) -> bool:
-    """Return whether a ``Host`` header is one of this server's names, or an IP address, which DNS rebinding cannot use."""
+    """Return whether a ``Host`` header is this server's name or an IP address, which DNS rebinding cannot use."""
     name = host_name(header)
     try:
         return name in (*LOOPBACK, server.host, *server.hosts) or bool(name and ip_address(name))
@@ -191,7 +191,7 @@ def is_ours(header: str, server: ServerSettings) -> bool:
 def is_own_page(headers: Headers, server: ServerSettings) -> bool:
     """Return whether the request does not come from another site's page.
 
-    Browsers report this for secure pages; for others, the host in the ``Origin`` header decides.
+    Browsers report this in ``Sec-Fetch-Site`` for secure pages; for others, the ``Origin`` header's host decides.
     """
     origin = headers.get("origin")
     if origin is None or headers.get("sec-fetch-site") in ("same-origin", "none"):
@@ -206,7 +206,7 @@ def host_name(place: str) -> str:
 
 
 def given_keys(headers: Headers) -> list[str]:
-    """Return the keys in a request: the Basic password or the Bearer token, and X-Api-Key."""
+    """Return the keys in a request: the Basic password or the Bearer token, and the ``X-Api-Key`` header."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
         with suppress(ValueError):

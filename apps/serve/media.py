@@ -1,4 +1,4 @@
-"""Read the pictures and videos of a question, from allowed sources only and with limits on decoding."""
+"""Read a question's pictures and videos, from allowed sources only and with limits on decoding."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from edgevlm.apps.sources.base import Image
 from edgevlm.apps.sources.video import Video, load_av, open_video, spread
 from edgevlm.errors import SourceError, SourceRefused, UserError
 
-MAX_PIXELS = 1 << 24  # largest picture or video frame
+MAX_PIXELS = 1 << 24  # of a picture or a video frame
 FETCH_S = 10.0  # time to fetch a picture
 DECODE_S = 10.0  # time to decode a video's frames
 VIDEO = "give a stream, edgevlm://NAME, data:video/...;base64,... or file:///.. of a video in one of server.media_folders"
-BASE64 = re.compile(r"[\w+/=\s-]{64,}")  # without data: before it, as llama.cpp accepts videos
-_ONE_AT_A_TIME = threading.Lock()  # held while decoding: a picture may take 50 MB before it is scaled down
+BASE64 = re.compile(r"[\w+/=\s-]{64,}")  # plain base64, which llama.cpp accepts for videos
+_ONE_AT_A_TIME = threading.Lock()  # held while decoding, as a picture may take 50 MB before it is scaled down
 
 
 def read_picture(url: str, settings: ServerSettings) -> Image:
@@ -46,8 +46,8 @@ def decode_picture(data: bytes) -> Image:
 def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
     """Return up to ``count`` evenly spaced frames, RGB ``[H, W, 3]``, of a ``data:`` video or a file in an allowed folder.
 
-    Links are resolved first. Raises UserError, including for a video without frames; the error for a missing file is the same
-    as for a forbidden one.
+    Symbolic links are resolved first. Raises UserError, including for a video without frames; the error for a missing file is
+    the same as for a forbidden one.
     """
     opened: Callable[[], Video]
     if "://" in url[:16]:
@@ -58,12 +58,12 @@ def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
     with _ONE_AT_A_TIME:
         try:
             return spread(opened, count, DECODE_S)
-        except (load_av().error.FFmpegError, OSError, ValueError):  # the last two come from reading the file
+        except (load_av().error.FFmpegError, OSError, ValueError):  # OSError and ValueError come from reading the file
             raise UserError("not a readable video") from None
 
 
 def _inline(url: str, wanted: str) -> bytes:
-    """Decode ``data:TYPE;base64,..`` or plain base64 of either alphabet; spaces and padding may vary. Raises UserError."""
+    """Decode ``data:TYPE;base64,..`` or plain base64, standard or URL-safe; spaces and padding may vary. Raises UserError."""
     head, text = url.split(",", 1) if "," in url[:256] else ("data:;base64" if BASE64.fullmatch(url[:256]) else "", url)
     if not re.fullmatch(r"(?is)\s*data:[^,]*;\s*base64\s*", head):
         raise UserError(wanted)
