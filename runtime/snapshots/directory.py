@@ -1,6 +1,6 @@
-"""The directory of ``--state``, or an address that fsspec knows: one process at a time, two generations of snapshots.
+"""Store the snapshots of ``--state`` in a local folder, or at an address that fsspec can open.
 
-Each is complete or absent. A key encrypts them as age files (https://age-encryption.org/v1) with pyrage.
+The two newest snapshots are kept, each complete or absent. With a key they are age files (https://age-encryption.org/v1).
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from edgevlm.runtime.snapshots.format import Arrays, Encrypted, OtherFormat, Oth
 
 LOCK = "lock"
 SUFFIX = ".snapshot"
-OTHER = ".other"  # of a file of another version or session, beside which a new stream began
-AGE = b"age-encryption.org/"  # begins an encrypted file
-BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # stores without folders, where a bucket is not ours to make
-PART_BYTES = 8 << 20  # of an upload
-LOST = (errno.EIO, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EUCLEAN)  # to a local disk
+OTHER = ".other"  # suffix of a renamed snapshot, made by a different version or session
+AGE = b"age-encryption.org/"  # the first bytes of an encrypted file
+BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # object stores: they have no folders, and the user creates the bucket
+PART_BYTES = 8 << 20  # size of each part of an upload
+LOST = (errno.EIO, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EUCLEAN)  # no use retrying
 
 
 def storage_of(where: str | Path) -> Folder | ObjectStore:
-    """Return the storage at a path or an address such as ``s3://bucket/cameras``. Raises UserError for unknown addresses."""
+    """Return the storage at a path or an address such as ``s3://bucket/cameras``. Raises UserError."""
     return ObjectStore(str(where)) if is_address(where) else Folder(Path(str(where).removeprefix("file://")))
 
 
 def is_address(where: str | Path) -> bool:
-    """Return whether ``where`` is not a folder of this machine."""
+    """Return whether ``where`` is an fsspec address and not a local folder."""
     return isinstance(where, str) and "://" in where and not where.startswith("file://")
 
 
 def snapshots(where: str | Path) -> list[Any]:
-    """Return the paths of snapshots in a folder or at an address, newest first. Raises OSError."""
+    """Return the paths of the snapshots in a folder or at an address, newest first. Raises OSError."""
     return storage_of(where).snapshots()
 
 
 class Folder:
-    """A local folder: writes are flushed to the disk, links are not followed, and one process at a time holds its lock."""
+    """A local folder of snapshots. Only the process that holds its lock uses it; symbolic links are not followed."""
 
-    has_locks = True  # False on some network disks
+    has_locks = True  # some network disks have none
 
     def __init__(self, path: Path) -> None:
         self.root = path
@@ -57,7 +57,7 @@ class Folder:
         return str(self.root)
 
     def take(self) -> None:
-        """Make the folder if it is missing, and lock it. Raises OSError, BlockingIOError if another process has it."""
+        """Create the folder if it is missing, and lock it. Raises OSError; BlockingIOError if another process holds it."""
         private_folder(self.root)
         self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
         self.has_locks = lock_file(self._lock)
@@ -89,15 +89,15 @@ class Folder:
         return reason(error, self.root)
 
     def close(self) -> None:
-        """Release it for other processes."""
+        """Unlock the folder for other processes."""
         if self._lock >= 0:
-            lock_file(self._lock, LOCK_UN)  # a process forked meanwhile holds the folder open too
+            lock_file(self._lock, LOCK_UN)  # closing is not enough if a forked process has the file open too
             os.close(self._lock)
             self._lock = -1
 
 
 class ObjectStore:
-    """A prefix of an object store, or a folder of another machine, opened by fsspec. It has no lock."""
+    """An object store's prefix or a remote folder, opened with fsspec. Nothing locks it against other processes."""
 
     def __init__(self, address: str) -> None:
         self._scheme = address.partition("://")[0]
@@ -106,7 +106,7 @@ class ObjectStore:
             import fsspec
         try:
             self.files, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
-        except ImportError as error:  # it names the package that the protocol needs
+        except ImportError as error:  # its message names the package that the protocol needs
             hint = install("s3") if self._scheme == "s3" else str(error)
             raise UserError(f"--state {self._name}: a package is missing: {hint}") from None
         except ValueError as error:
@@ -117,7 +117,7 @@ class ObjectStore:
         return self._name
 
     def take(self) -> None:
-        """Check that the store can be written. Raises OSError if not."""
+        """Check that the address is writable. Raises OSError if it is not."""
         probe = str(self.root / f"probe{UNFINISHED}")
         with as_os_error():
             self.make_folder(self.root)
@@ -161,7 +161,7 @@ class ObjectStore:
                 with suppress(Exception):
                     stream.discard()
                 with suppress(AttributeError):
-                    stream.closed = True  # else it is sent when it is collected
+                    stream.closed = True  # otherwise the garbage collector would upload it
                 raise
 
     def remove(self, path: PurePosixPath) -> None:
@@ -176,7 +176,7 @@ class ObjectStore:
 
 @contextmanager
 def as_os_error() -> Iterator[None]:
-    """Convert any error of a store's client to OSError."""
+    """Convert any exception of a storage client to OSError."""
     try:
         yield
     except (OSError, MemoryError, UserError):
@@ -186,9 +186,9 @@ def as_os_error() -> Iterator[None]:
 
 
 class SnapshotKey:
-    """An age key, ``AGE-SECRET-KEY-1...``, as text. Lines with ``#`` are comments.
+    """The age key that encrypts snapshots. text: ``AGE-SECRET-KEY-1...``; lines that begin with ``#`` are ignored.
 
-    Raises UserError that does not repeat the key.
+    Raises UserError for an invalid key; its message does not contain the key.
     """
 
     def __init__(self, text: str) -> None:
@@ -202,7 +202,7 @@ class SnapshotKey:
 
     @staticmethod
     def generate() -> str:
-        """Return the text of a new key."""
+        """Generate an age key, and return it as text."""
         return str(_pyrage().x25519.Identity.generate())
 
     def encrypt(self, content: Iterator[bytes | memoryview], stream: BinaryIO) -> None:
@@ -223,7 +223,7 @@ class SnapshotKey:
 
 
 class _Reader:
-    """A reader of parts, one after the other."""
+    """A stream that reads an iterator's chunks of bytes one after another."""
 
     def __init__(self, content: Iterator[bytes | memoryview]) -> None:
         self._content, self._part = content, memoryview(b"")
@@ -242,16 +242,16 @@ def _pyrage() -> Any:
 
 
 class SnapshotDirectory:
-    """A folder that only this process writes to, until :meth:`close`, or an address of an object store.
+    """A folder of snapshots that only this process writes to until :meth:`close`, or an fsspec address.
 
-    key: encrypts what is written. Raises UserError, one line, if it cannot be made or written, or another process has it.
+    key: encrypts new snapshots. Raises a one-line UserError if the folder cannot be written or another process uses it.
     """
 
     def __init__(self, path: str | Path, key: SnapshotKey | None = None) -> None:
         if not str(path).strip():
             raise UserError("--state '': give a folder")
         self.storage, self._key = storage_of(path), key
-        self._kept: PurePath | None = None  # the newest that is known to be good
+        self._kept: PurePath | None = None  # the newest snapshot known to be valid
         try:
             self.storage.take()
             self._number = max(map(_number, self.storage.snapshots()[:1]), default=0)
@@ -264,7 +264,7 @@ class SnapshotDirectory:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the snapshots, which may hold other files; None at an address."""
+        """The local folder of the snapshots, or None if they are at an address."""
         return self.storage.root if isinstance(self.storage, Folder) else None
 
     def resume(
@@ -273,11 +273,11 @@ class SnapshotDirectory:
         take: Callable[[Snapshot], object] = lambda _: None,
         begin_again: bool = False,
     ) -> tuple[Snapshot | None, list[str]]:
-        """Return the newest good snapshot of a session with the identity ``wanted``, and why newer ones were refused.
+        """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
 
-        take: restores a snapshot, or raises SnapshotError; then the previous one is tried. If none fits, snapshots of another
-        version are renamed to OTHER. Those of another session are renamed with ``begin_again``, and raise UserError otherwise.
-        Those that need another key always raise UserError.
+        take: restores a snapshot; if it raises SnapshotError, the previous snapshot is tried. If none fits, snapshots of a
+        different version are renamed to OTHER. So are snapshots of a different session if ``begin_again`` is set; otherwise
+        they raise UserError. Snapshots that cannot be decrypted with the key always raise UserError.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []
@@ -303,7 +303,7 @@ class SnapshotDirectory:
         return None, refused
 
     def _set_aside(self, paths: list[PurePath]) -> None:
-        """Rename snapshots to OTHER, replacing earlier ones. Raises OSError."""
+        """Rename snapshots to OTHER, and delete those renamed earlier. Raises OSError."""
         storage: Any = self.storage
         for path in storage.others() if paths else ():
             if path.stem.isdecimal():
@@ -312,10 +312,10 @@ class SnapshotDirectory:
             storage.rename(path, path.with_suffix(OTHER))
 
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
-        """Write the next generation, and keep only the newest good one before it.
+        """Write a snapshot, and delete all earlier ones except the newest valid one.
 
-        alone: remove that one and renamed ones too. Raises OSError (with ``alone`` also if one cannot be removed), and
-        UserError if another process wrote a newer one; no snapshot is lost then.
+        alone: delete that one and the renamed snapshots too. Raises UserError, and writes nothing, if another process has
+        written a newer snapshot. Raises OSError if writing fails or, with ``alone``, if deleting fails.
         """
         storage: Any = self.storage
         if any(_number(path) > self._number for path in storage.snapshots()[:1]):
@@ -334,7 +334,7 @@ class SnapshotDirectory:
                     storage.remove(path)
             for path in storage.others() if alone else ():
                 storage.remove(path)
-        except OSError:  # the new one is good already
+        except OSError:  # the new snapshot is complete; the old ones may stay
             if alone:
                 raise
         return target
@@ -343,7 +343,7 @@ class SnapshotDirectory:
         return verified(self.storage, self._key)
 
     def clear(self) -> int:
-        """Remove all snapshots; returns their number. Raises UserError."""
+        """Delete all snapshots, and return their number. Raises UserError."""
         storage: Any = self.storage
         try:
             found = storage.snapshots() + storage.others()
@@ -354,14 +354,14 @@ class SnapshotDirectory:
         return len(found)
 
     def close(self) -> None:
-        """Release it for other processes."""
+        """Unlock the directory for other processes."""
         self.storage.close()
 
 
 def verified(
     where: str | Path | Folder | ObjectStore, key: SnapshotKey | None = None
 ) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
-    """Yield each snapshot of a folder or an address, newest first, or why it cannot be used. Raises OSError."""
+    """Yield each snapshot's path, newest first, with its content or the error that makes it unusable. Raises OSError."""
     storage = storage_of(where) if isinstance(where, str | Path) else where
     for path in storage.snapshots():
         try:
@@ -371,9 +371,9 @@ def verified(
 
 
 def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = None) -> Snapshot:
-    """Read and verify a snapshot. An encrypted or remote one is held in memory, never on disk.
+    """Read and verify a snapshot. Encrypted and remote snapshots are read into memory, never copied to disk.
 
-    Raises SnapshotError, or UserError if a retry may succeed, so that it is not replaced.
+    Raises SnapshotError if the snapshot is unusable, and UserError if reading it may succeed later.
     """
     try:
         with as_os_error(), storage.open(path) as stream:
@@ -398,12 +398,12 @@ def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = 
 
 
 def is_older(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether a snapshot is of the same model, but of another version of the bundle or of edgevlm."""
+    """Return whether a snapshot's model has the wanted name but is from a different version of the bundle or of edgevlm."""
     return bool(found["model"] != wanted["model"] and found["name"] == wanted["name"])
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Describe in words why a snapshot is of another session; empty if it is not."""
+    """Return why a snapshot does not belong to this session, or an empty string if it does."""
     if found.get("dtype") != wanted["dtype"]:
         return f"holds {_brief(found.get('dtype'))} keys and values, and this model keeps {wanted['dtype']}"
     if found["model"] != wanted["model"]:

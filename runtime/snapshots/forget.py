@@ -1,6 +1,6 @@
 """Delete a time window from a captured session: rows, state of policies and encoders, and conversations.
 
-Rows of later frames keep what they drew from deleted ones.
+Rows of later frames still reflect the deleted frames that were in their context.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Bool = NDArray[np.bool_]
 
 
 class AllOrNothing(UserError):
-    """Only the whole memory can be forgotten, not a window."""
+    """The error for a memory that can be forgotten only as a whole."""
 
 
 def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
-    """Delete a time window from a capture's header and arrays, in place; returns the most rows that a layer lost.
+    """Delete a time window from a capture's header and arrays, and return the largest number of rows that any layer lost.
 
-    Deletes rows seen or confirmed in the window, and summaries, which have no time. All heads of a layer keep the same number
-    of rows, so some also lose their oldest rows. Policies keep their scores; references, the tower's cache and conversations
-    are reset. Nothing changes if nothing was seen in the window.
+    Deletes the vision rows whose patch was visible in the window, and all summaries, because they have no time. All heads of a
+    layer must keep the same number of rows, so some heads also lose their oldest rows. Policies keep their scores. Reference
+    patches, the vision tower's cache and conversations are reset. If no frame was seen in the window, nothing changes.
 
-    Raises AllOrNothing if the policy mixes times outside the memory, and for frame 0 under one that keeps it for all others.
+    Raises AllOrNothing if the policy has a store, or if the window includes frame 0 and the policy shows it to all frames.
     """
     if any(name.startswith("policy.store.") for name in arrays):
         raise AllOrNothing("the policy keeps clusters of many times in its store: forget --all, and nothing of it stays")
@@ -67,9 +67,9 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
 
 
 def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) -> Bool:
-    """Return rows to keep, ``[kv_heads, n]``, the same number in each head; text goes with its frames.
+    """Return a mask of the rows to keep, ``[kv_heads, n]``. A frame's text is deleted once none of its vision rows is left.
 
-    oldest: the first frame that may lose rows outside the window.
+    oldest: frames before this one lose no rows outside the window.
     """
     kind, frame, seq = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "seq"))
     keep = ~gone
@@ -82,7 +82,7 @@ def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) ->
 
 
 def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
-    """Count the frames of the waiting chunk as watched, and drop them."""
+    """Drop the frames of the unfinished chunk, but count them as watched."""
     frames, features = len(arrays["chunk.seconds"]), arrays.pop("chunk.features", None)
     encoded = frames - len(arrays["chunk.pixels"])
     group = max(1, encoded // len(features)) if features is not None and len(features) else 1
@@ -93,7 +93,7 @@ def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
 
 
 def _begun_anew(name: str, array: NDArray) -> NDArray:
-    """Replace an array that may reveal frames or texts, such as policies' queries ``[heads, rows, head_dim]``."""
+    """Return ``array``, reset or emptied if it may reveal frames or texts, such as queries ``[heads, rows, head_dim]``."""
     if name in ("references.seq", "chunk.encoder.changes.since"):
         return np.full_like(array, -1)
     if name.startswith(("references.", "chunk.encoder.")):

@@ -1,6 +1,6 @@
-"""One snapshot in one file: a preamble, a JSON header and arrays as raw bytes, all under CRC-32. Nothing is pickled.
+"""Read and write a snapshot's file: a preamble, a JSON header and raw arrays, all with CRC-32. Nothing is pickled.
 
-docs/internals/snapshots.md draws the layout.
+docs/internals/snapshots.md shows the layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 MAGIC = b"EDGEVLM\x1a"
-PREAMBLE = struct.Struct("<8sIIQ")  # magic, format, CRC-32 of the header, bytes of preamble and header with its padding
+PREAMBLE = struct.Struct("<8sIIQ")  # magic, format, the header's CRC-32, size of preamble and padded header
 ALIGNMENT = 64
 LARGEST_HEADER = 1 << 28
 
@@ -40,28 +40,25 @@ Size = Annotated[int, Ge(0), Le(1 << 48)]
 Count = Annotated[int, Ge(0), Le(1 << 53)]
 Index = Annotated[int, Ge(0), Le(1 << 30)]
 Seconds = Annotated[float, Ge(-1e12), Le(1e12)]
-Kind = Literal["|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"]  # numpy's names
+Kind = Literal["|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"]  # NumPy's type strings
 Place = tuple[Index, Index | None, Index, Seconds]
 
 
 class OtherFormat(SnapshotError):
-    """A snapshot of another version of edgevlm or of the bundle; a new stream begins beside it."""
+    """The error for a snapshot of a different version of edgevlm or of the bundle; it is kept, and a new stream begins."""
 
 
 class OtherSession(OtherFormat):
-    """A snapshot that needs other settings."""
+    """The error for a snapshot of a session with different settings."""
 
 
 class Encrypted(OtherFormat):
-    """A snapshot that needs another key."""
+    """The error for a snapshot that the given key cannot decrypt."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """The header of a stream. positions: see :class:`edgevlm.runtime.positions.Positions`; older snapshots have four.
-
-    frames: the number of frames so far; the cache stores it as int32.
-    """
+    """The part of a snapshot's header that describes the stream. positions: older snapshots have four numbers."""
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
     seq: Count
@@ -72,7 +69,7 @@ class StreamHeader:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """Frames of the chunk that is being filled."""
+    """The frame counts of the chunk that is being filled."""
 
     taken: Count
     encoded: Count
@@ -80,7 +77,7 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
-    """The header of a session. conversations: turns by name."""
+    """The part of a snapshot's header that describes the session. conversations: each one's (question, answer) turns."""
 
     frames: Count
     chunks: Count
@@ -90,7 +87,7 @@ class SessionHeader:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The fields that :func:`edgevlm.runtime.snapshots.writer.identity` always has."""
+    """The fields that :func:`edgevlm.runtime.snapshots.writer.identity` always returns."""
 
     model: str
     name: str
@@ -103,9 +100,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """The header of a snapshot. bytes: size of all arrays. sections: name, type, shape, offset and checksum of each array.
+    """The header of a snapshot. bytes: the arrays' total size. sections: each array's name, dtype, shape, offset and checksum.
 
-    boot: id and seconds of an Instant.
+    boot: the boot id and the seconds since boot when the snapshot was written.
     """
 
     edgevlm: str
@@ -122,7 +119,7 @@ class SnapshotHeader:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A verified file. about: its header. arrays: read-only, mapped."""
+    """A verified snapshot. about: its header. arrays: read-only views of the mapped file."""
 
     path: PurePath
     nbytes: int
@@ -135,7 +132,7 @@ def padding(size: int) -> int:
 
 
 def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a snapshot, in order. about: the header but for ``bytes`` and ``sections``. arrays: dense."""
+    """Yield a snapshot's bytes in the order of the file. about: the header without ``bytes`` and ``sections``."""
     sections, offset, content = [], 0, list[bytes | memoryview]()
     for name, array in arrays.items():
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -152,7 +149,7 @@ def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryvi
 
 
 def read(stream: BinaryIO, path: PurePath) -> Snapshot:
-    """Read and verify a snapshot in a local file. Raises OSError, and SnapshotError without the file's name."""
+    """Read and verify a snapshot in a local file. Raises OSError, and SnapshotError whose message does not name the file."""
     about, start = _read_header(stream)
     block = np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)[start:]
     arrays = {}
@@ -162,19 +159,19 @@ def read(stream: BinaryIO, path: PurePath) -> Snapshot:
             raise SnapshotError(f"does not describe itself ({name})")
         stream.seek(start + offset)
         left, found = size + padding(size), 0
-        while left and (part := stream.read(min(left, 1 << 20))):  # a disk error in a mapping would kill the process
+        while left and (part := stream.read(min(left, 1 << 20))):  # not mapped: a disk error would kill the process
             left, found = left - len(part), crc32(part, found)
         if found != checksum:
             raise SnapshotError(f"is damaged (the checksum of {name} does not match)")
         try:
             arrays[name] = block[offset : offset + size].view(kind).reshape(shape)
-        except ValueError:  # sizes that only overflow together
+        except ValueError:  # the product of the sizes is too large for NumPy
             raise SnapshotError(f"does not describe itself ({name})") from None
     return Snapshot(path, start + len(block), about, arrays)
 
 
 def _read_header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Return a snapshot's header, and where its arrays begin."""
+    """Return a snapshot's header and the offset of its first array."""
     start = stream.read(PREAMBLE.size)
     if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
         raise SnapshotError("is not a snapshot, or torn at its start")
@@ -192,7 +189,7 @@ def _read_header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def check_header(body: bytes) -> dict[str, Any]:
-    """Return a header's JSON. Raises SnapshotError; OtherFormat if another version of edgevlm wrote it."""
+    """Parse and validate a header's JSON. Raises SnapshotError; OtherFormat if a different version of edgevlm wrote it."""
     from pydantic import ValidationError
 
     try:

@@ -1,6 +1,6 @@
-"""Writes snapshots of a session, at intervals in a thread and at the session's end.
+"""Write snapshots of a session: at intervals, in a thread, and at the session's end.
 
-A session is captured as a header and arrays: copied while the session waits, written while it continues.
+The session waits while its header and arrays are copied, and continues while they are written.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, padd
 from edgevlm.runtime.store import Store
 from edgevlm.runtime.stream import Stream
 
-LATER = (  # fields of chat and decoder that earlier hashes lack
+LATER = (  # fields of the chat and the decoder that earlier versions did not hash
     "adds_special", "repetition_penalty", "no_repeat_ngram_size", "windows", "local_inv_freq", "whole_frames",
 )  # fmt: skip
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
-    """Return as JSON the settings that a resumed session must share; ``name`` is for people."""
+    """Return, as JSON, the settings that must be the same when a session is resumed; only ``name`` may differ."""
     bundle = stream.model.bundle
     height, width = bundle.vision.size
     return {
@@ -59,7 +59,7 @@ def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncod
 
 
 def model_hash(bundle: Bundle) -> str:
-    """Return the SHA-256 of a bundle's contents, calibration included. It does not depend on the frame size."""
+    """Return the SHA-256 of a bundle's contents, including the calibration. The hash does not depend on the frame size."""
     later = {each.name: each.default for part in (bundle.chat, bundle.decoder) for each in fields(part) if each.name in LATER}
     by_size = ("size", "grid", "tokens_per_frame", "changed") if bundle.vision.pixels else ("pixels",)
     described = {
@@ -73,7 +73,7 @@ def model_hash(bundle: Bundle) -> str:
 
 
 def policy_text(policy: Policy) -> str:
-    """Return ``name:setting=value,...`` with the settings that differ from the defaults."""
+    """Return a policy as ``name:setting=value,...``, with only the settings that differ from their defaults."""
     if not is_dataclass(policy):
         return policy.name
     changed = (field.name for field in fields(policy) if getattr(policy, field.name) != field.default)
@@ -82,24 +82,21 @@ def policy_text(policy: Policy) -> str:
 
 
 def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], object]) -> None:
-    """Restore a snapshot of a session with the same :func:`identity`: ``take`` its header and arrays.
-
-    Raises SnapshotError for one that does not fit.
-    """
+    """Restore a snapshot by passing its header and arrays to ``take``. Raises SnapshotError if the snapshot does not fit."""
     about = snapshot.about
     try:
         take(about, snapshot.arrays)
     except MemoryError:
         raise
-    except Exception as error:  # whatever does not fit, in any part
+    except Exception as error:  # any part may fail to fit
         by = "" if about["edgevlm"] == __version__ else f"was written by edgevlm {about['edgevlm'][:40]} and "
         raise OtherFormat(f"{by}does not fit this session ({_brief(error)})") from None
 
 
 class CaptureBuffer:
-    """A second buffer: arrays are copied here while the stream waits, and written from here while it continues.
+    """A buffer that a session's arrays are copied to while the stream waits, and written from while it continues.
 
-    Its pages are touched at the start; it grows when arrays need more.
+    Its memory pages are allocated when it is created; it grows if the arrays need more.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -110,7 +107,7 @@ class CaptureBuffer:
         return self._block.nbytes
 
     def copy(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Return dense copies of ``arrays``, valid until the next call."""
+        """Return contiguous copies of ``arrays``, valid until the next call."""
         needed = sum(array.nbytes + padding(array.nbytes) for array in arrays.values())
         if needed > self.nbytes:
             self._block = np.ones(needed, np.uint8)
@@ -123,7 +120,7 @@ class CaptureBuffer:
 
 
 class Captured(Protocol):
-    """The part of a session that the writer uses. ``_version`` changes whenever the session does."""
+    """The part of a session that the snapshot writer uses. ``_version`` changes whenever the session's state does."""
 
     @property
     def _version(self) -> object: ...
@@ -133,14 +130,15 @@ class Captured(Protocol):
 
 
 class SnapshotWriter:
-    """Writes snapshots of one session to a directory that only this process writes to.
+    """A writer of one session's snapshots, to a directory that no other process writes to.
 
-    every: seconds between snapshots; unchanged sessions are skipped. notify: called from any thread with one line when a
-    snapshot is resumed, refused, cannot be written, or can be written again; by default the logger ``edgevlm``. source: a
-    description for people, without secrets. key: as for SnapshotDirectory. begin_again: start a new session beside snapshots of
-    another; otherwise they raise UserError, as those of another source do unless :attr:`continues` names it.
+    every: the seconds between snapshots; an unchanged session is skipped. notify: called from any thread with one line when a
+    snapshot is resumed, is refused, cannot be written, or can be written again; by default the line is logged. source: the name
+    of the session's source, without secrets. key: encrypts the snapshots. begin_again: start a new session if the snapshots
+    belong to a different one; by default they raise UserError. So do snapshots of a source other than ``source`` and
+    :attr:`continues`.
 
-    Raises UserError for a directory that cannot be used, before anything is loaded.
+    Raises UserError if the directory cannot be used.
     """
 
     def __init__(
@@ -155,37 +153,37 @@ class SnapshotWriter:
         if not 0 < every < threading.TIMEOUT_MAX:
             raise UserError(f"--state-every {every:g}: give a number of seconds above 0")
         self.every, self.source, self.begin_again = every, source, begin_again
-        self.continues: str | None = None  # another source whose snapshots are resumed too
+        self.continues: str | None = None  # a second source whose snapshots may be resumed
         self.notify: Notify = notify or logging.getLogger("edgevlm").warning
         self.resumed: Snapshot | None = None
-        self.written = 0  # snapshots, by this process
-        self.longest_ms = 0.0  # that the session was held for one
+        self.written = 0  # the number of snapshots that this process has written
+        self.longest_ms = 0.0  # the longest that the session waited for a snapshot
         self._directory = SnapshotDirectory(directory, key)
         self._storage, self.folder = self._directory.storage, self._directory.folder
         if not getattr(self._storage, "has_locks", True):
             self._try_notify(f"--state {self._storage}: its disk has no locks (a network disk?); let no other program use it")
         self._closing, self._writing = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
-        self._last: object = None  # the session's version as of the newest snapshot
+        self._last: object = None  # the session's ``_version`` in the newest snapshot
         self._failing = self._unfit = False
 
     def kept(self, bundle: Bundle) -> Mapping[str, Any]:
-        """Return the identity in the newest good snapshot, empty if there is none or it is of another model."""
-        with suppress(OSError):  # :meth:`attach` raises it
+        """Return the newest valid snapshot's identity, or an empty mapping without a snapshot or for a different model."""
+        with suppress(OSError):  # :meth:`attach` will report it
             if self._newest.get("model") == model_hash(bundle):
                 return self._newest
         return {}
 
     @cached_property
     def _newest(self) -> Mapping[str, Any]:
-        """Read the identity in the newest good snapshot at the start, empty if there is none. Raises OSError."""
+        """Return the newest valid snapshot's identity, or an empty mapping if there is no such snapshot. Raises OSError."""
         return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
-        """Resume ``session`` from the newest snapshot that fits; called once, by the session.
+        """Resume ``session`` from the newest snapshot that fits. The session calls this once.
 
-        nbytes: size of the second buffer. take: restores a snapshot, or raises SnapshotError and stays unchanged. Raises
-        UserError for a directory that holds another session.
+        nbytes: the size of the capture buffer. take: restores a snapshot, or raises SnapshotError and changes nothing. Raises
+        UserError if the directory holds a different session.
         """
         self._session, self._identity = session, identity
 
@@ -211,12 +209,12 @@ class SnapshotWriter:
         self.buffer = CaptureBuffer(nbytes)
 
     def begins_again(self, bundle: Bundle, policy: Policy) -> bool:
-        """Return whether a new stream of this model and policy begins beside the newest snapshot. Raises OSError."""
+        """Return whether a new stream may begin instead of resuming the newest snapshot. Raises OSError."""
         found, wanted = self._newest, {"model": model_hash(bundle), "name": bundle.source}
         return self.begin_again or not found or (is_older(found, wanted) and found["policy"] == policy_text(policy))
 
     def start(self) -> None:
-        """Begin to take snapshots, and close the file that was resumed from."""
+        """Start taking snapshots at intervals, and close the snapshot that was resumed."""
         if self.resumed is not None:
             self.resumed = replace(self.resumed, arrays={})
         self._last = self._session._version
@@ -225,7 +223,7 @@ class SnapshotWriter:
         self._thread = thread
 
     def begin_anew(self) -> None:
-        """Take a snapshot now and remove all earlier ones. Raises UserError if it cannot be written; they stay then."""
+        """Write a snapshot now, and delete all earlier ones. If it cannot be written, raises UserError and deletes nothing."""
         with self._writing:
             try:
                 self._write(alone=True)
@@ -234,10 +232,7 @@ class SnapshotWriter:
                 raise UserError(f"{self._storage}: {why}; older snapshots are still there") from None
 
     def write_once(self, session: Captured, identity: dict[str, Any]) -> None:
-        """Replace the directory's snapshots with one of a session that this writer does not follow, and release the directory.
-
-        Raises UserError if that cannot be written.
-        """
+        """Replace the directory's snapshots with a single one of ``session``, then release the directory. Raises UserError."""
         self._session, self._identity, self.buffer = session, identity, CaptureBuffer(0)
         try:
             self.begin_anew()
@@ -245,7 +240,7 @@ class SnapshotWriter:
             self._directory.close()
 
     def unfit(self, error: Exception) -> SnapshotError:
-        """Return the error for a session that fails after it was resumed; no more snapshots are taken of it."""
+        """Stop taking snapshots of a resumed session that failed, and return the error to raise."""
         assert self.resumed is not None
         self._unfit = True
         return SnapshotError(
@@ -254,7 +249,7 @@ class SnapshotWriter:
         )
 
     def close(self) -> None:
-        """Take a last snapshot if anything has changed, and release the directory. May be called again."""
+        """Write a last snapshot if the session has changed, and release the directory. Calling it again does nothing."""
         self._closing.set()
         try:
             if self._thread is not None:
@@ -288,9 +283,9 @@ class SnapshotWriter:
                 self._failing = False
 
     def _write(self, alone: bool = False) -> PurePath:
-        """Write a snapshot. Raises OSError, MemoryError."""
+        """Write a snapshot. Raises OSError or MemoryError."""
         version = self._session._version
-        self._sync()  # so that little is left for the second one, between capture and write
+        self._sync()  # leaves little for the second sync, between the capture and the write
         about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
         self._sync()
@@ -302,7 +297,7 @@ class SnapshotWriter:
         return path
 
     def _sync(self) -> None:
-        """Flush the store, which must survive a power cut like the snapshot that refers to it."""
+        """Flush the store to disk, because the snapshot refers to its blocks."""
         if self._session.store is not None:
             self._session.store.sync()
 
@@ -315,12 +310,12 @@ class SnapshotWriter:
         self._failing = True
 
     def _try_notify(self, line: str, kind: type[str] = Lost) -> None:
-        with suppress(OSError):  # a terminal that went away is not a reason to stop
+        with suppress(OSError):  # the terminal may be closed
             self.notify(kind(line))
 
 
 def described(about: Mapping[str, Any]) -> str:
-    """Describe a snapshot's length and age in one line."""
+    """Return one line that describes a snapshot's length and age."""
     session, age = about["session"], Instant.now().since(written_at(about))
     return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
 
@@ -332,7 +327,7 @@ def written_at(about: Mapping[str, Any]) -> Instant:
 
 
 def ago(seconds: float) -> str:
-    """Return ``90 s``, ``12 min``, ``5 h``, ``3 days``."""
+    """Return a duration as text, such as ``90 s``, ``12 min``, ``5 h`` or ``3 days``."""
     for least, size, unit in ((172_800, 86_400, "days"), (7200, 3600, "h"), (120, 60, "min")):
         if seconds >= least:
             return f"{seconds / size:.0f} {unit}"
