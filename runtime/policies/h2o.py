@@ -1,4 +1,4 @@
-"""H2O: heavy hitters by accumulated attention, and the newest tokens. arXiv 2306.14048."""
+"""The policy H2O, arXiv 2306.14048: it keeps the newest tokens and those with the most accumulated attention."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edgevlm.runtime.policies.layer import Layer
 
 @dataclass
 class H2O(EvictsOnDemand):
-    """Keep the newest tokens and those that have received the most attention from all later rows.
+    """Keep the newest tokens, and the tokens that have received the most attention from all later rows.
 
-    F_t grows by the sum over rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
-    head; each KV head keeps its own top of F.
+    F_t is the attention that token t has received: the sum of softmax(q_i K^T / sqrt(D))_t over all appended rows i and the
+    query heads of a KV head. Each KV head keeps the tokens with the highest F.
 
-    Ours: one choice per KV head; all frames of an append are scored before anything is evicted, where the paper evicts one
-    token for every new one; rows of questions and answers do not count, because they never change the memory.
+    Ours: each KV head chooses its own tokens. All frames of an append are scored before any token is evicted; the paper evicts
+    one token for each new one. Questions and answers do not add to F, because they never change the memory.
     """
 
     recent: float = setting(0.5, "fraction of |C| for the newest tokens; the rest are heavy hitters", at_least=0, at_most=1)

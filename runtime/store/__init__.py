@@ -1,4 +1,4 @@
-"""Storage for rows that leave the device: blocks by number, in host memory and one file."""
+"""Store cache rows that leave the device as numbered blocks, in host memory and in one file."""
 
 from edgevlm.runtime.store.block import Block, joined
 from edgevlm.runtime.store.store import Store, StoreSettings, StoreStats, StoreUse

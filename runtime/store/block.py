@@ -1,4 +1,4 @@
-"""A block: the rows of one cluster of one layer, contiguous, in memory and as a record of the file."""
+"""Define a block, which holds the rows of one cluster of one layer, and its record in the store's file."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ HEADER = struct.Struct("<4sHHqQqIIII16x")
 MAGIC = b"EVB2"
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int8))
 _CHECKSUM = slice(44, 48)
-_MOST = 1 << 16  # heads, and numbers of one: numpy refuses shapes of more than 2**63 bytes even where there is no row
+_MOST = 1 << 16  # limit on heads and head_dim: NumPy refuses shapes of more than 2**63 bytes, even for zero rows
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """n rows of one layer, of one KV head or of all: H is 1 or the model's KV heads.
+    """A group of n rows of one layer, for one KV head (H is 1) or for all KV heads of the model.
 
-    Keys are rotated to ``position`` and stored as the cache stores them. ``block[rows]``: views for a slice, else copies.
+    Keys are rotated to ``position``, as in the cache. ``block[rows]`` has views if ``rows`` is a slice, and copies otherwise.
     """
 
-    key: NDArray[np.number]  # [H, n, head_dim], of the cache's dtype
+    key: NDArray[np.number]  # [H, n, head_dim], in the cache's dtype
     value: NDArray[np.number]  # [H, n, head_dim]
     seq: NDArray[np.int64]  # [H, n]
     frame: NDArray[np.int32]  # [H, n]
     row: NDArray[np.int16]  # [H, n]
     col: NDArray[np.int16]  # [H, n]
     position: NDArray[np.int32]  # [H, n, axes]
-    confirmed: NDArray[np.int32]  # [H, n]: as of when the rows left the device
+    confirmed: NDArray[np.int32]  # [H, n], as it was when the rows left the device
 
     def __len__(self) -> int:
         return int(self.seq.shape[1])
@@ -44,7 +44,7 @@ class Block:
 
     @property
     def parts(self) -> tuple[NDArray, ...]:
-        """The arrays, in the order above."""
+        """The block's arrays, in the order of its fields."""
         return self.key, self.value, self.seq, self.frame, self.row, self.col, self.position, self.confirmed
 
     @property
@@ -52,17 +52,17 @@ class Block:
         return sum(part.nbytes for part in self.parts)
 
     def head(self, head: int) -> Block:
-        """Return views of the rows of one KV head as a block. A block of one head returns itself for every head."""
+        """Return a block of views of one KV head's rows. A block that has only one head returns itself."""
         return self if len(self.seq) == 1 else Block(*[part[head : head + 1] for part in self.parts])
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Return blocks of the same heads as one, in their order: a copy."""
+    """Return a copy of the blocks, joined in their order into one. All must have the same heads."""
     return Block(*[np.concatenate(parts, 1) for parts in zip(*(block.parts for block in blocks), strict=True)])
 
 
 class RecordHeader(NamedTuple):
-    """The header of a record. stamp: unique. nbytes: size of the record, header and padding included. checksum: CRC-32."""
+    """The header of a record. stamp: differs for each write. nbytes: the record's size with header and padding."""
 
     magic: bytes
     dtype: int
@@ -78,14 +78,14 @@ class RecordHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRecord:
-    """A block in a buffer that can be written once it is sealed; the block's arrays are read-only views of it."""
+    """A block and the buffer that holds its arrays. Once :meth:`seal` is called, the buffer can be written to the file."""
 
     buffer: NDArray[np.uint8]
     block: Block
 
     @staticmethod
     def of(block: Block) -> BlockRecord:
-        """Copy a block. Raises ValueError for a dtype that no cache has."""
+        """Return a record with a copy of ``block``. Raises ValueError for a dtype other than those in DTYPES."""
         heads, rows, head_dim = block.key.shape
         buffer = np.empty(record_bytes(block), np.uint8)
         buffer[HEADER.size + block.nbytes :] = 0
@@ -99,19 +99,19 @@ class BlockRecord:
         return BlockRecord(buffer, views)
 
     def seal(self, number: int, stamp: int) -> None:
-        """Write the block's number, a stamp and the checksum into the header."""
+        """Write the block's number, the stamp and the checksum into the header."""
         self.buffer[8:24] = np.frombuffer(struct.pack("<qQ", number, stamp), np.uint8)
         self.buffer[_CHECKSUM] = 0
         self.buffer[_CHECKSUM] = np.frombuffer(struct.pack("<I", crc32(self.buffer.data)), np.uint8)
 
 
 def record_bytes(block: Block) -> int:
-    """Return the bytes of a block's record, header and padding included."""
+    """Return the size in bytes of a block's record, including header and padding."""
     return -(-(HEADER.size + block.nbytes) // ALIGNMENT) * ALIGNMENT
 
 
 def header_of(data: bytes) -> RecordHeader | None:
-    """Return the header at the start of ``data``, or None if there is none; does not verify the checksum."""
+    """Return the header at the start of ``data``, or None if there is none. The checksum is not verified."""
     if len(data) < HEADER.size:
         return None
     header = RecordHeader(*HEADER.unpack_from(data))
@@ -119,7 +119,7 @@ def header_of(data: bytes) -> RecordHeader | None:
 
 
 def read_record(data: bytes, stamp: int) -> Block | None:
-    """Return the block in a record as read-only views of ``data``; None if it is damaged or another record."""
+    """Return a record's block as read-only views of ``data``, or None if the record is damaged or its stamp differs."""
     header = header_of(data)
     if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
         return None
@@ -132,7 +132,7 @@ def read_record(data: bytes, stamp: int) -> Block | None:
 
 
 def _views(buffer: NDArray[np.uint8], header: RecordHeader) -> Block:
-    """Return the arrays of a record, the widest numbers first, so that each is aligned to its dtype."""
+    """Return views of a record's arrays. Their order in the record aligns each array to its dtype."""
     shape, at = (header.heads, header.rows), HEADER.size
 
     def array(dtype: type[np.generic] | np.dtype, *more: int) -> NDArray:

@@ -1,4 +1,4 @@
-"""The file of a store: a header, then records. It grows in steps, and one process uses it at a time."""
+"""Read and write a store's file: a header, then records. The file grows in steps, and one process uses it at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TEMPORARY = "temporary"
 MAGIC = b"EVSTORE\x1a"
 FORMAT = 1
 HEADER = struct.Struct("<8sIIQ32s")  # magic, format, CRC-32 of the rest, token, SHA-256 of the identity
-START = 4096  # where records begin
-STEP = 16 << 20  # bytes that the file grows by
+START = 4096  # offset of the first record
+STEP = 16 << 20  # the file grows by this many bytes
 
 
 class Extent(NamedTuple):
-    """The place of a record, and its stamp unless it was overwritten."""
+    """A record's place in the file, and the stamp that it has there until it is overwritten."""
 
     offset: int
     nbytes: int
@@ -32,17 +32,17 @@ class Extent(NamedTuple):
 
 
 class OtherStore(UserError):
-    """A store that belongs to another stream or another version."""
+    """The error for a store of a different stream or of a different format version."""
 
 
 class StoreFile:
-    """A file that only this process uses, until :meth:`close`.
+    """A store's file, which only this process uses until :meth:`close`.
 
-    path: made if it is missing, for its owner only. temporary: use a file without a name, which disappears with this process.
-    identity: identifies the stream that owns the blocks. limit: the most bytes. token: the file's number, which a snapshot also
-    records.
+    path: created if missing, for its owner only; ``temporary``: a file without a name, which disappears with this process.
+    identity: identifies the stream that owns the blocks. limit: the file's largest size in bytes. token: a random number that
+    identifies the file; snapshots record it.
 
-    Raises UserError, one line, if it cannot be made or read, is not a store, belongs to another stream, or is in use.
+    Raises a one-line UserError if the file cannot be written, is not a store, belongs to a different stream, or is in use.
     """
 
     def __init__(self, path: str | Path, identity: str, limit: int) -> None:
@@ -66,7 +66,7 @@ class StoreFile:
             raise UserError(f"{self.name}: another process uses it; end that one, or choose another folder") from None
         self.nbytes = os.fstat(self._handle).st_size
         start = os.pread(self._handle, HEADER.size, 0)
-        if not start.strip(b"\0"):  # new, or its first write was never seen by the disk
+        if not start.strip(b"\0"):  # the file is new, or its first write did not reach the disk
             self.token = int.from_bytes(os.urandom(8), "little")
             self.write(_header(self.token, identity).ljust(START, b"\0"), 0)
             return
@@ -86,13 +86,13 @@ class StoreFile:
             self.nbytes = self.limit
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Allocate space and write all of ``data``. Raises OSError."""
+        """Write all of ``data`` at ``offset``, after allocating space if needed. Raises OSError."""
         if (end := offset + len(data)) > self.nbytes:
             step = min(-(-end // STEP) * STEP, self.limit)
             try:
                 os.posix_fallocate(self._handle, self.nbytes, step - self.nbytes)
                 self.nbytes = step
-            except OSError:  # the disk may still have as much as is needed
+            except OSError:  # a whole step does not fit; try only as much as is needed
                 os.posix_fallocate(self._handle, self.nbytes, end - self.nbytes)
                 self.nbytes = end
         rest = memoryview(data)
@@ -106,7 +106,7 @@ class StoreFile:
             os.posix_fadvise(self._handle, extent.offset, extent.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, extent: Extent) -> bytes:
-        """Return a record, or less if the file ends or cannot be read."""
+        """Return a record's bytes, or fewer if the file ends or cannot be read."""
         data = b""
         with suppress(OSError):
             while (left := extent.nbytes - len(data)) and (part := os.pread(self._handle, left, extent.offset + len(data))):
@@ -114,13 +114,13 @@ class StoreFile:
         return data
 
     def sync(self) -> None:
-        """Flush to the disk. Raises OSError."""
+        """Flush the file to disk. Raises OSError."""
         os.fdatasync(self._handle)
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Unlock and close the file."""
         if self._handle >= 0:
-            lock_file(self._handle, LOCK_UN)  # a process forked meanwhile holds the file open too
+            lock_file(self._handle, LOCK_UN)  # closing is not enough if a forked process has the file open too
             os.close(self._handle)
             self._handle = -1
 
@@ -131,9 +131,9 @@ def _header(token: int, owner: bytes) -> bytes:
 
 
 def _nameless() -> int:
-    """Make a nameless file in TMPDIR, else in /var/tmp (a disk), else in Python's temporary folder."""
+    """Open a file without a name in TMPDIR if it is set, else in /var/tmp if possible, else in Python's temporary folder."""
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir())
-    with suppress(OSError):  # not every file system has files without names
+    with suppress(OSError):  # some file systems do not support O_TMPFILE
         return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     handle, name = tempfile.mkstemp(prefix="edgevlm-", dir=folder)
     os.unlink(name)

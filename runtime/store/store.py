@@ -1,4 +1,4 @@
-"""A store of blocks in host memory and one file, with write-behind and read-ahead, each within its byte limit."""
+"""Keep blocks in host memory and in one file, each with a byte limit. Threads write blocks behind and read them ahead."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from edgevlm.runtime.store.file import START, Extent, StoreFile
 
 MIN_BYTES = 1_000_000
 READERS = 2
-PATIENCE_S = 10.0  # that the caller waits for one write
-RETRY_S = 30.0  # from one try to the next while the disk fails
-CROWDED = 0.75  # of the file: with more in use the oldest blocks are lost; up to it, a byte written costs up to three more
-CLEARED = 1 << 20  # bytes of the file that are cleared at a time
-MIN_ROWS = 64  # of the table
-_REMOVED = -1  # instead of an offset; 0: not in the file
+PATIENCE_S = 10.0  # the longest that a caller waits for one write
+RETRY_S = 30.0  # the time between attempts while the disk fails
+CROWDED = 0.75  # with more of the file in use, a write overwrites the oldest blocks instead of moving them
+CLEARED = 1 << 20  # bytes of the file that are cleared at a time, before they are written
+MIN_ROWS = 64  # the smallest size of the block table
+_REMOVED = -1  # the offset of a removed block; offset 0 means that the block is not in the file
 _PLACE = np.dtype([("offset", np.int64), ("nbytes", np.int64), ("stamp", np.uint64)])
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Limits in bytes; file_bytes 0: host memory only. Raises UserError if they are too small for a store."""
+    """The limits of a store, in bytes. With ``file_bytes`` 0 it uses only host memory. Raises UserError for small limits."""
 
     file_bytes: int = 8_000_000_000
     host_bytes: int = 256_000_000
@@ -54,16 +54,16 @@ class StoreStats:
 
     hits: int = 0
     bytes_host: int = 0
-    bytes_disk: int = 0  # read from the file
-    reads: int = 0  # of the file
-    bytes_written: int = 0  # to the file
-    lost: int = 0  # blocks that are gone, for whatever reason, damaged ones included
+    bytes_disk: int = 0  # bytes read from the file
+    reads: int = 0  # blocks read from the file
+    bytes_written: int = 0  # bytes written to the file
+    lost: int = 0  # lost blocks, including damaged ones
     damaged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUse:
-    """Bytes in use and the counters."""
+    """The bytes that a store uses, and its counters."""
 
     host_bytes: int
     file_bytes: int
@@ -72,9 +72,9 @@ class StoreUse:
 
 
 class BlockTable:
-    """The place in the file of each block, by number.
+    """A table from a block's number to the block's place in the file.
 
-    Numbers are added in ascending order and removed in any. live: bytes of the blocks' records.
+    Numbers are added in ascending order and removed in any order. live: the total size in bytes of the blocks' records.
     """
 
     def __init__(self) -> None:
@@ -103,13 +103,13 @@ class BlockTable:
         self._used += 1
 
     def extent(self, number: int) -> Extent | None:
-        """Return the place of a block in the file; None if it is not there."""
+        """Return a block's place in the file, or None if the block is not in the file."""
         at = self._find(number)
         extent = Extent(*self._place[at].item()) if at >= 0 else None
         return extent if extent is not None and extent.offset else None
 
     def place(self, number: int, extent: Extent | None) -> None:
-        """Give a block another place, or none."""
+        """Set a block's place in the file; None means that the block is not in the file."""
         at = self._find(number)
         self.live += (extent.nbytes if extent else 0) - int(self._place[at]["nbytes"])
         self._place[at] = extent or (0, 0, 0)
@@ -119,7 +119,7 @@ class BlockTable:
         self._place[self._find(number)]["offset"] = _REMOVED
 
     def between(self, begin: int, end: int) -> list[tuple[int, Extent]]:
-        """Return the blocks whose records begin in a range, and their places, in the order of the file."""
+        """Return the number and the place of each block whose record begins in ``[begin, end)``, in file order."""
         place = self._place[: self._used]
         at = np.flatnonzero((place["offset"] >= begin) & (place["offset"] < end))
         at = at[np.argsort(place["offset"][at])]
@@ -132,17 +132,17 @@ class BlockTable:
 
 
 class Store:
-    """Blocks by number, in host memory and in one file; a block is lost once it is in neither.
+    """A store of numbered blocks in host memory and in one file. A block that is in neither is lost.
 
-    Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, made if missing; ``temporary``: one
-    without a name; None: host memory only. identity: identifies the stream. notify: called from any thread with messages for
-    the user; by default the logger ``edgevlm``. patience_s: the longest that one write may keep the caller waiting. retry_s:
-    between tries while the disk fails.
+    Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, created if missing; ``temporary``:
+    a file without a name; None: host memory only. identity: identifies the stream that owns the blocks. notify: called from any
+    thread with messages for the user; by default they are logged. patience_s: the longest that a caller waits for one write.
+    retry_s: the seconds between attempts while the disk fails.
 
-    Records follow each other in the file from START; one that does not fit before the limit starts at START again. ``_head`` is
-    the place of the next record. Up to ``_cleared`` no block has a record: blocks there were rewritten or lost.
+    Records are written to the file one after another from START. A record that would exceed the file's limit goes to START
+    again. ``_head`` is the offset of the next record. No block has its record between ``_head`` and ``_cleared``.
 
-    Raises UserError for a file that cannot be made, is another stream's, or is in use by another process.
+    Raises UserError if the file cannot be written, belongs to a different stream, or is in use by another process.
     """
 
     def __init__(
@@ -160,15 +160,15 @@ class Store:
         self._file = StoreFile(path, identity, limit) if path is not None and limit else None
         self.notify = notify or logging.getLogger("edgevlm").warning
         self.stats, self.host_limit = StoreStats(), settings.host_bytes
-        self.host_bytes = self._unwritten = 0  # bytes of blocks in host memory, and of those that are not in the file
+        self.host_bytes = self._unwritten = 0  # bytes of blocks in host memory, and of those not yet in the file
         self._table, self._next = BlockTable(), 0
-        self._clean: OrderedDict[int, Block] = OrderedDict()  # of the file, the one used last at the end
-        self._dirty: OrderedDict[int, BlockRecord] = OrderedDict()  # not in the file, the same way
+        self._clean: OrderedDict[int, Block] = OrderedDict()  # blocks also in the file, most recently used last
+        self._dirty: OrderedDict[int, BlockRecord] = OrderedDict()  # blocks not yet in the file, in the same order
         self._head = self._cleared = START
-        self._stamp = int.from_bytes(os.urandom(8), "little")  # so that no other life of this file has the same stamps
-        self._changed = threading.Condition(threading.RLock())  # over all of this
-        self._editing = threading.Lock()  # over changes of a block that take several steps; before the other
-        self._ahead: dict[int, tuple[Future[Block | None], int]] = {}  # blocks being read ahead, and their bytes
+        self._stamp = int.from_bytes(os.urandom(8), "little")  # random, to differ from the stamps of earlier processes
+        self._changed = threading.Condition(threading.RLock())  # the lock of this store's state
+        self._editing = threading.Lock()  # held while a block changes in several steps; taken before ``_changed``
+        self._ahead: dict[int, tuple[Future[Block | None], int]] = {}  # blocks being read ahead, with their sizes in bytes
         self._readers = ThreadPoolExecutor(READERS, "edgevlm-store-read")
         self._lost: list[int] = []
         self._messages: list[str] = []
@@ -189,7 +189,7 @@ class Store:
         return self._table.nbytes
 
     def put(self, block: Block) -> int:
-        """Keep a copy of a block; returns its number, counted from 0. A failing disk raises nothing."""
+        """Keep a copy of a block, and return its number, which counts from 0. A disk error does not raise an exception."""
         record = BlockRecord.of(block)
         with self._changed:
             self._make_room(record.buffer.nbytes)
@@ -200,7 +200,7 @@ class Store:
         return number
 
     def append(self, number: int, block: Block) -> bool:
-        """Add rows to a block. Returns False, and keeps nothing, if the block is lost."""
+        """Add rows to a block. If the block is lost, the rows are discarded and False is returned."""
         with self._editing:
             if (held := self._fetch([number])[number]) is None:
                 return False
@@ -215,7 +215,7 @@ class Store:
         return True
 
     def renumber(self, numbers: Sequence[int]) -> range:
-        """Renumber these blocks in order and return the numbers. Lost blocks get none."""
+        """Give the blocks the next free numbers, in order, and return these numbers. Lost blocks are skipped."""
         with self._editing, self._changed:
             first = self._next
             for number in map(int, numbers):
@@ -233,12 +233,12 @@ class Store:
             return range(first, self._next)
 
     def resident(self, number: int) -> bool:
-        """Return whether a block is in host memory, so that :meth:`get` reads no file. False for a lost one."""
+        """Return whether a block is in host memory, where :meth:`get` finds it without reading the file."""
         with self._changed:
             return int(number) in self._clean or int(number) in self._dirty
 
     def prefetch(self, numbers: Sequence[int]) -> None:
-        """Begin to read these blocks from the file, up to half of the host memory."""
+        """Start reading blocks from the file in other threads, up to half of the host memory limit."""
         with self._changed:
             free = self.host_limit // 2 - sum(nbytes for _, nbytes in self._ahead.values())
             for number in map(int, numbers):
@@ -249,7 +249,7 @@ class Store:
                     self._ahead[number] = self._readers.submit(self._read_ahead, number), extent.nbytes
 
     def get(self, numbers: Sequence[int]) -> list[Block | None]:
-        """Return the blocks, each as it was put, appended rows last; None for a lost one."""
+        """Return each block with its appended rows at the end, or None if the block is lost."""
         asked = list(map(int, numbers))
         found = self._fetch(asked)
         self._send_messages()
@@ -264,15 +264,15 @@ class Store:
                     self._forget(number)
 
     def lost(self) -> list[int]:
-        """Return the numbers of blocks found lost since the last call, except dropped ones."""
+        """Return the numbers of the blocks lost since the last call. Dropped blocks are not included."""
         with self._changed:
             lost, self._lost = self._lost, []
         return lost
 
     def sync(self) -> None:
-        """Flush all blocks put so far to the disk, so that a state survives a power cut. Any thread may call it."""
+        """Write all blocks put so far to disk, so that their :meth:`state` survives a power cut."""
         with self._changed:
-            for _ in range(4 * len(self._dirty)):  # later blocks are not waited for; some blocks are written again
+            for _ in range(4 * len(self._dirty)):  # some blocks are written twice; blocks put from now on may have to wait
                 if not self._wait():
                     break
         if self._file is not None:
@@ -283,9 +283,9 @@ class Store:
         self._send_messages()
 
     def state(self) -> Mapping[str, NDArray]:
-        """Return the arrays that let a snapshot find the blocks again.
+        """Return the arrays with which :meth:`restore` finds the blocks again.
 
-        Rows that could not be written are named without their data.
+        ``numbers`` includes blocks that could not be written to the file.
         """
         with self._changed:
             while self._wait():
@@ -304,10 +304,10 @@ class Store:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Restore :meth:`state` with its block numbers; blocks that the store no longer has are lost.
+        """Restore the blocks of :meth:`state` under their numbers. Blocks that are no longer in the file are lost.
 
-        Blocks that were in host memory are read again, because policies depend on :meth:`resident`. Raises KeyError or
-        ValueError for an invalid state.
+        Blocks that were in host memory are read into it again, because policies depend on :meth:`resident`. Raises KeyError or
+        ValueError if the state is invalid.
         """
         with self._changed:
             same = self._file if self._file is not None and int(state["token"]) == self._file.token else None
@@ -337,7 +337,7 @@ class Store:
             self.get([number])
 
     def close(self) -> None:
-        """Write the remaining blocks and release the file. May be called again."""
+        """Write the remaining blocks to the file and release it. Calling it again does nothing."""
         self._readers.shutdown(cancel_futures=True)
         if self._file is not None:
             with self._changed:
@@ -350,7 +350,7 @@ class Store:
                 self._file.close()
         self._send_messages()
 
-    # host memory: the lock is held
+    # host memory: callers hold ``_changed``
 
     def _hold(self, number: int, record: BlockRecord) -> None:
         self._dirty[number] = record
@@ -375,7 +375,7 @@ class Store:
             self._unwritten -= record.buffer.nbytes
 
     def _make_room(self, nbytes: int) -> None:
-        """Evict blocks that the file has, wait for the writer, then lose the least recently used, until ``nbytes`` more fit."""
+        """Free ``nbytes`` of host memory: evict blocks that are in the file, wait for writes, and at last drop other blocks."""
         while self._unwritten + nbytes > self.host_limit // 2 and self._wait():
             pass
         while self.host_bytes and self.host_bytes + nbytes > self.host_limit:
@@ -400,10 +400,10 @@ class Store:
 
     def _send_messages(self) -> None:
         while self._messages:
-            with suppress(IndexError, OSError):  # another thread has sent it; a terminal that went away is not a reason to stop
+            with suppress(IndexError, OSError):  # another thread has sent the message, or the terminal is closed
                 self.notify(Lost(self._messages.pop(0)))
 
-    # reading: without the lock
+    # reading: callers do not hold ``_changed``
 
     def _fetch(self, numbers: Sequence[int]) -> dict[int, Block | None]:
         with self._changed:
@@ -436,7 +436,7 @@ class Store:
                 self.stats.reads += 1
                 self.stats.bytes_disk += len(data)
                 if self._table.extent(number) != extent:
-                    continue  # it has been lost, or written elsewhere
+                    continue  # the block has been lost or moved meanwhile
                 if block is None:
                     self._lose(number)
                     self.stats.damaged += 1
@@ -460,7 +460,7 @@ class Store:
     # writing
 
     def _wait(self) -> bool:
-        """Wait, with the lock held, until a block has been written; False if waiting is useless."""
+        """Wait until a block has been written; return False if that cannot happen. The caller holds ``_changed``."""
         if self._file is None or self._failing or not self._dirty:
             return False
         before = self._handled
@@ -472,7 +472,7 @@ class Store:
         return not self._failing
 
     def _due(self) -> bool:
-        """Return whether to write: blocks that may still grow are written late, unless a caller waits for them."""
+        """Return whether to write blocks now. Blocks may still grow, so writes are delayed unless a caller waits for them."""
         if self._failing and time.monotonic() < self._retry_at:
             return False
         hurry = self._waiting or self._closing or self._failing or self._unwritten > self.host_limit // 8
@@ -496,10 +496,10 @@ class Store:
             self._send_messages()
 
     def _write(self, file: StoreFile) -> None:
-        """Write the least recently used block.
+        """Write the least recently used of the unwritten blocks. Raises OSError.
 
-        Raises OSError. Blocks that it overwrites are rewritten after it while the file has slack, so old blocks are lost only
-        when it is nearly full.
+        Blocks that it overwrites are written again later while the file has room. Old blocks are lost only when the file is
+        nearly full.
         """
         with self._changed:
             if not self._dirty:
@@ -526,7 +526,7 @@ class Store:
                 block = None if crowded else self._read(other)
                 with self._changed:
                     if self._table.extent(other) != place:
-                        continue  # it is gone, or has another number
+                        continue  # the block has been lost, moved or renumbered meanwhile
                     if block is None:
                         self._say("full", f"{file.name} is as large as it may be: the oldest clusters are overwritten")
                         self._lose(other)
@@ -539,7 +539,7 @@ class Store:
         with self._changed:
             self._head = extent.offset + nbytes
             self.stats.bytes_written += nbytes
-            now = next((at for at, held in self._dirty.items() if held is record), None)  # it may have another number since
+            now = next((at for at, held in self._dirty.items() if held is record), None)  # it may be renumbered by now
             if now is not None:
                 self._forget(now)
                 self._clean[now] = record.block
@@ -564,11 +564,11 @@ class Store:
 
 
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
-    """Return the state's blocks whose records are still whole in the file, by number; versions up to 2026-11-23 wrote several
-    per number.
+    """Return where the file still has the state's blocks intact, by number. Versions up to 2026-11-23 wrote several records
+    per block.
 
-    Records are overwritten from the head to the file's end, then from its start to the head, so in either part the first record
-    that still has its stamp ends the search.
+    The store overwrites records from the head to the file's end, then from its start to the head. In each part, all records
+    after the first intact one are therefore intact too.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
