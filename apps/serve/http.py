@@ -47,11 +47,11 @@ from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
 from edgevlm.runtime.policies.description import describe
 
-PREPARING = 4  # how many questions at once may fetch pictures or compile a grammar
+PREPARING = 4  # how many questions may fetch pictures or compile a grammar at once
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 MJPEG = "multipart/x-mixed-replace"
 PAGE = files("edgevlm.apps.serve").joinpath("page")
-MAX_EVENTS = 1000  # the most that one request returns
+MAX_EVENTS = 1000  # most entries that one request returns
 
 
 def wall_time(given: Any) -> float:
@@ -71,7 +71,7 @@ Time = Annotated[float, BeforeValidator(wall_time), WithJsonSchema({"type": "str
 
 
 class NewStream(Strict):
-    """A camera to watch. id: an id, or a name in any script that is turned into an id. name: the name that people see."""
+    """A camera to watch. id: an id, or a name in any script, from which an id is made. name: the displayed name."""
 
     id: NamedId
     name: Name | None = None
@@ -91,7 +91,7 @@ class NewStream(Strict):
 
 
 class StreamChange(Strict):
-    """Changes to a stream. Omitted fields stay as they are."""
+    """Changes to a stream. Omitted settings stay as they are."""
 
     state: Literal["running", "paused"] | None = None
     policy: Words | None = None
@@ -100,7 +100,7 @@ class StreamChange(Strict):
 
 class Window(BaseModel):
     since: Time | None = Field(None, description="Start of the period: `10m`, `14:03` or RFC 3339.")
-    until: Time | None = Field(None, description="Up to then.")
+    until: Time | None = Field(None, description="End of the period, written like `since`.")
 
     @field_validator("until")
     @classmethod
@@ -138,7 +138,7 @@ class JournalQuery(WindowQuery):
 
 
 class DigestQuery(JournalQuery):
-    since: Time = Field("8h", validate_default=True, description="From then on.")
+    since: Time = Field("8h", validate_default=True, description="Start of the period: `10m`, `14:03` or RFC 3339.")
     limit: Limit = MAX_EVENTS
 
 
@@ -154,12 +154,12 @@ class TestedSource(Strict):
 
 
 class Server:
-    """State that the routes share. It counts the questions that run or wait, and limits their number."""
+    """State that the routes share. It limits the number of questions that run or wait."""
 
     def __init__(self, service: Service, load: Callable[[], ServeConfig] | None) -> None:
         self.service, self.metrics, self.load = service, Metrics(service), load
         self.closing = asyncio.Event()
-        self.testing = threading.Lock()  # held while a source is tested, one at a time
+        self.testing = threading.Lock()  # held while a source is tested: one test at a time
         self._preparing = CapacityLimiter(PREPARING)
 
     def stream(self, name: str | None, param: str = "name") -> CameraStream:
@@ -186,7 +186,7 @@ class Server:
             why = f"{settings.max_requests} questions are being answered or wait; ask again in {soon} s"
             raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
-        try:  # questions that fetch or compile something share a few threads; the others need not wait for them
+        try:  # questions that fetch or compile something share a few threads, so that others need not wait
             limiter = None if chat.is_plain else self._preparing
             await to_thread.run_sync(completion.ask, settings, limiter=limiter)
         except BaseException:
@@ -204,7 +204,7 @@ class Server:
 
 
 class Reply(Response):
-    """An answer, whole or streamed. It is cancelled when its client is gone, and frees its place however it ends."""
+    """An answer, whole or streamed. It is cancelled when its client disconnects, and always frees its place."""
 
     def __init__(self, server: Server, completion: Completion, streamed: bool) -> None:
         super().__init__()
@@ -320,22 +320,22 @@ def add_openai(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/completions", **COMPLETION)
     async def completions(asked: TextRequest) -> Response:
-        """Ask a stream through OpenAI's older interface: the prompt is a message of the user."""
+        """Ask a stream through OpenAI's legacy completions API. The prompt becomes a user message."""
         return await server.ask(asked)
 
     @router.post("/v1/responses", **COMPLETION)
     async def responses(asked: ResponsesRequest) -> Response:
-        """Ask a stream through OpenAI's newer interface. Nothing is stored: send the whole conversation as `input`."""
+        """Ask a stream through OpenAI's Responses API. Nothing is stored: send the whole conversation as `input`."""
         return await server.ask(asked)
 
     @router.get("/v1/models", responses=list_of(answers.Model))
     async def models() -> dict[str, Any]:
-        """Return the streams in the format of models."""
+        """List the streams as OpenAI models."""
         return {"object": "list", "data": [model_entry(stream) for stream in server.service.streams.values()]}
 
     @router.get("/v1/models/{name}", responses=content(answers.Model))
     async def model(stream: TheStream) -> dict[str, Any]:
-        """Return a stream in the format of a model."""
+        """Return a stream as an OpenAI model."""
         return model_entry(stream)
 
 
@@ -344,7 +344,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams", responses=list_of(answers.Stream, watts=answers.WATTS))
     def list_streams() -> dict[str, Any]:
-        """Return every camera and its status. watts: the power that the machine draws; null without a meter."""
+        """Return every camera and its status. watts: the machine's power draw, or null without a meter."""
         data = [stream.describe() for stream in service.streams.values()]
         return {"object": "list", "data": data, "watts": finite(service.power.watts())}
 
@@ -356,13 +356,13 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/streams", status_code=201, responses=content(answers.Stream, status=201))
     def add_stream(new: NewStream) -> dict[str, Any]:
-        """Add a camera and watch it until it is removed. Without a cluster, a restart of the server also removes it."""
+        """Add a camera and watch it until it is removed or, without a cluster, until the server restarts."""
         settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
         return service.add(new.id, settings, by_client=True).describe()
 
     @router.post("/v1/streams/test")
     def test_source(tested: TestedSource) -> dict[str, Any]:
-        """Open a source once and return its frame size, its frames per second and a JPEG in base64. No camera is added."""
+        """Test a source without adding a camera: return its frame size, its frames per second and a JPEG in base64."""
         if not server.testing.acquire(blocking=False):
             raise ApiError(429, "another camera is being tested; try again in a moment", "rate_limit_exceeded")
         try:
@@ -379,7 +379,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
     def change_stream(stream: TheStream, change: StreamChange) -> dict[str, Any]:
         """Pause or resume a camera, or change its policy or budget. A paused camera can still be asked.
 
-        A new policy or budget starts a new memory. Without a cluster, it lasts until the server restarts.
+        A new policy or budget starts an empty memory. Without a cluster, it applies until the server restarts.
         """
         if change.policy is not None or change.budget is not None:
             stream = service.switch(stream.name, change.policy, change.budget)
@@ -394,7 +394,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/frame.jpg", **PICTURE)
     def frame(stream: TheStream) -> Response:
-        """Return the newest frame that was watched."""
+        """Return the newest watched frame."""
         return as_picture(stream.jpeg(), "no frame has been watched yet")
 
     @router.get("/v1/streams/{name}/thumbnails/{number}.jpg", **PICTURE)
@@ -404,7 +404,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/mjpeg", response_class=Response, responses=content(MJPEG))
     async def mjpeg(stream: TheStream, fps: Annotated[float, Query(gt=0, le=30)] = 5.0) -> Response:
-        """Stream the frames as they are watched, at most `fps` per second."""
+        """Stream frames as they are watched, at most `fps` per second."""
 
         async def parts() -> AsyncIterator[bytes]:
             last: object = None
@@ -417,19 +417,18 @@ def add_streams(router: APIRouter, server: Server) -> None:
                         yield head.encode() + picture + b"\r\n"
                 await asyncio.sleep(max(POLL_S, 1 / fps))
 
-        headers = {"x-accel-buffering": "no", "cache-control": "no-store"}  # nginx then forwards each part at once
+        headers = {"x-accel-buffering": "no", "cache-control": "no-store"}  # nginx then forwards each part immediately
         return StreamingResponse(parts(), media_type=f"{MJPEG}; boundary=frame", headers=headers)
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:
-        """Return the memory: how many frames wait and, for each frame, its time, its thumbnail, the fraction held (in total and
-        per group of layers), and one hexadecimal digit per token.
-        """
+        """Return how many frames wait and, for each frame in memory, its time, its thumbnail, the fraction held (in total and
+        per group of layers) and one hexadecimal digit per token."""
         return stream.memory()
 
     @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))
     async def stream_events(stream: TheStream) -> Response:
-        """Stream server-sent events: answer, state, stats, notice, watch, journal. A listener that is too slow is dropped."""
+        """Stream server-sent events: answer, state, stats, notice, watch, journal. Slow listeners are dropped."""
 
         async def listen() -> AsyncIterator[dict[str, str]]:
             queue = stream.events.listen()
@@ -444,14 +443,14 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/forget", responses=content(answers.Forgotten))
     def forget(what: Forget) -> dict[str, Any]:
-        """Delete what was seen in a period: rows, snapshots, thumbnails, events and journal lines. It cannot be undone."""
+        """Permanently delete what was seen in a period: cache rows, snapshots, thumbnails, events and journal lines."""
         if what.stream is not None and what.stream not in service.removed():
             server.stream(what.stream)
         return {"object": "forget", "streams": service.forget(what.stream, what.span())}
 
     @router.post("/v1/reload", responses=content(answers.Reloaded))
     def reload() -> dict[str, Any]:
-        """Reread the configuration, as on SIGHUP, and reopen the cameras that changed. `done` lists the changes."""
+        """Reload the configuration, as on SIGHUP, and reopen changed cameras. `done` lists the changes."""
         if server.load is None:
             raise ApiError(400, "this server has no configuration to read again", "invalid_value")
         return {"object": "reload", "done": service.reload(server.load())}
@@ -467,13 +466,12 @@ def add_events(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/events", responses=list_of(answers.Event))
     def watch_events(asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
-        """Return the events of watches, that is their openings and closings, newest first."""
+        """Return the openings and closings of watches, newest first."""
         return {"object": "list", "data": [each.json() for each in service.delivery.store.query(**dict(asked))]}
 
     @router.get("/v1/digest", responses=list_of(answers.Opening, answers.Line, since=answers.SINCE, until=answers.UNTIL))
     def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
-        """Return a period's entries in order of time, each with its evidence: `opening` (a watch was open) and `line` (of the
-        journal).
+        """Return a period's watch openings (`opening`) and journal lines (`line`) in order of time, each with its evidence.
 
         limit: return only this many, the newest.
         """
@@ -485,7 +483,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     def event_picture(
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
-        """Return one picture of an event's evidence. place: its position, counted from 0."""
+        """Return one picture of an event's evidence. place: the picture's position, counted from 0."""
         return as_picture(service.delivery.store.picture(event, place), "this event has no such picture, or no longer")
 
 
@@ -499,7 +497,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/watches", status_code=201, responses=content(answers.WatchState, status=201))
     def add_watch(watch: Watch) -> dict[str, Any]:
-        """Add a watch: it repeats a question until it is removed. Without a cluster, a restart also removes it."""
+        """Add a watch, which repeats a question until it is removed or, without a cluster, until the server restarts."""
         watches.add(watch)
         return watches.describe(watch.name)
 
@@ -518,7 +516,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.delete("/v1/watches/{name}", status_code=204)
     def remove_watch(name: WatchName) -> None:
-        """Delete a watch. If it is open, it closes first."""
+        """Delete a watch, after closing it if it is open."""
         watches.remove(name)
 
 
@@ -548,7 +546,7 @@ def add_rest(router: APIRouter, server: Server) -> None:
     @router.get("/", include_in_schema=False)
     async def page(request: Request) -> HTMLResponse:
         text, prefix = PAGE.joinpath("index.html").read_text("utf-8"), named_prefix(request.headers)
-        base = f'<base href="{escape(prefix)}/">' if prefix else ""  # even if the page's address does not end in /
+        base = f'<base href="{escape(prefix)}/">' if prefix else ""  # correct even if the page's address does not end in /
         return HTMLResponse(text.replace("<head>", f"<head>{base}", 1))
 
     @router.get("/static/{name}", include_in_schema=False)
@@ -563,7 +561,7 @@ def as_picture(jpeg: bytes | None, otherwise: str) -> Response:
 
 
 async def close_listeners(server: Server) -> None:
-    """Let open responses, including answers, come to their end."""
+    """End streamed responses and cancel running answers."""
     server.closing.set()
     for stream in server.service.streams.values():
         stream.session.cancel()

@@ -27,20 +27,23 @@ OF_STREAMS: dict[str, tuple[Any, str, Callable[[Any], float]]] = {
 
 
 class Metrics(Collector):
-    """A service's metrics, computed on request. unfinished: number of open questions. answer_s: mean seconds per answer."""
+    """A service's metrics, computed on request. unfinished: unanswered questions. answer_s: mean seconds per answer."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         self.unfinished, self.answer_s = 0, 0.0
         of: dict[str, Any] = {"labelnames": ("stream",), "registry": self.registry}
-        queued, first = "Time from a question until the model starts on it.", "Time from a question to its first token."
+        queued, first = (
+            "Time from a question's arrival until the model starts on it.",
+            "Time from a question to its first token.",
+        )
         self._queued = Histogram("edgevlm_request_queue_time_seconds", queued, buckets=BUCKETS, **of)
         self._ttft = Histogram("edgevlm_time_to_first_token_seconds", first, buckets=BUCKETS, **of)
         self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", **of)
         self.refused = Counter(
             "edgevlm_requests_refused", "Questions that were refused because too many waited.", registry=self.registry
         )
-        self._asked: set[str] = set()  # streams whose histograms have values
+        self._asked: set[str] = set()  # streams with values in the histograms
         self._service, self._resident = service, ResidentMemory()
         self.registry.register(self)
 
@@ -52,7 +55,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         service, streams = self._service, dict(self._service.streams)
-        for name in self._asked - streams.keys():  # streams that were removed
+        for name in self._asked - streams.keys():  # removed streams
             self._asked.discard(name)
             for histogram in (self._queued, self._ttft, self._tokens):
                 histogram.remove(name)
@@ -84,7 +87,7 @@ class Metrics(Collector):
 
 
 def family(title: str, text: str, found: Mapping[Any, float], *labels: str, kind: Any = GAUGE) -> Metric:
-    """Make a metric. found: its values, by label value or tuple of label values. labels: their names, by default ``stream``."""
+    """Make a metric. found: its value for each label value or tuple of them. labels: their names, by default ``stream``."""
     metric: Metric = kind(f"edgevlm_{title}", text, labels=() if () in found else labels or ("stream",))
     for of, value in found.items():
         metric.add_metric((of,) if isinstance(of, str) else of, value)  # type: ignore[attr-defined]

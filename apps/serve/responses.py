@@ -1,4 +1,4 @@
-"""``POST /v1/responses``: OpenAI's newer requests, handled as chat completions."""
+"""``POST /v1/responses``: convert requests of OpenAI's Responses API to chat requests."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class NamedFunction(Lenient):
 
 
 class FlatTool(Function):
-    """A function tool. Tools of any other type are ignored."""
+    """A function that the answer may call. Tools of any other type are ignored."""
 
     type: str = "function"
     name: ToolName = "-"
 
 
 class Item(Lenient):
-    """A message, a function call that an earlier answer made, or the call's result. Items of any other type are ignored."""
+    """A message, a function call in an earlier answer, or the result of such a call. Items of other types are ignored."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -74,7 +74,7 @@ class Item(Lenient):
     output: Content = None
 
     def message(self, place: int) -> Message | None:
-        """Return the item as a chat message, or None for a type that is ignored. Raises FieldError if ``role`` is missing."""
+        """Return the item as a chat message, or None if its type is ignored. Raises FieldError if ``role`` is missing."""
         if self.type == "function_call" and self.name:
             function = CalledFunction(name=self.name, arguments=self.arguments)
             return Message(role="assistant", tool_calls=[ToolCall(id=self.call_id, function=function)])
@@ -92,7 +92,7 @@ def nothing_stored(given: str | None) -> str | None:
 
 
 class ResponsesRequest(Lenient):
-    """The fields of OpenAI's request that have an effect here."""
+    """A request to the Responses API, with the fields that have an effect."""
 
     model: AskedModel = ""
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -125,34 +125,34 @@ class ResponsesRequest(Lenient):
 
     @cached_property
     def _places(self) -> list[str]:
-        """The field from which each message of :meth:`as_chat` is made."""
+        """The field that each message of :meth:`as_chat` comes from."""
         items = ["input"] if isinstance(self.input, str) else [
             f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
         ]  # fmt: skip
         return ["instructions", *items] if self.instructions else items
 
     def place_of(self, field: str) -> str:
-        """Return the field of this request from which ``field`` of :meth:`as_chat` is made."""
+        """Return the field of this request that ``field`` of the chat request comes from."""
         field = re.sub(r"^messages\.(\d+)", lambda found: self._places[int(found[1])], field)
         return {"messages": "input", "max_completion_tokens": "max_output_tokens"}.get(field, field)
 
     def ignored(self) -> Iterator[str]:
-        """Yield the paths of unknown fields, and of items whose type is ignored."""
+        """Yield the paths of unknown fields and of items with an ignored type."""
         yield from unknown(self)
         items = [] if isinstance(self.input, str) else self.input
         yield from (f"input.{place}" for place, item in enumerate(items) if item.message(place) is None)
 
 
 class ModelResponse(Completion):
-    """One answer in the format of OpenAI's responses."""
+    """One answer in the format of OpenAI's Responses API."""
 
     prefix = "resp_"
 
     def __init__(self, request: ResponsesRequest, chat: ChatRequest, stream: CameraStream) -> None:
         super().__init__(chat, stream, request.ignored())
         self._request, self._number = request, 0
-        self._output: list[dict[str, Any]] = []  # finished items
-        self._text: str | None = None  # of the message at the end, which is not finished
+        self._output: list[dict[str, Any]] = []  # finished output items
+        self._text: str | None = None  # text of the unfinished message at the end, if any
 
     def ask(self, settings: ServerSettings) -> None:
         own = {*self._ignored}

@@ -33,17 +33,17 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, progress, silence, to_stderr, to_stderr_if_lost
 
-HEAD_S = 20.0  # time for a request to arrive, without its body
-MAX_HEADERS = 64 << 10  # bytes
-MAX_DIGITS = 640  # the most digits of an integer in a body; the time to parse one grows with their square
-READ_S = 20.0  # how long a client may leave sent data unread
+HEAD_S = 20.0  # time for a request's head to arrive
+MAX_HEADERS = 64 << 10  # bytes in a request's head
+MAX_DIGITS = 640  # most digits of an integer in a body; parsing time grows with their square
+READ_S = 20.0  # a client that leaves sent data unread for this long is disconnected
 RESERVE = 128  # open files kept for cameras and state; at most a quarter of the limit
-WAITING = 1024  # the most connections that wait to be accepted
+WAITING = 1024  # most connections waiting to be accepted
 ALIVE_S = 1.0  # time between signs of life to a service manager
 
 
 class Membership(Protocol):
-    """A service's part in a cluster."""
+    """A node's membership of a cluster."""
 
     def open(self) -> None: ...
     def routes(self, app: FastAPI) -> Any: ...
@@ -51,7 +51,7 @@ class Membership(Protocol):
 
 
 def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Membership] | None = None) -> None:
-    """Serve until a signal. Raises UserError. load: reads the configuration. join: makes the service a node of a cluster."""
+    """Serve until a signal arrives. Raises UserError. load: reads the configuration. join: adds the service to a cluster."""
     sys.set_int_max_str_digits(MAX_DIGITS)
     config, notify = load(), to_stderr_if_lost if quiet else to_stderr
     service = Service(config, notify)
@@ -68,20 +68,20 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
         app = make_app(service, load)
 
         class AnnouncingServer(uvicorn.Server):
-            """A server that prints its address once it serves, reloads on SIGHUP, and ends streamed responses on shutdown."""
+            """A server that prints its address when it is ready, reloads on SIGHUP, and ends streamed responses on shutdown."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
                 gc.collect()
-                gc.freeze()  # otherwise a full collection takes 50 to 100 ms, during which no request is handled
-                listening.listen(WAITING)  # that many more connections wait in the kernel
+                gc.freeze()  # without this, a full collection stops all requests for 50 to 100 ms
+                listening.listen(WAITING)  # the kernel holds this many more connections
                 loop = asyncio.get_running_loop()
-                with suppress(ValueError, RuntimeError):  # not the main thread
+                with suppress(ValueError, RuntimeError):  # not in the main thread
                     loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, reloads, reload, service, load, notify)
                 line = json_line("serving", {"time": wall_clock(), "url": url})
                 try:
                     print(line if as_json else f"edgevlm is serving at {url}", flush=True)
-                except OSError:  # the disk is full or the reader has gone; the server continues
+                except OSError:  # the disk is full or nothing reads stdout; keep serving
                     silence(sys.stdout)
                 serving.set()
 
@@ -89,14 +89,14 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 await close_listeners(app.state.server)
                 await super().shutdown(sockets)
 
-        AppStatus.enable_automatic_graceful_drain = False  # close_listeners ends responses without breaking them off
+        AppStatus.enable_automatic_graceful_drain = False  # close_listeners ends responses cleanly
         reloads = ThreadPoolExecutor(1, "edgevlm-reload")
         server = AnnouncingServer(uvicorn_config(app if member is None else member.routes(app), service))
         with suppress(KeyboardInterrupt):  # uvicorn re-raises the signal that ended it
             server.run(sockets=[listening])
     finally:
         done.set()
-        serving.set()  # ends the reporter's wait if the server has never started
+        serving.set()  # ends the reporter's wait if the server never started
         reporter.join(ALIVE_S)
         Notifier().send(Notifier.STOPPING)
         listening.close()
@@ -113,14 +113,14 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
         Guard(app, service), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,
         limit_concurrency=service.config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False,
         h11_max_incomplete_event_size=MAX_HEADERS, lifespan="off", http=TimedProtocol, ws="none",
-        backlog=reserve // 2,  # connections accepted at once
+        backlog=reserve // 2,  # connections accepted in one go
     )  # fmt: skip
 
 
 class TimedProtocol(H11Protocol):
-    """Closes connections that stay idle for a while, and those whose client does not read.
+    """Closes a connection that is idle for HEAD_S, or whose client does not read for READ_S.
 
-    most: how many files may be open. Beyond that, each new connection closes the oldest idle one, or itself.
+    most: with more files open than this, each new connection closes the oldest idle one or itself.
     """
 
     most: float = math.inf
@@ -146,7 +146,7 @@ class TimedProtocol(H11Protocol):
         self.stuck.cancel()
 
     def _close_if_idle(self, before: object) -> None:
-        """Close the connection if no request has come since ``before`` and none is being answered."""
+        """Close the connection if ``before`` is still its last request and none is being answered."""
         if self.cycle is before and self.is_idle:
             self.transport.close()
         elif not self.transport.is_closing():
@@ -154,7 +154,7 @@ class TimedProtocol(H11Protocol):
 
 
 def open_files() -> float:
-    """Return how many file descriptors this process has open, or infinity if none is left to count them with."""
+    """Return the number of this process's open file descriptors, or infinity if none is left to count them with."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -162,7 +162,7 @@ def open_files() -> float:
 
 
 def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
-    """Read and apply the configuration. An invalid one is reported and changes nothing."""
+    """Read and apply the configuration; report an invalid one and change nothing."""
     try:
         for line in service.reload(load()):
             notify(line)
@@ -171,7 +171,7 @@ def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) ->
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
-    """Reopen cameras with a torn memory; report the start, and that all streams progress, to a service manager."""
+    """Reopen cameras with a torn memory; tell the service manager that the server is ready and that every stream is alive."""
     notifier, before = Notifier(), dict[str, tuple[int, int]]()
     while not serving.wait(ALIVE_S):
         notifier.send(Notifier.STARTING)
@@ -189,7 +189,7 @@ def report(service: Service, serving: threading.Event, done: threading.Event) ->
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket. It keeps the port from other servers while models load. Raises UserError."""
+    """Open a listening socket before models load, so that no other server takes the port. Raises UserError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family, kind, protocol)  # asyncio turns off Nagle's delay only if the protocol is TCP

@@ -1,4 +1,4 @@
-"""A server's models and cameras, without HTTP."""
+"""The models, cameras and watches of a server, without HTTP."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from edgevlm.runtime.settings import AUTO, check_policy
 
 MAX_STREAMS = 256
 TEST_S = 10.0  # how long a test waits for the source's first picture
-LOOK_S = 2.0  # how long it then reads the source
-TEST_FPS = 100  # the most frames it reads, per second and in total
-CLOSING_S = 30.0  # how long the last snapshots may take
-REOPEN_S = 60.0  # shortest time between two reopenings of a camera with a torn memory
-CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # no file, no pipeline, no program
+LOOK_S = 2.0  # how long a test then reads the source
+TEST_FPS = 100  # most frames that a test reads, per second and in total
+CLOSING_S = 30.0  # time for the last snapshots on shutdown
+REOPEN_S = 60.0  # least time between two reopenings of a camera with a torn memory
+CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # neither files nor pipelines nor programs
 
 
 @contextmanager
 def field(name: str) -> Iterator[None]:
-    """Convert a UserError raised inside the ``with`` block to a FieldError that names this field."""
+    """Convert a UserError raised inside the ``with`` block to a FieldError for the field ``name``."""
     try:
         yield
     except UserError as error:
@@ -62,13 +62,13 @@ def field(name: str) -> Iterator[None]:
 
 
 def check_client_policy(policy: str | None) -> None:
-    """Raise FieldError if clients may not name this policy. A policy given as a file is a program."""
+    """Raise FieldError unless the policy is a registered one; a policy in a file is a program, which clients may not run."""
     if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
         raise FieldError("policy", "there is no such policy; GET /v1/policies lists them")
 
 
 class Hooks:
-    """Decisions of a service that a cluster's node overrides."""
+    """Decisions of a service that a cluster node overrides."""
 
     def camera_folder(self, service: Service, name: str) -> Path:
         return service.state / name
@@ -108,14 +108,14 @@ class Service:
         self._models: dict[str, Model] = {}
         self._reopen_at: dict[str, float] = {}  # when each camera with a torn memory may be reopened
         self.notify, self._lock = notify, threading.RLock()
-        self.power, self.page = Power(), ""  # page: the address of the web page, once it is known
+        self.power, self.page = Power(), ""  # page: the web page's address, once known
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
         states = "" if config.state else os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
         self.state = Path(config.state or Path(states, "edgevlm", "serve"))
         self.state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
-        self.hooks = Hooks()  # replaced before the service is opened
+        self.hooks = Hooks()  # a cluster node replaces these before it opens the service
         self.watches = Watches(self._watchers, lambda: self.delivery, notify, lambda: self.hooks)
 
     def open(self) -> None:
@@ -130,7 +130,7 @@ class Service:
                     self.watches.add(watch)
                 self._end_removed()
             if self.has_events:
-                self.watches.announce(anyway=True)  # even if there are none left
+                self.watches.announce(anyway=True)  # even if no watch is left
         except BaseException:
             self.close()
             raise
@@ -138,7 +138,7 @@ class Service:
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
         """Open a camera and watch it, unless ``paused``.
 
-        by_client: a client asks for it, not the configuration. Raises UserError; FieldError if a field is the cause.
+        by_client: a client, not the configuration, adds it. Raises UserError, or FieldError if a field is the cause.
         """
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
@@ -156,14 +156,14 @@ class Service:
             with field("policy"):
                 check_policy(wanted.policy or "auto")
             folder = self.hooks.camera_folder(self, name)
-            if by_client:  # a client that adds the recording wants it watched, although it was forgotten before
+            if by_client:  # a client that adds a forgotten recording wants it watched again
                 (folder / MARK).unlink(missing_ok=True)
             return self._open(name, wanted, folder, hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
-        """Change a camera's policy or budget until the server restarts; its memory starts empty.
+        """Change a camera's policy or budget until the server restarts, with a new, empty memory that is not saved.
 
-        The new memory is not saved. If this raises UserError, the camera continues from its last snapshot.
+        If this raises UserError, the camera continues from its last snapshot.
         """
         check_client_policy(policy)
         with self._lock, field("policy" if policy else "budget"):
@@ -176,10 +176,11 @@ class Service:
                 raise
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete what one camera, or every camera including removed ones, saw in a period. Returns counts by camera.
+        """Delete what one camera saw in a period; without ``name``, what all saw, including removed ones. Returns counts by
+        camera.
 
-        If everything is deleted, the memory starts empty, and a recording is paused and stays paused after a restart.
-        Raises UserError; what was deleted before the error stays deleted.
+        After everything is deleted, the memory is empty, and a recording is paused and stays paused after a restart. Raises
+        UserError; deletions before the error remain.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -189,7 +190,7 @@ class Service:
             return done
 
     def forget_kept(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete like :meth:`forget`, but leave the memories of open cameras alone."""
+        """Delete like :meth:`forget`, except from the memories of open cameras."""
         with self._lock:
             done: dict[str, Forgotten] = {}
             for each, path in self.removed().items():
@@ -203,11 +204,11 @@ class Service:
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
-        """Forget what is saved in a camera's folder or address, which must not be in use. Raises UserError."""
+        """Delete what a camera saved in a folder or at an address, which must not be in use. Raises UserError."""
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
-        """Return the folders of cameras that are no longer watched but still have saved data."""
+        """Return the folder of each camera that is no longer watched but still has saved data."""
         return {name: path for path, name in cameras(self.state) if name not in self.streams}
 
     def _forget_all(self, name: str) -> Forgotten:
@@ -248,7 +249,7 @@ class Service:
         return hosts
 
     def remove(self, name: str, keep_model: bool = False, again: bool = False) -> None:
-        """Stop watching a camera; its snapshots stay. Raises UserError for an unknown stream.
+        """Stop watching a camera; keep its snapshots. Raises UserError for an unknown stream.
 
         keep_model: do not close the model. again: the camera will be reopened, so its open watches stay open.
         """
@@ -263,7 +264,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Record a closing for each open watch whose watch or camera was removed while the server was not running."""
+        """Record the closing of each open watch if it or its camera was removed while the server was not running."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
@@ -277,9 +278,9 @@ class Service:
             self._models.pop(key).close()
 
     def reload(self, config: ServeConfig) -> list[str]:
-        """Apply a configuration. Unchanged cameras continue. Returns a line for each change or failure.
+        """Apply a configuration; leave unchanged cameras running. Returns a line for each change or failure.
 
-        Raises UserError for an invalid key; nothing has changed then.
+        Raises UserError, and changes nothing, if the key is invalid.
         """
         with self._lock:
             before, (config, done) = self.config, as_far_as_running(self.config, config)
@@ -296,7 +297,7 @@ class Service:
             return done + self.hooks.replace_watches(self, before.watches, config.watches)
 
     def replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Replace the cameras of ``before`` by those of ``config``; return a line for each change or failure."""
+        """Replace the cameras of ``before`` with those of ``config``; return a line for each change or failure."""
         done = []
         for name in {**before.cameras, **config.cameras}:
             running, settings = self.streams.get(name), config.cameras.get(name)
@@ -316,7 +317,7 @@ class Service:
 
     @property
     def delivery(self) -> Delivery:
-        """Return the delivery of events to sinks, opened on first use. Raises UserError."""
+        """The delivery of events to sinks, opened on first use. Raises UserError."""
         if self._delivery is None:
             with self._lock:
                 if self._delivery is None:
@@ -326,7 +327,7 @@ class Service:
         return self._delivery
 
     def _program(self) -> Program:
-        """Return the description of this program that sinks receive.
+        """Return this program's description for sinks.
 
         All nodes of a cluster share one id, so a camera keeps its entities when it moves to another node.
         """
@@ -337,12 +338,12 @@ class Service:
 
     @property
     def has_events(self) -> bool:
-        """Return whether :attr:`delivery` is open."""
+        """Whether :attr:`delivery` is open."""
         return self._delivery is not None
 
     @property
     def journal(self) -> Journal | None:
-        """The cameras' journal, or None if there is none. Raises UserError."""
+        """The cameras' journal, or None if none is written or saved. Raises UserError."""
         kept = self.config.journal
         if self._journal is None and (kept.every or (self.state / Journal.FILE).exists()):
             with self._lock:
@@ -351,7 +352,7 @@ class Service:
         return self._journal
 
     def lines(self, **query: Any) -> list[Line]:
-        """Return the lines of :meth:`Journal.query`; each evidence's ``jpeg_url`` is None once its thumbnail is gone."""
+        """Return the journal lines that match a query. An evidence's ``jpeg_url`` is None once its thumbnail is gone."""
 
         def pictured(line: Line, seen: Mapping[str, Any]) -> dict[str, Any]:
             stream = self.streams.get(line.camera)
@@ -361,7 +362,7 @@ class Service:
         return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """Return a period's openings of watches and journal lines, ordered by time, as in ``GET /v1/digest``."""
+        """Return a period's watch openings and journal lines by time, as in ``GET /v1/digest``."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
@@ -379,7 +380,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return two counters per watched stream, its loop's and its model's. At least one rises while the stream is alive."""
+        """Return two counters per watched stream, its loop's and its model's; while the stream is alive, at least one rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces
@@ -387,7 +388,7 @@ class Service:
         return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Start reopening, from their last snapshots, the cameras whose memory is torn. Returns at once."""
+        """Start to reopen cameras with a torn memory from their last snapshots. Returns at once."""
         now = time.monotonic()
         for name, stream in self.streams.items():
             if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):
@@ -405,7 +406,7 @@ class Service:
                     torn.notice(f"cannot continue: {torn.problem}")
 
     def close(self) -> None:
-        """Close all streams in parallel, each with a last snapshot; close the models if that takes at most CLOSING_S."""
+        """Close all streams in parallel, each with a last snapshot. If that takes at most CLOSING_S, close the models."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}
@@ -413,7 +414,7 @@ class Service:
             for thread in threads:
                 try:
                     thread.start()
-                except RuntimeError:  # no more threads
+                except RuntimeError:  # no thread can be started
                     thread.run()
             end = time.monotonic() + CLOSING_S
             for thread in filter(lambda each: each.ident, threads):
@@ -430,7 +431,7 @@ class Service:
             self._close_unused_models()
 
     def test(self, settings: CameraSettings) -> dict[str, Any]:
-        """Open a source, read it for a moment and describe it. Raises UserError if no picture comes or it is not allowed."""
+        """Open a source, read it briefly and describe it. Raises UserError if it is not allowed or sends no picture."""
         hosts = self.check_client(settings)
         options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=hosts)
         began = time.monotonic()
@@ -495,7 +496,7 @@ class Power:
         self._watts: float | None = None
 
     def watts(self) -> float | None:
-        """Return the mean power in watts since the last reading, at least a second earlier; None without a figure."""
+        """Return the mean power in watts since the last reading at least a second ago, or None if it is unknown."""
         with self._lock:
             if self._meter is not None and time.monotonic() - self._since >= 1.0:
                 if self._energy is not None:

@@ -1,4 +1,4 @@
-"""One watched camera of a service: source, session, run loop, thread, journal and listeners."""
+"""Watch one camera of a service: its source, session, run loop, thread, journal and listeners."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ from edgevlm.runtime.taught import never_taught
 
 WAITING = 64  # a listener with this many unread events is dropped
 RETRY_S = 30.0  # time from a source's failure to the next attempt
-SAME_S = 5.0  # two times this close are of the same frame
+SAME_S = 5.0  # two times this close belong to the same frame
 PAUSE_S = 5.0  # how long a pause waits for the frame in progress
-RATES = 11  # statistics, one per second, over which frame rates are computed
+RATES = 11  # frame rates are computed over this many statistics, one per second
 PROMPT = "Describe in one short sentence what is happening now."
-DEMO_PROMPT, BEFORE = "what left last?", "how many objects are there now?"  # the second until something has left
-NOTES = 32  # the most journal lines put before a question
+DEMO_PROMPT, BEFORE = "what left last?", "how many objects are there now?"  # BEFORE is asked until an object has left
+NOTES = 32  # most journal lines put before a question
 SOONEST = 0.1  # if much has changed, the next journal line comes after this fraction of the interval
 Event = tuple[str, dict[str, Any]]
 
 
 class Broadcast:
-    """Sends events to any number of listeners in event loops. A listener that does not keep up is dropped."""
+    """Sends events to listeners in any event loop, and drops those that do not keep up."""
 
     def __init__(self) -> None:
         self._listeners: dict[asyncio.Queue[Event | None], asyncio.AbstractEventLoop] = {}
 
     def listen(self) -> asyncio.Queue[Event | None]:
-        """Return a queue of events, ended by None. Call this in the event loop that reads the queue."""
+        """Return a queue of events that ends with None. Call this in the event loop that reads the queue."""
         queue = asyncio.Queue[Event | None]()
         self._listeners[queue] = asyncio.get_running_loop()
         return queue
@@ -88,7 +88,7 @@ class Broadcast:
 
 
 class SignsOfLife(Notifier):
-    """Counts the signs of life that ``edgevlm run`` would send to a service manager."""
+    """A notifier that counts the signs of life that ``edgevlm run`` sends to a service manager."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -115,16 +115,16 @@ class Owner(Protocol):
 class CameraStream:
     """A camera, watched by its own thread until :meth:`close`.
 
-    It is the output and the observer of its run loop. ``ends``: whether it is a recording. ``problem``: why nothing is watched,
-    if the source itself gives no reason. ``hosts``: the hosts that its source may reach, or None for any.
+    The stream is the output and the observer of its run loop. ``ends``: whether the source is a recording. ``problem``: why
+    nothing is watched, if the source gives no reason. ``hosts``: the hosts that the source may reach, or None for any.
     """
 
     def __init__(
         self, service: Owner, name: str, settings: CameraSettings, options: SourceOptions, folder: Path | None, paused: bool
     ) -> None:
-        """Open source and session. Raises UserError; nothing stays open then.
+        """Open the source and the session, or neither if this raises UserError.
 
-        folder: where to keep pictures and snapshots; None to keep nothing on the disk.
+        folder: where to keep thumbnails and snapshots; None to keep nothing on disk.
         """
         self.name, self.settings, self.folder, self.paused = name, settings, folder, paused
         self.model = model = service.model(settings.model or "demo")
@@ -194,22 +194,22 @@ class CameraStream:
 
     @property
     def resumed_at(self) -> float | None:
-        """When the snapshot that it resumed from was written, in seconds since 1970; None if it started without one."""
+        """When the snapshot that was resumed from was written, in seconds since 1970; None without one."""
         resumed = None if self._writer is None else self._writer.resumed
         return None if resumed is None else float(resumed.about["written"])
 
     def rates(self) -> tuple[float, float]:
-        """Return the frames per second watched, and skipped because the model was busy, over the last ten seconds."""
+        """Return the frames watched and those skipped while the model was busy, both per second over the last ten seconds."""
         if len(counts := list(self._counts)) < 2:
             return 0.0, 0.0
         (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]
         return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
     def ask(self, asked: Dialogue, **sampling: Any) -> Answer | str:
-        """Return the answer, still being generated; or a text, if the demo was not taught the question. Raises UserError."""
+        """Start an answer and return it; return a text instead if the demo was not taught the question. Raises UserError."""
         taught = self.loop.as_taught(asked.text)
         if taught is None and "logits_processor" in sampling:
-            taught = asked.text  # it must be one of the choices
+            taught = asked.text  # the answer must be one of the choices
         if taught is None:
             return never_taught(asked.text)
         if not self.session.stats.frames:
@@ -219,7 +219,7 @@ class CameraStream:
         return self.session.ask(asked.with_text(taught), **sampling)
 
     def answered(self, question: str, answer: Answer) -> dict[str, Any]:
-        """Send a finished answer to the listeners, and return its :meth:`evidence`."""
+        """Send a finished answer to the listeners and return its :meth:`evidence`."""
         event = AnswerEvent(
             answer.time_s, question, answer.so_far.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
             self.loop.truth(question, answer.time_s), evidence=answer.evidence,
@@ -229,20 +229,20 @@ class CameraStream:
         return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
-        """Return ``evidence``, each moment with its wall clock and thumbnail, and ``evidence_held``; empty if unknown."""
+        """Return ``evidence_held`` and ``evidence``, moments with wall-clock times and thumbnails; nothing if unknown."""
         if answer.evidence is None and self.loop.fits:
             return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None, self.loop.fits)
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Return the path of a frame's thumbnail, or None if there is none. time: accept only a thumbnail taken then."""
+        """Return the path of a frame's thumbnail, or None without one. time: when the thumbnail must have been taken."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None
 
     def forget(self, span: Span) -> Forgotten:
-        """Delete what was seen in a period: its rows, earlier snapshots and thumbnails. Raises UserError."""
+        """Delete what was seen in a period: cache rows, earlier snapshots and thumbnails. Raises UserError."""
         window, shown = span.with_slack.of_stream(self.observer.offset), self.loop.frame
         if shown is not None and window.since <= shown.time_s <= window.until:
             self.loop.frame = None
@@ -269,7 +269,7 @@ class CameraStream:
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """Return the memory by frame. ``patches``: per token, a hexadecimal digit for the fraction of heads that hold it."""
+        """Return the memory by frame. ``patches``: a hexadecimal digit per token, for the fraction of heads that hold it."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)
@@ -299,7 +299,7 @@ class CameraStream:
         return jpeg
 
     def pause(self) -> None:
-        """Release the camera after the frame in progress. The memory stays, so questions can still be asked."""
+        """Release the camera after the frame in progress; keep the memory, so questions can still be asked."""
         self.paused = True
         self.loop.stop()
         self._source.close()
@@ -335,7 +335,7 @@ class CameraStream:
 
     def stats(self, stats: StatsEvent) -> None:
         self.last, skipped = stats, stats.drops.get("replaced", 0)
-        if self._counts and skipped < self._counts[-1][2]:  # the source was opened again
+        if self._counts and skipped < self._counts[-1][2]:  # the source was reopened
             self._counts.clear()
         self._counts.append((time.monotonic(), stats.frames, skipped))
         self.events.send("stats", {**described(stats), "skipped_fps": round(self.rates()[1], 3)})
@@ -389,7 +389,7 @@ class CameraStream:
         self._source.close()
 
     def _open_again(self) -> None:
-        """Reopen the source where the session's time ends. Raises UserError."""
+        """Reopen the source at the session's current time. Raises UserError."""
         self._source.close()
         self._source = self._open_source()
         self._go_on()
@@ -401,7 +401,7 @@ class CameraStream:
         return open_source(self._address, None, self._options)
 
     def _go_on(self) -> None:
-        """Continue a recording after its last watched frame, or advance a live camera's clock by the time since that frame."""
+        """Skip to a recording's first unwatched frame, or advance a live camera's clock by the time since its last frame."""
         if not self._source.skip(self.session.time_s):
             self._since = self.session.time_s + Instant.now().since(self.observer.seen)
 
@@ -414,7 +414,7 @@ class CameraStream:
 
 
 class JournalWriter(threading.Thread):
-    """Asks a stream for journal lines, at intervals and whenever much has changed."""
+    """A thread that asks a stream for journal lines, at intervals and whenever much has changed."""
 
     def __init__(self, stream: CameraStream, journal: Journal, settings: JournalSettings) -> None:
         super().__init__(name=f"edgevlm-journal-{stream.name}", daemon=True)
@@ -422,11 +422,11 @@ class JournalWriter(threading.Thread):
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Stop without waiting. Closing the session cancels the line in progress."""
+        """Stop writing without waiting; closing the session cancels the line in progress."""
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """Put matching journal lines, up to ``context`` tokens, before a question. window: its times, in stream seconds."""
+        """Put matching journal lines of a window (in stream seconds), up to ``context`` tokens, before a question."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question
@@ -484,5 +484,5 @@ def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
 
 
 def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:
-    """Return the options with which a service opens a source: wait for cameras, play recordings and the demo in real time."""
+    """Return a service's options for a source: wait for cameras; play recordings and the demo in real time."""
     return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True)

@@ -1,4 +1,4 @@
-"""A request's tools: the functions that an answer may call, and the calls in the answer's text."""
+"""Make a schema from the functions that an answer may call, and find calls in the answer's text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-# keywords with which a schema may define properties elsewhere
+# keywords that may add properties to those a schema lists
 JOINED = {"$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A function call. arguments: their JSON."""
+    """A function call in an answer. arguments: a JSON text."""
 
     name: str
     arguments: str
@@ -23,7 +23,7 @@ class ToolUse:
 
     @classmethod
     def parse(cls, text: str, names: Sequence[str]) -> ToolUse | None:
-        """Parse ``{"name": .., "arguments": {..}}``; return None for anything else, including a name not in ``names``."""
+        """Parse ``{"name": .., "arguments": {..}}``; return None for anything else, including names not in ``names``."""
         try:
             found = json.loads(text)
             name, arguments = found["name"], found.get("arguments") or {}
@@ -37,12 +37,12 @@ class ToolUse:
 
 
 def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the JSON schema of a call to one of these functions. Each has a ``name`` and a schema of its ``parameters``."""
+    """Return the JSON schema of a call to one of ``functions``, each with a ``name`` and a schema of its ``parameters``."""
     shared: dict[str, Any] = {}
     calls = []
     for number, function in enumerate(functions):
         parameters = dict(_own_references(function["parameters"] or {"type": "object"}, f"{number}-"))
-        if "properties" in parameters and not JOINED & parameters.keys():  # a function takes only the listed arguments
+        if "properties" in parameters and not JOINED & parameters.keys():  # only the listed arguments are allowed
             parameters.setdefault("additionalProperties", False)
         for keyword in ("$defs", "definitions"):
             if isinstance(parameters.get(keyword), Mapping):
@@ -65,10 +65,10 @@ def _own_references(schema: Any, before: str) -> Any:
 
 
 class CallReader:
-    """Splits an answer, as it arrives, into text and tool calls, ``<tool_call>{..}</tool_call>`` as in Hermes and Qwen.
+    """Splits an arriving answer into text and tool calls. Calls are ``<tool_call>{..}</tool_call>``, as in Hermes and Qwen.
 
-    names: the functions that may be called; a call to any other stays text. whole: the answer is a single call without these
-    tags. only_one: drop everything after the first call. called: whether there was a call so far.
+    names: the functions that may be called; a call to any other stays text. whole: the answer is a single call without tags.
+    only_one: drop everything after the first call. called: whether a call was found so far.
     """
 
     def __init__(self, names: Sequence[str], *, whole: bool = False, only_one: bool = False) -> None:
@@ -76,7 +76,7 @@ class CallReader:
         self.called = False
 
     def feed(self, piece: str) -> Iterator[str | ToolUse]:
-        """Add a piece of text and yield the parts that are complete. Text that may be the start of a call is held back."""
+        """Add a piece of the answer and yield its complete parts. Text that may start a call is held back."""
         self._text += piece
         while self._names and not self._whole:
             said, mark, rest = self._text.partition(OPENING)
@@ -96,7 +96,7 @@ class CallReader:
             yield from self.end()
 
     def end(self) -> Iterator[str | ToolUse]:
-        """Yield what is left: a call without its closing tag, or text."""
+        """Yield the rest of the answer: text, or a call without its closing tag."""
         text, self._text = self._text, ""
         yield from self._kept(ToolUse.parse(text.removeprefix(OPENING), self._names) or text)
 
