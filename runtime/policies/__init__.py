@@ -1,4 +1,4 @@
-"""The policies, by name: edgevlm's own (entry points in pyproject.toml), those of other packages, and ``./file.py:Class``."""
+"""Find a policy by name: edgevlm's own (entry points in pyproject.toml), another package's, or ``./file.py:Class``."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = [
 
 
 def evicting() -> list[str]:
-    """Return names of edgevlm's policies that compress and need no store."""
+    """Return the names of edgevlm's policies that evict rows and need no store."""
     return [name for name, policy in POLICIES.items() if policy.bounded and not issubclass(policy, Retrieval)]
 
 
 def find_policy(name: str) -> type[Policy]:
-    """Return the class of a policy: edgevlm's own, one of the entry points ``edgevlm.policies``, or ``./file.py:Class``.
+    """Return a policy's class. name: one of edgevlm's own, an entry point of ``edgevlm.policies``, or ``./file.py:Class``.
 
-    Raises UserError for an unknown name, naming the nearest, and for a class that is not a policy.
+    Raises UserError for an unknown name, with the most similar known name, and for a class that is not a policy.
     """
     found = POLICIES.get(name) or load_class("policies", name)
     if not (isinstance(found, type) and issubclass(found, Policy)):
@@ -49,7 +49,7 @@ def find_policy(name: str) -> type[Policy]:
 
 
 def create_policy(text: str) -> Policy:
-    """Make a policy from ``name`` or ``name:setting=value,...``. Raises UserError, which names the nearest valid word."""
+    """Create a policy from ``name`` or ``name:setting=value,...``. Raises UserError for an unknown name, setting or value."""
     from pydantic import TypeAdapter  # slow to import
 
     name, settings = parse_settings(text)
@@ -71,13 +71,13 @@ def create_policy(text: str) -> Policy:
 
 
 def as_policy(policy: str | Policy | type[Policy]) -> Policy:
-    """Return the policy with this name or class, or ``policy`` itself. Raises UserError for anything else."""
+    """Return a policy from its name or class, or return ``policy`` if it is an instance. Raises UserError for anything else."""
     if isinstance(policy, str):
         return create_policy(policy)
     if isinstance(policy, type) and issubclass(policy, Policy):
         try:
             return policy()
-        except (TypeError, ValueError) as error:  # it is abstract, or has settings without a default
+        except (TypeError, ValueError) as error:  # the class is abstract, or a setting has no default
             raise UserError(f"policy {policy.__name__}: {error}; give an instance of it") from None
     if not isinstance(policy, Policy):
         raise UserError(f"a policy is a name, a subclass of Policy or an instance of one, not {policy!r}")

@@ -1,4 +1,4 @@
-"""Hold the state of policies that rank by attention: recent queries, and a score for each token."""
+"""Keep the state of policies that rank tokens by attention: recent queries, and a score for each token."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Int64 = NDArray[np.int64]
 
 
 class QueryWindow(Stateful):
-    """The queries of the last ``rows`` vision rows in each probe layer, ``[heads, rows, head_dim]`` each.
+    """The queries of the last ``rows`` vision rows, ``[heads, rows, head_dim]`` for each probe layer.
 
-    They are kept rotated, with ``seq`` and ``position``. After re-indexing has moved those rows' keys, :meth:`at` rotates the
-    queries too, so that distances match the cache.
+    The queries are kept rotated, with their rows' ``seq`` and ``position``. If re-indexing has moved the rows' keys since,
+    :meth:`at` rotates the queries by the same steps.
     """
 
     state_fields = ("_seq", "_position", "_queries")
@@ -43,7 +43,7 @@ class QueryWindow(Stateful):
             raise ValueError(f"queries {shapes} at {list(self._position.shape)} of {list(rows)} rows")
 
     def add(self, appended: Appended) -> None:
-        """Keep the newest of the rows just appended; older ones leave."""
+        """Add the queries of the rows just appended, and drop the oldest beyond ``rows``."""
         self._seq = np.concatenate([self._seq, appended.seq])[-self.rows :]
         position = self._position if len(self._position) else appended.position[:0]
         self._position = np.concatenate([position, appended.position])[-self.rows :]
@@ -52,11 +52,10 @@ class QueryWindow(Stateful):
             self._queries[layer] = np.concatenate([old, new], 1)[:, -self.rows :]
 
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
-        """Return queries ``[heads, w, head_dim]`` rotated to their rows' present positions in each KV head, and their seq
-        ``[w]``.
+        """Return queries ``[heads, w, head_dim]``, rotated to their rows' current positions, and their ``seq`` ``[w]``.
 
-        w is the number of newest rows that every head of the layer holds without a gap. Raises ValueError for a layer
-        without queries.
+        They belong to the newest w rows, all of which every head of the layer still holds. Raises ValueError if the layer has
+        no queries.
         """
         if layer.index not in self._queries:
             what = f"the window has no queries of layer {layer.index}"
@@ -79,9 +78,9 @@ class QueryWindow(Stateful):
 
 
 class SeqScores(Stateful):
-    """One float64 score per token and head, for up to ``capacity`` tokens a head, each found by its ``seq``.
+    """A table of float64 scores for up to ``capacity`` tokens in each head, looked up by the token's ``seq``.
 
-    ``seq``, ``score``: ``[heads, capacity]``, allocated with the first scores; the first ``count`` of each head are valid.
+    ``_seq`` and ``_score`` are ``[heads, capacity]``. The first ``_count`` entries of each head are valid.
     """
 
     state_fields = ("_seq", "_score", "_count")
@@ -107,7 +106,7 @@ class SeqScores(Stateful):
         return out
 
     def replace(self, seq: Int64, score: Float64, capacity: int) -> None:
-        """Hold only these tokens, ``[heads, n]`` in any order; forget all others."""
+        """Replace the table's content by these tokens and scores, ``[heads, n]`` in any order."""
         if not self._seq.size:
             self._seq, self._score = np.zeros((len(seq), capacity), np.int64), np.zeros((len(seq), capacity))
         self._count = seq.shape[1]

@@ -1,4 +1,4 @@
-"""The policy interface: before rows are appended, a policy chooses which rows stay."""
+"""Define the policy interface: before rows are appended to the cache, a policy chooses which rows stay."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A policy's requirements of the session, beyond the cache.
+    """The data that a policy needs from the session in addition to the cache.
 
-    probe_layers: layers whose queries it wants after each vision append. guidance: the texts, in order, for the forward pass
-    that it may request before a compression; guidance_layers: the layers whose queries this pass returns. variant: the decoder
-    graph to prefill with; with ``per-layer`` the policy chooses in every layer which rows are attended to. features: whether it
-    needs each frame's features. single_frames: whether each frame's changes must be appended separately, even if several would
-    fit. working_rows: rows of a layer, in addition to |M_l|, that each call fills again.
+    probe_layers: layers whose queries the policy gets after each vision append. guidance: texts for a forward pass that the
+    policy may request before a compression. guidance_layers: layers whose queries and keys that pass returns. variant: the
+    decoder graph to prefill with; with ``per-layer`` the policy chooses the rows to attend to in every layer. features: whether
+    the policy needs each frame's features. single_frames: whether each frame's changes must be appended separately, even if
+    several would fit. working_rows: rows in each layer, in addition to |M_l|, that each call fills again.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -47,16 +47,16 @@ class Needs:
 
     @property
     def keeps_first_frame(self) -> bool:
-        """Whether frame 0 never leaves, because ST-SpAttn shows it to every later frame."""
+        """Whether frame 0 is never evicted, because every later frame attends to it in ST-SpAttn."""
         return self.variant == "st-spattn"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """Facts about the model that a policy may use: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
+    """Facts about the model that a policy may use. tokens_per_frame: p. prefix: the number of rows that are never evicted.
 
     fading: HERMES's k and omega for the model's family. calibration: the model's measurements, if any. thinned: whether only
-    the changed tokens of a frame enter, one or more of the p. text_per_frame: the most rows of text around a frame.
+    a frame's changed tokens are appended. text_per_frame: the largest number of text rows around a frame.
     """
 
     layers: int
@@ -70,9 +70,9 @@ class StreamShape:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Vision rows just committed: their ``seq`` ``[n]`` and ``position`` ``[n, axes]``, the same in every layer and head.
+    """The vision rows just committed; ``seq`` ``[n]`` and ``position`` ``[n, axes]`` are the same in every layer and head.
 
-    queries: these rows' rotated queries by probe layer, float32 ``[heads, n, head_dim]``. frame: each row's frame, ``[n]``.
+    queries: the rows' rotated queries by probe layer, float32 ``[heads, n, head_dim]``. frame: each row's frame, ``[n]``.
     features: the mean of each frame's features, ``[frames, row_width]``, for policies that need them.
     """
 
@@ -85,9 +85,9 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The result of a compression: for each layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), and the rows to add.
+    """The result of a compression. keep: each layer's mask of rows to keep, ``[kv_heads, n_l]``, or None to keep all.
 
-    merged: the keys and values, as stored, of layers with merged rows.
+    add: new rows by layer. merged: the new keys and values, as stored, of each layer with merged rows.
     """
 
     keep: list[Bool | None]
@@ -95,7 +95,7 @@ class Plan:
     merged: Mapping[int, Mapping[str, NDArray]] = field(default_factory=dict)
 
     def carry_out(self, cache: KVCache) -> int:
-        """Change the memory; return how many rows left, summed over all layers and heads."""
+        """Apply the plan to ``cache``, and return the number of evicted rows in all layers and heads."""
         for layer, parts in self.merged.items():
             cache.load(layer, {name: np.array(part) for name, part in cache.held(layer).items()} | dict(parts))
         evicted = cache.evict(self.keep)
@@ -105,32 +105,31 @@ class Plan:
 
 
 class Policy(Stateful):
-    """Decides which rows of the cache stay, within a budget |M| of vision tokens per layer.
+    """The base class of policies, which decide which rows stay in the cache. The budget |M| is in vision tokens per layer.
 
-    A subclass is a dataclass whose fields are its settings (:func:`setting`), and writes one method::
+    A subclass is a dataclass whose fields are its settings (:func:`setting`). It needs only one method::
 
         @dataclass
         class ShortKeys(Policy):
             def score(self, layer):
                 return -np.linalg.norm(layer.keys, axis=-1)
 
-    The base keeps the prefix, text, frame 0 (if later frames always see it), and the other rows with the highest scores. A
-    policy that keeps rows by another rule, or merges them, overrides :meth:`compress` instead; one that looks at several layers
-    does so in :meth:`prepare`. One that ranks by attention names the layers whose queries it wants in :attr:`needs` and takes
-    them in :meth:`after_append`.
+    The base class keeps the prefix, the text, frame 0 if later frames always attend to it, and the rows with the highest
+    scores. To choose rows in a different way or to merge them, override :meth:`compress` instead. To compare several layers,
+    override :meth:`prepare`. To rank by attention, name the layers whose queries you want in :attr:`needs`, and receive the
+    queries in :meth:`after_append`.
 
-    State that a policy keeps between calls is made in :meth:`attach` and declared in ``state_fields``. Snapshots store those
-    attributes; the byte budget and the stats' ``policy_bytes`` count their arrays. See
-    :class:`~edgevlm.runtime.stateful.Stateful`.
+    Create state that lasts between calls in :meth:`attach`, and declare it in ``state_fields``. Snapshots store these
+    attributes, and the byte budget and ``policy_bytes`` of the stats count their arrays.
     """
 
-    name: ClassVar[str]  # on the command line; by default the class's name
+    name: ClassVar[str]  # the name on the command line, by default the class's name
     paper: ClassVar[str] = ""
     bounded: ClassVar[bool] = True
 
     budget: int
     shape: StreamShape
-    _stream: Callable[[], object] | None = None  # a weak reference to the stream that it is attached to
+    _stream: Callable[[], object] | None = None  # a weak reference to the policy's stream
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -149,43 +148,43 @@ class Policy(Stateful):
                 raise ValueError(f"{name} {problem}")
 
     def attach(self, budget: int, shape: StreamShape) -> None:
-        """Fix the budget |M| (vision tokens per layer) and the stream's shape, before the first row."""
+        """Set the budget |M| (vision tokens per layer) and the stream's shape. This is called before the first append."""
         self.budget, self.shape = budget, shape
 
     @property
     def needs(self) -> Needs:
-        """The requirements; known once attached."""
+        """The data that the policy needs from the session, known once the policy is attached."""
         return Needs()
 
     @property
     def layer_budgets(self) -> NDArray[np.int64]:
-        """Each layer's budget |M_l|, ``[layers]``; known once attached."""
+        """Each layer's budget |M_l|, ``[layers]``, known once the policy is attached."""
         return np.full(self.shape.layers, self.budget, np.int64)
 
     @property
     def compress_to(self) -> int:
-        """|C|, the vision tokens per layer after a compression, if no rows wait to be appended."""
+        """The number |C| of vision tokens per layer after a compression, if no rows are about to be appended."""
         return self.budget
 
     @property
     def max_append(self) -> int:
-        """The most rows to append at once: the room that one compression makes, but at least a frame."""
+        """The largest number of rows to append at once: as many as one compression makes room for, but at least a frame."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     @property
     def needs_whole_frames(self) -> bool:
-        """Whether frames must be appended whole, so that ``--append changed`` is refused; known before it is attached."""
+        """Whether frames must be appended whole. If so, ``--append changed`` is refused."""
         return False
 
     def prepare(self, layers: Sequence[Layer]) -> Any:
-        """Look at all layers, once per compression; each layer has the result as ``layer.prepared``."""
+        """Look at all layers once per compression. Each layer has the result in ``layer.prepared``."""
 
     def score(self, layer: Layer) -> NDArray[Any]:
-        """Return a score for each row of a layer, ``[kv_heads, n]``: the highest stay, and among ties the newer."""
+        """Return a score for each row of a layer, ``[kv_heads, n]``. Rows with the highest scores stay; newer rows win ties."""
         raise NotImplementedError
 
     def compress(self, layer: Layer) -> None:
-        """Call ``layer.keep`` or ``layer.merge`` so that ``layer.target`` rows stay; by default those with the best scores."""
+        """Call ``layer.keep`` or ``layer.merge`` so that ``layer.target`` rows stay, by default those with the best scores."""
         score: Any = self.score(layer)
         rows = layer.seq.shape
         if getattr(score, "shape", None) != rows:
@@ -197,9 +196,9 @@ class Policy(Stateful):
         layer.keep(layer.top(score, layer.target))
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide | None, times: FrameTimes | None = None) -> Plan | None:
-        """Return the plan that makes room for ``rows`` more within |M_l| in every layer; None if they already fit.
+        """Return a plan that makes room for ``rows`` new rows within |M_l| in every layer, or None if there is room.
 
-        Raises UserError for a policy that keeps too many or too few rows.
+        Raises UserError if the policy keeps too many or too few rows.
         """
         held, budgets = cache.lengths - self.shape.prefix, self.layer_budgets
         if not self.bounded or np.all(held + rows <= budgets):
@@ -224,7 +223,7 @@ class Policy(Stateful):
         return Plan(keep, add, {layer.index: layer._merged for layer in layers if layer._merged is not None})
 
     def _checked(self, layer: Layer) -> Bool:
-        """Return the rows of a layer that stay, with prefix and text. Raises UserError if their number is not ``target``."""
+        """Return a layer's mask of rows to keep, with prefix and text. Raises UserError if it has a wrong number of rows."""
         mask, shape = layer._kept, layer.seq.shape
         if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"
@@ -237,11 +236,11 @@ class Policy(Stateful):
         return without_lone_text(layer, mask | layer.fixed)
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
-        """Handle committed vision rows, with the queries of ``needs.probe_layers``; the session calls it."""
+        """Handle vision rows that were just committed. ``appended`` has the queries of ``needs.probe_layers``."""
 
 
 def problem_of(cls: type[Policy]) -> str:
-    """Return what is wrong with a policy's class, and its source location; empty if nothing is."""
+    """Return the error in a policy's class, with its source location, or an empty string if there is none."""
     written = any(getattr(cls, name) is not getattr(Policy, name) for name in ("score", "compress", "before_append"))
     if cls.bounded and not written:
         return f"{cls.__name__} defines neither score() nor compress()"
@@ -255,7 +254,7 @@ def problem_of(cls: type[Policy]) -> str:
 
 
 def check_attached(policy: Policy) -> None:
-    """Raise UserError for an ``attach`` that does not call the base's, and for ``needs`` of layers that the model lacks."""
+    """Raise UserError if ``attach`` does not call the base method, or if ``needs`` names a layer that the model lacks."""
     if not hasattr(policy, "shape"):
         raise blame(policy, "attach", "does not call super().attach(budget, shape)")
     layers = policy.shape.layers
@@ -267,7 +266,7 @@ def check_attached(policy: Policy) -> None:
 
 
 def check_declared(policy: Policy) -> None:
-    """Raise UserError if a policy that is not edgevlm's keeps arrays that ``state_fields`` does not name."""
+    """Raise UserError if a policy from outside edgevlm keeps arrays that its ``state_fields`` does not name."""
     if is_foreign(policy) and (names := undeclared(policy)):
         raise UserError(
             f"policy {policy.name} keeps arrays in {', '.join(names)}, which state_fields must name: they count in its "
@@ -276,13 +275,13 @@ def check_declared(policy: Policy) -> None:
 
 
 def blame(policy: Policy, method: str, what: str) -> UserError:
-    """Return an error that names the policy, its method and the source location."""
+    """Return a UserError that names the policy, the method and the method's source location."""
     where = place(getattr(type(policy), method)) if is_foreign(getattr(type(policy), method)) else ""
     return UserError(f"policy {policy.name}: {method}() {what}{where and f' ({where})'}")
 
 
 class FixedTarget(Policy):
-    """A policy whose |C| is ``target`` |M|."""
+    """A policy whose |C| is |M| times ``target``."""
 
     target: float
 
@@ -292,7 +291,7 @@ class FixedTarget(Policy):
 
 
 class SteadyTarget(Policy):
-    """A policy whose |C| does not depend on the rows to append: ``target`` |M|, or less so that a frame fits."""
+    """A policy whose |C| is |M| times ``target``, or less if a frame needs more room, whatever the rows to append."""
 
     target: float
 
@@ -302,9 +301,9 @@ class SteadyTarget(Policy):
 
 
 class EvictsOnDemand(Policy):
-    """A policy that evicts exactly the requested rows.
+    """A policy that evicts exactly as many rows as the new rows need.
 
-    Frames are appended in pieces of at most a quarter of |M|; a larger piece would see little of the past.
+    Frames are appended in pieces of at most a quarter of |M|, because a larger piece would leave little of the past.
     """
 
     @property
@@ -313,7 +312,7 @@ class EvictsOnDemand(Policy):
 
 
 def without_lone_text(layer: Layer, keep: Bool) -> Bool:
-    """Return ``keep`` without the text of those frames of which no head keeps a token."""
+    """Return ``keep`` without the text of frames from which no head keeps a vision token."""
     kind, frame = layer.kind, layer.frame
     text = (kind == Kind.TEXT) & (frame >= 0)
     return keep & ~(text & ~np.isin(frame, frame[keep & (kind == Kind.VISION)])) if text.any() else keep
@@ -335,7 +334,7 @@ def setting(
 
 
 def setting_fields(policy: type[Policy]) -> tuple[Field[Any], ...]:
-    """Return the settings of a policy, in order; none for one that is not a dataclass."""
+    """Return a policy's settings in order, or none if the policy is not a dataclass."""
     return fields(policy) if is_dataclass(policy) else ()
 
 
@@ -345,7 +344,7 @@ TESTS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def out_of_range(each: Field[Any], value: float) -> str:
-    """Return what is wrong with a value of a setting, ``must be above 0 and at most 1, not 3``; empty if nothing is."""
+    """Return the error if a setting's value is out of range, such as ``must be at most 1, not 3``, else an empty string."""
     span = each.metadata.get("range", {})
     if all(TESTS[word](value, edge) for word, edge in span.items()):
         return ""

@@ -1,4 +1,4 @@
-"""Policies that look at no key and no query: full, sliding window, the last frames, uniform thinning, random tokens."""
+"""Define policies that use no keys or queries: full, sliding window, the last frames, uniform thinning, random tokens."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Int64 = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
 TARGET = "|C| / |M|, or less if a frame needs more"
-STEP = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment and multipliers
+STEP = np.uint64(0x9E3779B97F4A7C15)  # the increment and the multipliers of SplitMix64
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @dataclass
 class Full(Policy):
-    """Keep everything. The budget is a capacity: when it is used up the stream ends with an error. Never re-indexes."""
+    """Keep everything. When the budget is used up, the stream ends with an error. Positions are never re-indexed."""
 
     name: ClassVar[str] = "full"
     paper: ClassVar[str] = "the uncompressed cache"
@@ -58,11 +58,11 @@ class SlidingWindow(EvictsOnDemand):
 class SimpleStream(Policy):
     """Keep only the last k frames, or fewer if the budget holds fewer whole frames.
 
-    Where only changes enter, questions see the newest of them whole, beside the memory; a row stays while one of the others
-    confirmed it.
+    If only changed tokens are appended, a question attends to the whole newest frame in addition to the memory, and a row stays
+    while one of the last k frames confirms it.
 
-    Ours: the paper computes the last frames again for each question; here a frame keeps the keys and values it came with, which
-    saw the k - 1 frames before it.
+    Ours: the paper computes the last frames again for each question. Here a frame keeps its first keys and values, which were
+    computed with the k - 1 frames before it in context.
     """
 
     k: int = setting(4, "frames that stay, the newest among them", at_least=1)
@@ -77,14 +77,14 @@ class SimpleStream(Policy):
 
     @property
     def needs(self) -> Needs:
-        return Needs(single_frames=True)  # a frame sees only the k - 1 frames before it
+        return Needs(single_frames=True)  # a frame attends only to the k - 1 frames before it
 
     def score(self, layer: Layer) -> Float32:
-        """Score rows by age; if the changes of k frames exceed the budget, the newest stay."""
+        """Score rows by age. If the changes of k frames exceed the budget, the newest rows stay."""
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
-        """Evict older frames even if there is room."""
+        """Evict frames older than the last k, even if there is room for them."""
         coming = 1 if self.shape.thinned else rows // self._per_frame
         oldest = int(cache.confirmed(0).max(initial=-1)) + coming - self._frames + 1
         keep = [without_lone_text(layer, layer.fixed | (layer.confirmed >= oldest)) for layer in layers_of(cache)]
@@ -96,16 +96,16 @@ class SimpleStream(Policy):
 
 @dataclass
 class Uniform(SteadyTarget):
-    """Keep whole frames, evenly spaced over the stream so far and including the newest, the same in all heads and layers.
+    """Keep whole frames, evenly spaced over the stream and including the newest frame. All heads and layers keep the same.
 
-    While too many tokens are held, frames are evicted one by one: first one that an earlier compression left incomplete, then
-    the frame with the smallest gap t(next) - t(before), on ties the oldest. The first frame leaves after all others except the
-    newest. The last frame to leave loses only the tokens needed and keeps its newest by seq, so exactly the target stays and at
-    most one frame is incomplete.
+    While too many tokens are held, one frame at a time is evicted: first a frame that an earlier compression left incomplete,
+    then the frame whose neighbours are closest in time; the oldest wins ties. The first frame leaves only if no others but the
+    newest are left. The last frame to be evicted loses only the oldest tokens, until exactly the target is held. At most one
+    frame is therefore incomplete.
 
-    Ours: the paper selects at regular intervals from a complete video; here frames are thinned as the stream grows. After a
-    compression no gap between complete frames exceeds two neighbouring gaps together, except the one before the newest frame.
-    Where only changes enter, no frame counts as incomplete.
+    Ours: the paper selects frames at regular intervals from a complete video. Here frames are thinned as the stream grows.
+    After a compression no gap between complete frames exceeds the sum of two neighbouring gaps, except the gap before the
+    newest frame. If only changed tokens are appended, no frame counts as incomplete.
     """
 
     target: float = setting(0.75, TARGET, above=0, at_most=1)
@@ -119,16 +119,16 @@ class Uniform(SteadyTarget):
         kept = thin(frames.astype(np.int64), held, 1 if self.shape.thinned else self.shape.tokens_per_frame, layer.target)
         rows = np.flatnonzero(mine)[np.argsort(-seq[0, mine])]  # newest first
         at = np.searchsorted(frames, frame[0, rows])
-        rank = np.empty(len(rows), np.int64)  # among the rows of its frame, from the newest
+        rank = np.empty(len(rows), np.int64)  # each row's rank in its frame, newest first
         order = np.argsort(at, kind="stable")
         rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(held) - held, held)
         layer.keep(np.isin(seq, seq[0, rows[rank < kept[at]]]))
 
 
 def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
-    """Return how many tokens of each frame stay, summing to ``target``.
+    """Return how many tokens of each frame stay. They add up to ``target``.
 
-    frames: ascending frame numbers ``[m]``. held: tokens of each, ``[m]``. per_frame: tokens of a complete frame.
+    frames: ascending frame numbers, ``[m]``. held: each frame's tokens, ``[m]``. per_frame: the tokens of a complete frame.
     """
     kept, surplus = held.copy(), int(held.sum()) - target
     there = list(range(len(frames)))
@@ -140,7 +140,7 @@ def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
 
 
 def _next_to_go(frames: Int64, incomplete: Bool) -> int:
-    """Return the index of the frame to drop next: an incomplete one, or the one whose neighbours are closest."""
+    """Return the index of the frame to drop next: an incomplete frame, or the frame whose neighbours are closest in time."""
     last = len(frames) - 1
     if incomplete[:last].any():
         return int(np.argmax(incomplete[:last]))
@@ -149,11 +149,11 @@ def _next_to_go(frames: Int64, incomplete: Bool) -> int:
 
 @dataclass
 class RandomTokens(SteadyTarget):
-    """Keep a random sample: after a compression every token so far is held with the same probability, |C| / seen.
+    """Keep a random sample. After a compression every token so far is held with the same probability, |C| / seen.
 
-    All layers and heads hold the same tokens. It is a reservoir: a token's priority is a fixed hash of seed and ``seq``, so the
-    highest priorities of all tokens seen are among the held and new tokens. The hash is a bijection of 64 bits, so there are no
-    ties. |C| does not depend on the new rows; all tokens newer than the last compression are held.
+    All layers and heads hold the same tokens. As in reservoir sampling, the tokens with the highest priorities stay. A token's
+    priority is a fixed hash of ``seed`` and the token's ``seq``. The hash is a bijection of 64 bits, so there are no ties. |C|
+    does not depend on the new rows. All tokens newer than the last compression are held.
     """
 
     seed: int = setting(0, "seed of the hash")
@@ -163,7 +163,7 @@ class RandomTokens(SteadyTarget):
     paper: ClassVar[str] = "baseline (reservoir sampling)"
 
     def score(self, layer: Layer) -> Float32:
-        """Return the rank of each token's priority, which float32 holds exactly."""
+        """Return the rank of each token's priority. float32 holds the rank exactly, but not the priority."""
         seq = layer.seq
         drawn = priority(seq, mix(mix(np.full(1, self.seed % 2**64, np.uint64))))
         rank = np.empty(seq.shape, np.float32)
@@ -172,12 +172,12 @@ class RandomTokens(SteadyTarget):
 
 
 def priority(seq: NDArray[np.int64], key: UInt64) -> UInt64:
-    """Return the priority of each token; priorities under one key are distinct."""
+    """Return the priority of each token. With the same ``key`` no two tokens have the same priority."""
     return mix(mix(seq.astype(np.uint64)) ^ key)
 
 
 def mix(x: UInt64) -> UInt64:
-    """Mix by SplitMix64, a bijection of 64 bits whose outputs look random."""
+    """Hash 64-bit numbers by SplitMix64, a bijection whose outputs look random."""
     x = x + STEP
     x = (x ^ (x >> np.uint64(30))) * FIRST
     x = (x ^ (x >> np.uint64(27))) * SECOND

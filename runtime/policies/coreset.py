@@ -1,4 +1,4 @@
-"""Coreset: a few tokens that are near all others in keys and values. It follows CoRDS, arXiv 2605.14310; details are ours."""
+"""The policy coreset follows CoRDS, arXiv 2605.14310: it keeps a few tokens that are near all others in keys and values."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from edgevlm.runtime.policies.layer import Float32, Int64, Layer
 
 @dataclass
 class Coreset(OneChoice):
-    """Keep the newest token, then repeatedly the least covered and most orthogonal one, by the deepest layer.
+    """Keep the newest token, then one after another the token of the deepest layer that differs most from the tokens taken.
 
-    x_t: the token's un-rotated key and its value in each KV head, each of length 1, joined and scaled to length 1. The next
-    token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken before; ties go to the newest.
-    r_t: the squared length of x_t's part that is orthogonal to the first ``directions`` tokens taken. The terms are the greedy
-    steps for a k-centre and for a log-determinant. After ``steps`` tokens the rest are taken by their current scores. All
-    layers and heads keep the same tokens.
+    The next token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s are the tokens taken so far. x_t
+    joins the token's un-rotated key and its value in each KV head, each scaled to length 1, and is scaled to length 1 itself.
+    r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The first term is a greedy
+    step for a k-centre, the second for a log-determinant. After ``steps`` tokens, the rest are taken by their current scores.
+    All layers and heads keep the same tokens; the newest token wins ties.
 
-    Ours: CoRDS published no code; the weights, the layer and the bound on directions are our own. CoRDS keeps recent tokens
-    whole; here rows are appended after the choice, so a question sees the newest frame whole.
+    Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS keeps all recent
+    tokens. Here rows are appended after the choice, so a question attends to the whole newest frame.
     """
 
     diversity: float = setting(0.3, "weight of the log-determinant", at_least=0)
@@ -50,7 +50,7 @@ class Coreset(OneChoice):
 
 
 def joint_rows(layer: Layer, rows: Int64) -> Float32:
-    """Join un-rotated keys and values of ``rows`` ``[n]`` over all heads: ``[n, kv_heads 2 head_dim]``, rows of length 1."""
+    """Return the un-rotated keys and values of ``rows``, joined over all heads: ``[n, kv_heads 2 head_dim]``, of length 1."""
     both = np.stack([layer.keys[:, rows], layer.values[:, rows]], 2)  # [kv_heads, n, 2, head_dim]
     lengths = np.sqrt(np.einsum("hnpd,hnpd->hnp", both, both))
     both /= np.maximum(lengths, np.finfo(np.float32).tiny)[..., None] * np.float32(np.sqrt(2 * len(both)))

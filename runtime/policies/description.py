@@ -1,4 +1,4 @@
-"""Describe a policy in words, read from its dataclass fields and docstring."""
+"""Describe a policy in words taken from its dataclass fields and docstring."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgevlm.runtime.policies.base import Policy, setting_fields
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of a policy. ``choices``: the words it takes, empty for numbers and texts."""
+    """A setting of a policy. choices: the words that the setting accepts; empty for numbers and texts."""
 
     name: str
     default: object
@@ -21,7 +21,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A policy in words. ``ours``: deviations from the paper and our own decisions; empty for baselines without a paper."""
+    """The description of a policy. ours: how it deviates from its paper; empty for baselines without a paper."""
 
     policy: str
     paper: str
@@ -31,7 +31,7 @@ class Description:
 
 
 def describe(policy: type[Policy]) -> Description:
-    """Return a policy's settings, and the first and the ``Ours:`` paragraph of its docstring."""
+    """Describe a policy by its settings, and by the first paragraph and the ``Ours:`` paragraph of its docstring."""
     text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
     ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
     settings = []

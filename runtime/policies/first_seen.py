@@ -1,4 +1,4 @@
-"""First seen: among repeated tokens the first stays, with the tokens around it. Ours."""
+"""The policy first-seen, which is ours, keeps the first of repeated tokens, with the tokens around it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from edgevlm.runtime.policies.base import StreamShape, setting
 from edgevlm.runtime.policies.last_seen import OneChoice
 from edgevlm.runtime.policies.layer import Float32, Layer
 
-BLOCK = 256  # tokens compared at a time
+BLOCK = 256  # the number of tokens compared at a time
 
 
 @dataclass
 class FirstSeen(OneChoice):
-    """Keep the tokens whose surroundings were least like anything earlier, by the first layer's values.
+    """Keep the tokens whose surroundings were least like any earlier token, measured by the first layer's values.
 
-    u_t = 1 - max over the tokens s before t that are still held of cos(v_t, v_s), values of all heads joined. A token's score
-    is the mean u of the new tokens at most ``reach`` places from it, fixed at its first compression. The highest stay (ties:
-    the newer), the same in all layers.
+    u_t = 1 - max cos(v_t, v_s) over the held tokens s before t; v joins the values of all heads. A token's score is the mean u
+    of the new tokens at most ``reach`` places away from it, and is fixed at the token's first compression. The tokens with the
+    highest scores stay, the same in all layers; newer tokens win ties.
 
-    Ours: there is no paper. The first layer's values depend on a token only, not on what came before it.
+    Ours: there is no paper. The first layer's values depend only on the token itself, not on earlier tokens.
     """
 
     reach: int = setting(2, "tokens on either side whose mean is a token's score", at_least=0)
@@ -53,20 +53,20 @@ class FirstSeen(OneChoice):
 
 
 def _novelty(values: Float32, new: int) -> Float32:
-    """Return u of the tokens from ``new`` on. values: ``[kv_heads, n, head_dim]``, in the order of the stream."""
+    """Return u of the tokens from index ``new`` on. values: ``[kv_heads, n, head_dim]``, in the order of the stream."""
     joined = values.swapaxes(0, 1).reshape(values.shape[1], -1)
     unit = joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     most = [np.zeros(0, np.float32)]
     for start in range(new, len(unit), BLOCK):
         some = unit[start : start + BLOCK]
         cosine = some @ unit[: start + len(some)].T
-        cosine[~np.tri(len(some), start + len(some), start - 1, np.bool_)] = -1  # with itself and later tokens
+        cosine[~np.tri(len(some), start + len(some), start - 1, np.bool_)] = -1  # ignores the token itself and later ones
         most.append(cosine.max(1))
     return 1 - np.concatenate(most)
 
 
 def _mean_around(x: Float32, reach: int) -> Float32:
-    """Return for each number the mean of all numbers at most ``reach`` places from it, itself included."""
+    """Return for each number the mean of all numbers at most ``reach`` places away, including itself."""
     sums, at = np.concatenate([[0.0], np.cumsum(x, dtype=np.float64)]), np.arange(len(x))
     first, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(x))
     mean: Float32 = ((sums[end] - sums[first]) / (end - first)).astype(np.float32)

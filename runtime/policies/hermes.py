@@ -1,4 +1,4 @@
-"""HERMES: the cache as a hierarchy of memories, by layer. arXiv 2601.14724, eqs. 1 to 6, Apps. C, D and G."""
+"""The policy HERMES treats the layers' caches as a hierarchy of memories. arXiv 2601.14724, eqs. 1 to 6, Apps. C, D and G."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from edgevlm.runtime.stateful import State
 
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
-DEPTHS = 0.1, 0.7  # from the paper: where shallow layers end and deep ones begin, as fractions of the depth
-LAMBDAS = 0.1, 0.3, 0.4  # fractions of a score that come from the layer above: shallow, middle, deep
+DEPTHS = 0.1, 0.7  # from the paper: fractions of the depth at which middle and deep layers begin
+LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next layer, in shallow, middle and deep layers
 
 
 @dataclass
 class Hermes(FixedTarget):
-    """Shallow layers keep what is recent, deep layers what a guidance prompt attends to, middle layers a blend of both.
+    """Keep recent tokens in shallow layers, tokens that a guidance prompt attends to in deep layers, and a blend in between.
 
-    Ours: compression precedes an append; guidance is one causal forward, rolled back; dt is a fraction of the largest rank;
-    layers are joined by seq and take from the smoothed layer above; the summary is one row for the entire stream, a running
-    mean at the position of the newest evicted token, never evicted.
+    Ours: compression precedes an append. Guidance is one causal forward pass, which is rolled back. dt is a fraction of the
+    largest rank. Tokens are matched across layers by seq, and a layer takes the smoothed scores of the next layer. The summary
+    is one row for the entire stream, which is never evicted: a running mean at the position of the newest evicted token.
     """
 
     target: float = setting(1.0, "|C| / |M|; below 1 the guidance forward runs less often", above=0, at_most=1)
@@ -44,10 +44,10 @@ class Hermes(FixedTarget):
         depths = (measured.middle_from, measured.deep_from) if measured else [tokens_of(of, shape.layers) for of in DEPTHS]
         self._middle_from, self._deep_from = depths
         self._k, self._omega = (tuple(map(float, text.split("/"))) for text in shape.fading)
-        self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
+        self._merged = np.zeros(shape.layers, np.int64)  # the number of tokens that each layer's summary represents
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot. Those of earlier versions also hold the last turn."""
+        """Restore a snapshot, but not the last turn that snapshots of earlier versions hold."""
         super().restore({name: array for name, array in state.items() if name != "last_turn"})
 
     @property
@@ -72,11 +72,11 @@ class Hermes(FixedTarget):
         return max(self.budget // 4, self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     def prepare(self, layers: Sequence[Layer]) -> list[Float64]:
-        """Return the smoothed score of the competing rows of every layer."""
+        """Return the smoothed scores of every layer's competing rows."""
         return self.smooth(layers, [self.score_rows(layer) for layer in layers])
 
     def compress(self, layer: Layer) -> None:
-        """Keep the same rows in all heads; one fewer if a summary takes a place."""
+        """Keep the same rows in all heads, and one row fewer in deep layers, which have a summary."""
         among, deep = self.competing(layer), self.summary and self.kind_of(layer.index) == 2
         placed = np.zeros((1, len(among)), np.float32)
         placed[0, among] = layer.prepared[layer.index]
@@ -90,19 +90,17 @@ class Hermes(FixedTarget):
             self._merged[layer.index] = 0  # if the next rows fill the budget, there is no room for a summary
 
     def summarise(self, layer: Layer, keep: Bool) -> NewRows:
-        """Return the row that stands for the rows of a layer not in ``keep``, its former summary among them."""
+        """Return the summary row of all rows of a layer that are not in ``keep``, including the former summary."""
         weight = np.where(layer.kind[0] == Kind.SUMMARY, float(self._merged[layer.index]), 1.0)
         self._merged[layer.index] = int(weight[~keep].sum())
         return summary_of(layer, ~keep, weight)
 
     def competing(self, layer: Layer) -> Bool:
-        """Return the rows that compete, ``[n]``, the same in all heads."""
+        """Return a mask of the rows that compete to stay, ``[n]``, the same in all heads."""
         return np.asarray(layer.kind[0] == Kind.VISION)
 
     def smooth(self, layers: Sequence[Layer], scores: Sequence[Float64]) -> list[Float64]:
-        """Smooth scores from the deepest layer up by eq. 5: a token takes a part of its score from the layer above, if held
-        there.
-        """
+        """Smooth scores by eq. 5: a token takes part of its score from the next deeper layer, if that layer holds it."""
         done, seqs = list(scores), [layer.seq[:1, self.competing(layer)] for layer in layers]
         for layer in range(len(done) - 2, -1, -1):
             above, weight = done[layer + 1], LAMBDAS[self.kind_of(layer)]
@@ -112,7 +110,7 @@ class Hermes(FixedTarget):
         return done
 
     def score_rows(self, layer: Layer) -> Float64:
-        """Return the raw importance of a layer's competing rows, by eqs. 1 to 4; attention (eq. 2) is summed, not averaged."""
+        """Return the raw importance of a layer's competing rows (eqs. 1 to 4). Attention (eq. 2) is summed, not averaged."""
         depth, among = self.kind_of(layer.index), self.competing(layer)
         k, omega = self.fading(layer.index)
         if depth == 0:
@@ -122,32 +120,31 @@ class Hermes(FixedTarget):
         return attended if depth == 2 else (1 - omega) * attended + omega * normalised(recency(layer.seq[0, among], k))
 
     def fading(self, layer: int) -> tuple[float, float]:
-        """Return the layer's k and omega, which fall over the middle layers (App. D)."""
+        """Return a layer's k and omega, which decrease over the middle layers (App. D)."""
         middle = self._deep_from - self._middle_from
         x = (layer - self._middle_from) / middle if self.kind_of(layer) == 1 else 0.0
         return self._k[0] - self._k[1] * x, self._omega[0] - self._omega[1] * x
 
 
 def normalised(score: Float64, added: float = 0.0) -> Float64:
-    """Subtract the minimum of one layer's scores and divide by their range plus ``added``; 0 if all are equal or one is NaN."""
+    """Return a layer's scores less their minimum, divided by their range plus ``added``; zeros if the range is 0 or NaN."""
     low, high = score.min(initial=np.inf), score.max(initial=-np.inf)
     return (score - low) / (high - low + added) if high > low else np.zeros_like(score)
 
 
 def recency(order: Int64, k: float) -> Float64:
-    """Return ``exp(-k dt)``, eq. 1; dt is the rank from the newest, divided by the largest. A larger ``order`` is newer."""
+    """Return ``exp(-k dt)`` (eq. 1); dt is a row's rank by age, divided by the largest rank. A larger ``order`` is newer."""
     age = np.empty(len(order))
-    age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # fastest for nearly sorted input
+    age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # the fastest sort for nearly sorted input
     return np.exp(-k * age / max(len(order) - 1, 1))
 
 
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
-    """Return one row that replaces the rows ``gone`` ``[n]`` of a layer whose heads hold the same tokens, by ``weight``
-    ``[n]``.
+    """Return one row that replaces the rows ``gone`` ``[n]`` of a layer. The layer's heads must all hold the same tokens.
 
-    It takes the place of the newest of them in the stream: key = weighted mean of their keys rotated to its position on every
-    axis (or to ``position`` on all of them), value = weighted mean of their values (App. G; eqs. 10 and 13). Raises CacheError
-    for a cache without the axes of its rotary pairs.
+    The new row has the ``seq`` and the position of the newest row that it replaces, or ``position`` on every axis. Its key is
+    the mean of their keys, rotated to that position, and its value the mean of their values, both by ``weight`` ``[n]`` (App.
+    G; eqs. 10 and 13). Raises CacheError if the cache has several position axes, but not the axis of each rotary pair.
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:
@@ -157,7 +154,7 @@ def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None =
     target = at[newest] if position is None else np.full(cache.axes, position)
     pair_axis = np.zeros(cache.head_dim // 2, np.uint8) if cache.pair_axis is None else cache.pair_axis
     turns = (target - at[gone])[:, pair_axis] * (cache.frequencies(layer.index) / (2 * np.pi))
-    angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # a small angle is faster and as exact
+    angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # small angles are faster, and as exact
     first, second = np.split(cache.dequantize("key", layer.index, gone), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

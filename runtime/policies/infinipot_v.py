@@ -1,4 +1,4 @@
-"""InfiniPot-V: temporal redundancy and value norms, per layer and KV head. arXiv 2506.15745, Algs. 1 and 2."""
+"""The policy InfiniPot-V ranks tokens by temporal redundancy and value norms. arXiv 2506.15745, Algs. 1 and 2."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WINDOWS = (7, 5, 3, 1)
 
 @dataclass
 class InfiniPotV(FixedTarget):
-    """Keep the r newest frames, the least redundant past tokens (TaR), and from the rest those with large value norms (VaN).
+    """Keep the r newest frames, the least redundant past tokens (TaR), and of the rest the tokens with large value norms (VaN).
 
-    Ours: keys are compared un-rotated, so position does not count as similarity. Tokens know their frame and patch after every
-    compression, where the authors' code reshapes the rest into pseudo-frames; a past token whose patch is in no recent frame is
-    maximally distinctive, and VaN's mean skips missing neighbours. Recent frames stay, as in Alg. 1; Alg. 2 does not mention
-    them.
+    Ours: keys are compared un-rotated, so a token's position does not affect similarity. Tokens keep their frame and patch
+    after every compression; the authors' code reshapes the remaining tokens into pseudo-frames. A past token whose patch is in
+    no recent frame counts as least redundant. VaN's mean skips missing neighbours. Recent frames stay, as in Alg. 1; Alg. 2
+    does not mention them.
     """
 
     alpha: float = setting(0.5, "fraction of |C| for TaR, including recent frames", at_least=0, at_most=1)
@@ -61,13 +61,11 @@ class InfiniPotV(FixedTarget):
 
     @property
     def recent_frames(self) -> int:
-        """r = ceil(recent * f), f = |M| / p, at least 1."""
+        """The number r of recent frames: ceil(recent * f) with f = |M| / p, but at least 1."""
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
     def prepare(self, layers: Sequence[Layer]) -> list[Bool] | list[tuple[Float32, Float32]] | None:
-        """Select in one kernel call if all layers have the same shape, and return masks; otherwise return the scores for TaR
-        and VaN.
-        """
+        """Return the masks of rows to keep if one kernel call can choose them, else the scores for TaR and VaN."""
         due = [layer for layer in layers if int(layer.free[0].sum()) > layer.target]
         targets, recent_rows, cache = {layer.target for layer in due}, self._recent_rows, layers[0].cache
         if all(recent_rows > target for target in targets):
@@ -100,20 +98,20 @@ class InfiniPotV(FixedTarget):
         return self.recent_frames * self.shape.tokens_per_frame
 
     def _recent(self, layer: Layer) -> Bool:
-        """Return the rows of recent frames; if only changes enter, the newest rows, as many as whole frames would have."""
+        """Return the recent frames' rows, or as many of the newest rows if only changed tokens are appended."""
         if self.shape.thinned:
             return layer.newest(self._recent_rows, vision_of(layer))
         return kernels.newest_frames(layer.frame, vision_of(layer), self.recent_frames)
 
     def _distinct(self, target: int) -> int:
-        """Return past tokens by TaR."""
+        """Return how many past tokens TaR keeps."""
         return max(0, math.floor(self.alpha * target + 0.5) - self._recent_rows)
 
     def _preset(self, layer: int) -> int:
         return WINDOWS[4 * layer // self.shape.layers]
 
     def _window(self, layer: int, norms: Float32) -> int:
-        """Return the pooling window of a layer: Alg. 2, lines 16 to 21, or the preset by depth."""
+        """Return a layer's pooling window by Alg. 2, lines 16 to 21, or the preset for its depth."""
         if not self.thresholds:
             return self._preset(layer)
         return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]
@@ -125,5 +123,5 @@ def vision_of(layer: Layer) -> Bool:
 
 
 def variation(norms: Float32) -> float:
-    """Return the coefficient of variation, sigma / mu, of value norms (Alg. 2, line 18); all heads of a layer together."""
+    """Return the coefficient of variation, sigma / mu, of the value norms of all heads of a layer (Alg. 2, line 18)."""
     return float(np.std(norms, dtype=np.float64) / max(float(np.mean(norms, dtype=np.float64)), 1e-30))

@@ -1,4 +1,4 @@
-"""Last seen: among similar tokens, the last one seen stays. Ours."""
+"""The policy last-seen, which is ours, keeps the last of similar tokens."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from edgevlm.runtime.policies.layer import Bool, Float32, Int64, Layer
 
 
 class OneChoice(SteadyTarget):
-    """A policy that scores the tokens of one layer, the deepest unless stated; all layers and heads keep the best."""
+    """A policy that scores the tokens of only one layer. All layers and heads keep the same tokens, those scored highest."""
 
-    ranks: ClassVar[int] = -1  # the layer
+    ranks: ClassVar[int] = -1  # the layer whose tokens are scored: the deepest
 
     def worth(self, layer: Layer) -> Float32:
-        """Score each row of that layer, ``[kv_heads, n]``; the highest stay; ties go to the newer."""
+        """Return a score for each row of ``layer``, ``[kv_heads, n]``. The highest scores stay; newer rows win ties."""
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
-        """Return scores and ``seq`` of that layer's rows, ``[kv_heads, n]``, and by target the rows to keep."""
+        """Return the scores and the ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty dict for masks."""
         layer = layers[self.ranks]
         return self.worth(layer), layer.seq, {}
 
     def compress(self, layer: Layer) -> None:
         score, ranked, shared = layer.prepared
         vision = layer.kind == Kind.VISION
-        if not np.array_equal(layer.seq, ranked):  # someone else has evicted; what the layer that ranks has lost goes first
+        if not np.array_equal(layer.seq, ranked):  # rows that the scored layer no longer holds leave first
             at = kernels.index_of(layer.seq, ranked)
             known = np.take_along_axis(score, np.maximum(at, 0), 1)
             layer.keep(layer.top(np.where(at < 0, np.float32(-np.inf), known), layer.target, vision))
@@ -44,10 +44,10 @@ class OneChoice(SteadyTarget):
 
 @dataclass
 class LastSeen(OneChoice):
-    """Keep the tokens least similar to any later token, by the deepest layer's keys.
+    """Keep the tokens that are least similar to any later token, measured by the deepest layer's keys.
 
-    u_t = max over tokens s after t of cos(k_t, k_s), with keys un-rotated, averaged over heads. The lowest u stay, the same
-    tokens in all layers. The newest token has u = -1. Evicted tokens still count as later ones.
+    u_t = max cos(k_t, k_s) over the tokens s after t, with un-rotated keys, averaged over heads. The tokens with the lowest u
+    stay, the same in all layers. The newest token has u = -1. Tokens s that have been evicted since still count.
 
     Ours: there is no paper.
     """
@@ -61,10 +61,10 @@ class LastSeen(OneChoice):
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
         self._known = SeqScores()  # 1 + u
-        self._since = 0  # the first token that no other has been compared with
+        self._since = 0  # seq of the first token that has not been compared yet
 
     def worth(self, layer: Layer) -> Float32:
-        """Return -u; held tokens are compared with those since the last compression."""
+        """Return -u, updated by comparing the held tokens with the tokens appended since the last compression."""
         seq = layer.seq
         newer = kernels.newer_similarity(layer.cache, layer.index, layer.kind == Kind.VISION, self._since)
         known = np.maximum(self._known.get(seq), 1 + newer)

@@ -1,4 +1,4 @@
-"""One layer of the memory as a policy sees it, with the methods that keep, merge and add rows."""
+"""Give a policy a view of one layer of the memory, with methods that keep, merge and add rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Rows that a policy makes for one layer: key (rotated to ``rows.position``) and value, ``[kv_heads, n, head_dim]``."""
+    """New rows for one layer. key and value are ``[kv_heads, n, head_dim]``; the key is rotated to ``rows.position``."""
 
     key: Float32
     value: Float32
@@ -33,9 +33,9 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """The guidance rows in each guidance layer, all rotated.
+    """The rotated queries and keys of the guidance texts, by layer.
 
-    queries: ``[heads, rows, head_dim]``; keys: ``[kv_heads, rows, head_dim]``; rows: the number of rows of each text.
+    queries: ``[heads, rows, head_dim]``. keys: ``[kv_heads, rows, head_dim]``. rows: the number of rows of each text.
     """
 
     queries: Mapping[int, Float32]
@@ -50,15 +50,15 @@ class Queries(Protocol):
     """Queries kept from earlier calls, such as :class:`~edgevlm.runtime.policies.attention.QueryWindow`."""
 
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
-        """Return queries ``[heads, m, head_dim]`` rotated for the keys of ``layer`` and their ``seq`` ``[m]``."""
+        """Return queries ``[heads, m, head_dim]``, rotated to match the keys of ``layer``, and their ``seq`` ``[m]``."""
 
 
 @dataclass(slots=True)
 class Compression:
-    """Data that the layers of one compression share.
+    """The data that all layers share during a compression.
 
-    coming: rows about to be appended. texts: the guidance texts of the policy's ``needs``. times: times of frames. first_frame:
-    whether frame 0 stays whatever its score. prepared: the result of the policy's ``prepare``.
+    coming: the number of rows about to be appended. texts: the guidance texts of the policy's ``needs``. times: the frames'
+    times. first_frame: whether frame 0 always stays. prepared: the result of the policy's ``prepare``.
     """
 
     coming: int = 0
@@ -70,57 +70,57 @@ class Compression:
 
 
 class Layer:
-    """The n rows that one layer holds, and the ``target`` of them to keep in each KV head.
+    """A policy's view of the n rows that one layer holds.
 
-    Rows are in no particular order; ``seq`` is the order of the stream. All heads hold the same number of tokens, not always
-    the same ones. Arrays are ``[kv_heads, n]`` unless stated, and read-only views of the memory where they can be.
+    Rows are in no particular order; ``seq`` gives the order of the stream. All heads hold the same number of tokens, but not
+    always the same tokens. Arrays are ``[kv_heads, n]`` unless stated, and read-only views of the memory where possible.
 
-    index: 0 is the first layer. target: rows of ``free`` to keep in each head. coming: rows about to be appended. prepared:
-    the result of the policy's ``prepare``. cache: the cache of all layers, for kernels.
+    index: the layer's number, from 0. target: the number of ``free`` rows to keep in each head. coming: the number of rows
+    about to be appended. prepared: the result of the policy's ``prepare``. cache: the cache of all layers, for kernels.
     """
 
     def __init__(self, cache: KVCache, index: int, target: int = 0, shared: Compression | None = None) -> None:
         self.cache, self.index, self.target, self._shared = cache, index, target, shared or Compression()
         self._kept: Bool | None = None
         self._added: NewRows | None = None
-        self._merged: dict[str, NDArray] | None = None  # keys and values as stored
+        self._merged: dict[str, NDArray] | None = None  # the stored keys and values after a merge
 
     def __repr__(self) -> str:
         return f"Layer({self.index}, {self.seq.shape[1]} rows in each of {self.cache.kv_heads} KV heads, {self.target} to keep)"
 
     @property
     def kind(self) -> NDArray[np.uint8]:
-        """The kind of a row, see :class:`~edgevlm.runtime.cache.Kind`: 0 prefix, 1 vision, 2 summary, 3 text."""
+        """The :class:`~edgevlm.runtime.cache.Kind` of each row: 0 prefix, 1 vision, 2 summary, 3 text."""
         return self.cache.kind(self.index)
 
     @property
     def seq(self) -> Int64:
-        """A row's place in the stream: larger is newer, and no two are equal."""
+        """The place of each row in the stream. Newer rows have larger numbers, and no two rows have the same."""
         return self.cache.seq(self.index)
 
     @property
     def frame(self) -> NDArray[np.int32]:
-        """The number of the frame that a row came with; -1 for text outside frames."""
+        """The number of each row's frame; -1 for text outside frames."""
         return self.cache.frame(self.index)
 
     @property
     def confirmed(self) -> NDArray[np.int32]:
-        """The last frame in which the row's patch was unchanged."""
+        """The last frame in which each row's patch was unchanged."""
         return self.cache.confirmed(self.index)
 
     @property
     def row(self) -> NDArray[np.int16]:
-        """The row of the frame's grid that a token came from."""
+        """The grid row of each token's patch in its frame."""
         return self.cache.row(self.index)
 
     @property
     def col(self) -> NDArray[np.int16]:
-        """The column of the frame's grid that a token came from."""
+        """The grid column of each token's patch in its frame."""
         return self.cache.col(self.index)
 
     @cached_property
     def time(self) -> NDArray[np.float64]:
-        """The time of a row's frame, in seconds of the stream; 0 for text outside frames."""
+        """The stream time of each row's frame in seconds; 0 for text outside frames."""
         times = self._shared.times
         if times is None or not len(times.frame):
             return np.zeros(self.frame.shape)
@@ -128,12 +128,12 @@ class Layer:
 
     @cached_property
     def keys(self) -> Float32:
-        """Keys before their rotary embedding, float32 ``[kv_heads, n, head_dim]``: a copy, made when first read."""
+        """A copy of the keys without their rotary embedding, float32 ``[kv_heads, n, head_dim]``, made on first use."""
         return self._turned(self.cache.dequantize("key", self.index), -1)
 
     @cached_property
     def values(self) -> Float32:
-        """Values, float32 ``[kv_heads, n, head_dim]``: a copy, made when first read."""
+        """A copy of the values, float32 ``[kv_heads, n, head_dim]``, made on first use."""
         return self.cache.dequantize("value", self.index)
 
     @property
@@ -143,19 +143,19 @@ class Layer:
 
     @cached_property
     def fixed(self) -> Bool:
-        """Rows that stay in any case: prefix, text, and frame 0 where later frames see it for good."""
+        """A mask of the rows that always stay: prefix, text, and frame 0 if all later frames attend to it."""
         kind = self.kind
         mask: Bool = (kind == Kind.PREFIX) | (kind == Kind.TEXT)
         return mask | ((kind == Kind.VISION) & (self.frame == 0)) if self._shared.first_frame else mask
 
     @cached_property
     def free(self) -> Bool:
-        """Rows that the policy decides about: all that are not ``fixed``, the same number in each head."""
+        """A mask of the rows that the policy decides about, which are not ``fixed``. Each head has the same number of them."""
         return ~self.fixed
 
     @property
     def coming(self) -> int:
-        """Rows about to be appended."""
+        """The number of rows about to be appended."""
         return self._shared.coming
 
     @property
@@ -164,23 +164,26 @@ class Layer:
         return self._shared.prepared
 
     def top(self, score: NDArray[Any], count: int, among: Bool | None = None) -> Bool:
-        """Return in each head the ``count`` rows of the highest score ``among`` (default ``free``); ties go to the newer."""
+        """Return a mask of the ``count`` rows ``among`` (by default ``free``) with the highest scores in each head.
+
+        Newer rows win ties.
+        """
         which = self.free if among is None else among
         return kernels.top_k(np.ascontiguousarray(score, np.float32), self.seq, which, count)
 
     def newest(self, count: int, among: Bool | None = None) -> Bool:
-        """Return in each head the ``count`` newest rows ``among`` (default ``free``)."""
+        """Return a mask of the ``count`` newest rows ``among`` (by default ``free``) in each head."""
         seq = self.seq
-        age = (seq - seq.max(initial=0)).astype(np.float32)  # where it is rounded to equal numbers, seq decides
+        age = (seq - seq.max(initial=0)).astype(np.float32)  # float32 may round two ages to a tie, which seq decides
         return self.top(age, count, among)
 
     def attention_of(self, *asked: str | Queries | Float32, seq: Int64 | None = None) -> Float32:
-        """Return the attention that each row receives, float32: summed over query rows and the query heads of a KV head.
+        """Return the attention that each row receives, summed over the query rows and over the query heads of a KV head.
 
         asked: texts of the policy's ``needs.guidance``, which are appended after the memory and removed again; or a
         :class:`~edgevlm.runtime.policies.attention.QueryWindow`; or rotated queries ``[heads, m, head_dim]`` with the ``seq``
-        ``[m]`` of their rows. A query sees rows up to its own. Raises ValueError for a text or a layer that ``needs`` does not
-        name.
+        ``[m]`` of their rows. A query attends to rows up to its own. Raises ValueError for a text or a layer that ``needs``
+        does not name.
         """
         first, cache = asked[0], self.cache
         own: Any = (None, None)
@@ -196,7 +199,7 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Return queries and seq of the rows of ``asked``, and keys and seq of all rows of the texts up to them."""
+        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of all guidance rows to their end."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise ValueError(f"attention_of: needs.guidance has no text {unknown[0]!r}; add it there")
@@ -213,16 +216,16 @@ class Layer:
         )  # fmt: skip
 
     def keep(self, rows: Bool) -> None:
-        """Keep these rows, and those of ``fixed``; the rest leave. Each head keeps ``target`` rows of ``free``."""
+        """Keep ``rows`` and the ``fixed`` rows, and evict the rest. Each head must keep ``target`` of its ``free`` rows."""
         self._kept = rows
 
     def merge(self, gone: Bool, into: NDArray[np.integer], weight: NDArray[np.floating] | float = 1.0) -> None:
-        """Merge rows into others that stay, and keep all but ``gone``.
+        """Merge the rows ``gone`` into rows that stay, and keep all other rows.
 
-        gone: the rows that leave. into: ``[kv_heads, n]``, the row of the same head that each is merged into. weight:
-        ``[kv_heads, n]``, the number of tokens that each row represents. A merged row has the weighted mean of their keys
-        (un-rotated, then rotated to its own position) and values; its other data does not change. Raises ValueError for a row
-        that leaves itself, or is fixed, and for weights whose sum is not above 0.
+        into: ``[kv_heads, n]``, the row of the same head that each row is merged into. weight: ``[kv_heads, n]``, the number of
+        tokens that each row represents. A row that others are merged into gets the weighted mean of their keys (averaged
+        un-rotated, then rotated to the row's position) and values; its other data does not change. Raises ValueError if
+        ``into`` names a row that leaves or is fixed, or if the weights of merged rows do not add up to more than 0.
         """
         weights, keys, values = (
             np.broadcast_to(np.asarray(weight, np.float32), gone.shape),
@@ -248,11 +251,11 @@ class Layer:
         self.keep(~gone)
 
     def add(self, new: NewRows) -> None:
-        """Append rows that represent evicted ones; each counts in ``target``."""
+        """Append rows that represent evicted rows. Each of them counts in ``target``."""
         self._added = new
 
     def _turned(self, keys: Float32, sign: int) -> Float32:
-        """Rotate keys to their rows' positions (``sign`` 1) or back (-1), with the tables that the rows were rotated by."""
+        """Rotate keys to their rows' positions (``sign`` 1) or back (-1), with the cache's own rotary tables."""
         cache = self.cache
         position = cache.position(self.index)
         known, place = np.unique(position, return_inverse=True)
@@ -268,7 +271,7 @@ class Layer:
         return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
 
     def _stored(self, part: str, rows: Float32, changed: Bool) -> NDArray:
-        """Return keys or values as the cache stores them, with those of ``changed`` rows from ``rows``."""
+        """Return the cache's keys or values as stored, with the ``changed`` rows taken from ``rows``."""
         cache = self.cache
         key = part == "key"
         stored = np.array(cache.key(self.index) if key else cache.value(self.index))

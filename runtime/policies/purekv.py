@@ -1,4 +1,4 @@
-"""PureKV: attention scores of low layers and value norms rank the cache of every layer. arXiv 2510.25600, eqs. 1 to 4."""
+"""The policy PureKV ranks all layers' tokens by low layers' attention and by value norms. arXiv 2510.25600, eqs. 1 to 4."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PRESET = 2  # the best CLIE layer in fig. 5
 
 @dataclass
 class PureKV(EvictsOnDemand):
-    """Keep the newest tokens and those that the newest queries attend to, weighted by value norms; score low layers only.
+    """Keep the newest tokens and the tokens that their queries attend to, weighted by value norms; only low layers are scored.
 
-    Ours: a token that the CLIE layer has evicted keeps its last score there; KV heads are matched by number.
+    Ours: a token that the CLIE layer has evicted keeps its last score in the layers above. KV heads are matched by number.
     """
 
     clie: str = setting("", "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)")
@@ -44,8 +44,8 @@ class PureKV(EvictsOnDemand):
         measured = shape.calibration.clie if shape.calibration is not None else PRESET
         self._clie = min(int(self.clie or measured), shape.layers - 1)
         self._queries = QueryWindow(self.window)
-        self._last_seq: dict[int, Int64] = {}  # layer > clie -> the tokens it held, at most |M| a head
-        self._last_mass: dict[int, Float32] = {}  # and their S
+        self._last_seq: dict[int, Int64] = {}  # from a layer above clie to the tokens it held, at most |M| in each head
+        self._last_mass: dict[int, Float32] = {}  # from a layer to those tokens' S
 
     def restore(self, state: State) -> None:
         """Restore a snapshot of this or an earlier version."""
@@ -71,7 +71,7 @@ class PureKV(EvictsOnDemand):
         self._queries.add(appended)
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[int, list[Float32]]:
-        """Return the number of newest rows that observe, and the importance of every row by their queries."""
+        """Return how many of the newest rows' queries are used, and the importance that they give to every row."""
         first_frame = self.shape.tokens_per_frame if self.needs.keeps_first_frame else 0
         recent = min(self.window, max(0, self.budget - layers[0].coming - first_frame) // 2)
         return recent, self.importance(layers, recent)
@@ -83,10 +83,10 @@ class PureKV(EvictsOnDemand):
         layer.keep(newest | layer.top(importance[layer.index], rest, layer.free & ~newest))
 
     def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
-        """Return ``S ||V||`` of each row of every layer, ``[kv_heads, n]``, by the ``window`` newest queries.
+        """Return ``S ||V||`` of each row of every layer, ``[kv_heads, n]``, for the ``window`` newest queries.
 
-        Eqs. 1 and 2 give S in the low layers, eqs. 3 and 4 in the others: there a token takes S from the same KV head of the
-        CLIE layer, matched by ``seq``. A token that the CLIE layer has dropped keeps its last S; a token never scored has 0.
+        Eqs. 1 and 2 give S in the layers up to the CLIE layer. Above it, a token takes S from the same KV head of the CLIE
+        layer, matched by ``seq`` (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last S; without one, S is 0.
         """
         found, clie = [], layers[self._clie]
         for layer in layers[: self._clie + 1]:

@@ -1,4 +1,4 @@
-"""SnapKV, arXiv 2404.14469: the newest rows observe which past tokens matter."""
+"""The policy SnapKV, arXiv 2404.14469, keeps the past tokens that the newest rows attend to."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from edgevlm.runtime.policies.layer import Bool, Float32, Layer
 
 @dataclass
 class SnapKV(FixedTarget):
-    """Keep the newest rows, which observe, and the past tokens that they attend to most.
+    """Keep the newest rows, and the past tokens that these rows attend to most.
 
-    u_t = sum over the observers i of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV head, pooled over the
-    neighbours along ``seq``; each KV head keeps its own top of u (InfiniPot-V, App. D.1, eq. 1, in its continual setting).
+    u_t is the sum of softmax(q_i K^T / sqrt(D))_t over the newest rows i and over the query heads of a KV head, max-pooled over
+    neighbours along ``seq``. Each KV head keeps its own tokens with the highest u (InfiniPot-V, App. D.1, eq. 1).
 
-    Ours: one choice per KV head, where the authors' code repeats keys and chooses per query head. Scores are summed over the
-    group before pooling, which excludes prefix and observers. If |C| is less than the window, the newest |C| tokens stay.
+    Ours: each KV head chooses once; the authors' code repeats keys and chooses for each query head. Scores are summed over the
+    group before pooling, which excludes the prefix and the newest rows. If |C| is below the window, the newest |C| tokens stay.
     """
 
     window: int = setting(32, "newest rows that observe and stay", at_least=1)
@@ -59,13 +59,13 @@ class SnapKV(FixedTarget):
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:
-    """Return for each row ``among`` a head's the largest ``score`` of its ``kernel`` nearest by ``seq``; all ``[kv_heads, n]``.
+    """Return for each row in ``among`` the largest ``score`` of the ``kernel`` rows nearest by ``seq``, ``[kv_heads, n]``.
 
-    Each head has the same number of rows. Neighbours beyond either end are skipped; rows not ``among`` get 0.
+    ``among`` has the same number of rows in each head. Neighbours beyond either end are skipped; rows not in ``among`` get 0.
     """
     count = int(among[0].sum())
     at = np.nonzero(among)[1].reshape(-1, count)
-    at = np.take_along_axis(at, np.argsort(np.take_along_axis(seq, at, 1), 1), 1)  # places by ascending seq
+    at = np.take_along_axis(at, np.argsort(np.take_along_axis(seq, at, 1), 1), 1)  # indices in ascending order of seq
     padded = np.pad(np.take_along_axis(score, at, 1), ((0, 0), (kernel // 2, kernel // 2)), constant_values=np.float32(-np.inf))
     out = np.zeros_like(score)
     np.put_along_axis(out, at, np.lib.stride_tricks.sliding_window_view(padded, kernel, 1).max(2), 1)

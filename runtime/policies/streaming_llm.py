@@ -1,4 +1,4 @@
-"""StreamingLLM: attention sinks and a window of the newest tokens. arXiv 2309.17453."""
+"""The policy StreamingLLM, arXiv 2309.17453, keeps attention sinks and a window of the newest tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edgevlm.runtime.policies.layer import Layer
 
 @dataclass
 class StreamingLLM(EvictsOnDemand):
-    """Keep the stream's first vision tokens as attention sinks, and a window of the newest.
+    """Keep the stream's first vision tokens as attention sinks, and a window of the newest tokens.
 
-    Ours: the paper's sinks are the first text tokens, which are in the prefix and always stay; the first vision tokens are
-    added. Positions are the session's, re-indexed when due, not indices in the cache.
+    Ours: the paper's sinks are the first text tokens, which are in the prefix and always stay. Here the first vision tokens are
+    sinks too. Positions are those of the session, not indices in the cache.
     """
 
     sinks: int = setting(4, "first vision tokens, which always stay and count in |M|", at_least=0)
@@ -23,7 +23,7 @@ class StreamingLLM(EvictsOnDemand):
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
 
     def compress(self, layer: Layer) -> None:
-        """Keep the oldest rows as sinks: they are the stream's first, because no compression evicts them."""
+        """Keep the oldest rows as sinks. No compression evicts them, so they are the stream's first rows."""
         sinks = min(self.sinks, layer.target)
         younger = layer.newest(int(layer.free[0].sum()) - sinks)
         layer.keep((layer.free & ~younger) | layer.newest(layer.target - sinks))
