@@ -1,1 +1,1 @@
-"""Measure performance and accuracy by commands."""
+"""The ``edgevlm bench`` commands, which measure performance and accuracy."""

@@ -1,7 +1,7 @@
-"""Measure the latency from camera to answer, by stage: from a frame's arrival to the start of an answer that has seen it.
+"""Measure the latency from a frame's arrival to the start of an answer that has seen it, stage by stage.
 
-Each frame is watched and asked about at once (a chunk of one frame, an answer of one token), so that every frame passes through
-every stage. ``busy`` is the watching thread's own time for a frame, without its answer. ``total`` is the time from the
+Each frame is watched and asked about immediately (a chunk of one frame, an answer of one token), so that every frame passes
+through every stage. ``busy`` is the watching thread's time for a frame, without its answer. ``total`` is the time from the
 picture's arrival to the answer's first token.
 """
 
@@ -23,8 +23,8 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 
 STAGES = ("capture", "decode", "preprocess", "wait", "encode", "prefill", "compress", "busy", "answer", "total")
-QUESTION = "how many objects are there now?"  # for any model: the answer is ignored
-WARM_UP = 2  # frames that are not counted
+QUESTION = "how many objects are there now?"  # works with any model, as the answer is ignored
+WARM_UP = 2  # first frames, which are not counted
 
 
 def camera(
@@ -37,7 +37,7 @@ def camera(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each stage, in the order of STAGES: milliseconds over ``frames`` frames, after two warm-up frames.
+    """Yield a line for each of STAGES, with percentiles in milliseconds over ``frames`` frames after two warm-up frames.
 
     Raises UserError if the source has too few frames.
     """

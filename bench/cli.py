@@ -1,10 +1,10 @@
-"""``edgevlm bench`` and its commands, each imported when it is called."""
+"""``edgevlm bench`` and its commands; a command's module is imported when it runs."""
 
 from __future__ import annotations
 
 from edgevlm.apps.commands.lazy import lazy_app
 
-COMMANDS = {  # in the order of --help
+COMMANDS = {  # listed in --help in this order
     "speed": ("edgevlm.bench.commands.measure:speed", "Time decode, prefill, vision and precisions."),
     "compression": ("edgevlm.bench.commands.measure:compression", "Time compression beside a plain read."),
     "stream": ("edgevlm.bench.commands.measure:stream", "Watch a stream grow: speed, memory, energy."),

@@ -1,4 +1,4 @@
-"""Make clips for the benchmarks of ``--append`` and ``--encode``: drawn from a seed, or read from a recording."""
+"""Make clips for the benchmarks of ``--append`` and ``--encode``, drawn from a seed or read from a recording."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from edgevlm.errors import UserError, nearest
 Image = NDArray[np.uint8]
 SIZE = (480, 640)  # pixels, height and width
 NOISE = 2.0  # standard deviation of a sensor's noise, on a scale of 255
-FPS = 2.0  # at which a recording is sampled
-CLIPS = {  # name -> people's heights as fractions of the scene's; None: the camera pans over a scene
-    "street": np.linspace(0.08, 0.2, 8).tolist(),  # about a quarter of the patches change
+FPS = 2.0  # frames per second sampled from a recording
+CLIPS = {  # name -> people's heights as fractions of the scene's height, or None for a camera that pans over a scene
+    "street": np.linspace(0.08, 0.2, 8).tolist(),  # about a quarter of the patches change in each frame
     "room": [0.15],
     "moving": None,
 }
 
 
 class Walker:
-    """A person-sized figure that walks to and fro over a scene, a few pixels a frame."""
+    """A person-sized figure that walks back and forth across a scene, a few pixels per frame."""
 
     def __init__(self, rng: np.random.Generator, height: float) -> None:
         tall = int(height * SIZE[0])
@@ -34,7 +34,7 @@ class Walker:
         self._pace = np.array([0.1, 1.0]) * rng.choice([-1, 1], 2) * 0.02 * SIZE[1]
 
     def step(self, frame: Image) -> None:
-        """Walk on, turn at the edges, and draw the figure."""
+        """Move the figure one step, turning at the edges, and draw it."""
         ahead = self._at + self._pace
         self._pace = np.where((ahead < 0) | (ahead > self._range), -self._pace, self._pace)
         self._at = np.clip(ahead, 0, self._range)
@@ -43,7 +43,7 @@ class Walker:
 
 
 def open_clip(name: str) -> Iterator[Image]:
-    """Yield endless frames, uint8 RGB ``[H, W, 3]``, from one of CLIPS or from a recording in a loop.
+    """Yield frames without end, uint8 RGB ``[H, W, 3]``, from one of CLIPS or from a looped recording.
 
     Raises UserError for an unknown name.
     """
@@ -67,7 +67,7 @@ def _drawn(heights: list[float] | None) -> Iterator[Image]:
 
 
 def _texture(rng: np.random.Generator, size: tuple[int, int], blocks: int) -> Image:
-    """Draw sharp-edged blotches, about ``blocks`` along each side, and finer ones over them."""
+    """Draw sharp-edged blotches, about ``blocks`` along each side, with finer ones over them."""
     total = np.full((*size, 3), 96.0)
     for count, swing in ((blocks // 4, 40), (blocks, 25), (4 * blocks, 12)):
         rows, columns = (np.arange(side) * count // side for side in size)

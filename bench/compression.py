@@ -1,8 +1,8 @@
-"""Time compressions, comparing each policy with one plain read of its keys and values.
+"""Time each policy's compression, compared with one plain read of the same keys and values.
 
-A pass is everything a policy does from one compression to the next: its scores, its choice, and the eviction. Forward passes of
-guidance texts are not part of it; their queries, and those of probed layers, are noise. Pass and read are timed in turn, round
-by round, on the same cache, which is refilled in between. The first round is cold and reported separately.
+The time covers everything a policy does from one compression to the next: scoring, choosing and evicting. It does not include
+forward passes of guidance texts; their queries, and those of probed layers, are noise. Compression and read take turns on the
+same cache, which is refilled between rounds. The first round is cold and reported separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, as
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.settings import AUTO
 
-GUIDANCE_ROWS = 16  # in each guidance text
+GUIDANCE_ROWS = 16  # rows of each guidance text
 
 
 def compression(
@@ -37,11 +37,11 @@ def compression(
     rounds: int = 3,
     device: str = "cpu",
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each policy and dtype of keys and values (``all``: every one): milliseconds, medians over rounds.
+    """Yield a line for each policy and KV dtype (``all``: every one), with medians over rounds in milliseconds.
 
-    ``pass_over_read``: the time of one compression divided by that of one plain read, round by round. With ``device="cuda"``
-    each line is for one part of a compression, compared with a copy within the device. Raises UserError for a policy that does
-    not evict, for an invalid dtype, and for a device that is invalid or absent.
+    ``pass_over_read``: one compression's time divided by one plain read's, round by round. With ``device="cuda"``, each line
+    compares one part of a compression with a copy within the device. Raises UserError for a policy that does not evict, an
+    invalid dtype, or an invalid or absent device.
     """
     shape, kinds = CacheShape(layers=layers, tokens=tokens), KV_TYPES if list(dtype) == ["all"] else dtype
     for name, typed, known in (("dtype", kinds, KV_TYPES), ("device", [device], ("cpu", "cuda"))):
@@ -55,7 +55,7 @@ def compression(
             yield from measure_parts(shape, kind, rounds)
         return
     names = evicting() if list(policy) == ["all"] else policy
-    for name in names:  # wrong names are refused before anything is measured
+    for name in names:  # check all names before measuring anything
         if name == AUTO or isinstance(create_policy(name), Retrieval):
             raise UserError(f"--policy {name}: does not compress by itself; name an eviction policy")
     for name, kind in product(names, kinds):

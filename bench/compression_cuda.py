@@ -1,8 +1,8 @@
 """Measure the bandwidth of a compression's kernels on a CUDA device, compared with a copy within its memory.
 
-Each round selects by InfiniPot-V on a full memory with all value norms unknown, evicts, makes positions dense, and computes the
-attention of a few queries. Times are measured by the device, between events around each kernel, and are medians over rounds. A
-kernel's bytes are those of the keys and values that it must read and write; a copy's are counted read and written.
+Each round selects rows with InfiniPot-V on a full memory with all value norms unknown, evicts, makes positions dense, and
+computes the attention of a few queries. CUDA events around each kernel give its time; times are medians over rounds. A kernel's
+bytes are those of the keys and values that it must read and write; a copy's bytes count both its reads and its writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgevlm.runtime.cuda.cache import CudaCache
 from edgevlm.runtime.cuda.kernels import Kernels
 from edgevlm.runtime.engine import KVBuffer
 
-# part reported -> its kernels; those of the last two read almost no keys and values
+# part -> its kernels; those of the last two parts read almost no keys and values
 PARTS = {
     "value norms": ("value_norms",),
     "similarity": ("find_patches", "add_recent", "finish_means", "temporal_similarity"),
@@ -53,7 +53,7 @@ class FilledDeviceCache(FilledCache):
 
 @contextmanager
 def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
-    """Yield a dict that is filled at the end of the block: each launched kernel's name, without the dtype -> milliseconds."""
+    """Yield a dict that the block's end fills with each launched kernel's milliseconds, by its name without the dtype."""
     launch, moments, found = kernels.launch, list[tuple[str, Any]](), defaultdict[str, float](float)
 
     def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
@@ -70,7 +70,7 @@ def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
 
 
 def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
-    """Enqueue work on the main stream between two events; return a function that waits for it and returns the milliseconds."""
+    """Enqueue work on the main stream between two events; return a function that waits for it and returns its milliseconds."""
     driver = kernels.driver
     with driver.entered() as cuda:
         first, last = cuda.Event(), cuda.Event()
@@ -87,7 +87,7 @@ def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
 
 
 def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line for every part; the first round is not counted. Raises UserError if there is no device."""
+    """Yield a line for each part of a compression, without counting the first round. Raises UserError if there is no device."""
     memory = FilledDeviceCache(shape, dtype)
     cache = memory.cache
     assert isinstance(cache, CudaCache)
@@ -112,7 +112,7 @@ def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, An
 
 
 def _round(memory: FilledDeviceCache, cache: CudaCache) -> dict[str, int]:
-    """Run every part once; return the bytes of keys and values that each part must move."""
+    """Run each part of a compression once; return the bytes of keys and values that it must read and write."""
     shape, row = memory.shape, memory.shape.head_dim * cache.dtype.itemsize
     rows = shape.layers * shape.kv_heads * shape.tokens
     windows = [(7, 5, 3, 1)[4 * layer // shape.layers] for layer in range(shape.layers)]
@@ -132,7 +132,7 @@ def _round(memory: FilledDeviceCache, cache: CudaCache) -> dict[str, int]:
 
 
 def _copy(kernels: Kernels, nbytes: int, rounds: int) -> float:
-    """Return the GB per second, reads and writes together, of copies of half of ``nbytes`` within the device."""
+    """Return the GB per second, reads and writes together, of copying half of ``nbytes`` within the device."""
     driver, half, times = kernels.driver, max(nbytes // 2, 1), []
     memory = driver.allocate(2 * half)
 

@@ -1,8 +1,8 @@
-"""Make edgevlm a model of lmms-eval, which runs Video-MME, MLVU, EgoSchema, MVBench, LongVideoBench and many others.
+"""Make edgevlm a model of lmms-eval, which runs Video-MME, MLVU, EgoSchema, MVBench, LongVideoBench and many other benchmarks.
 
-``lmms-eval --model edgevlm --model_args model=demo,policy=last-seen,budget=1k --tasks videomme`` finds this class through the
-entry point ``lmms_eval.models``. A video is watched once, however many questions a task has about it: a question leaves the
-memory as it was.
+``lmms-eval --model edgevlm --model_args model=demo,policy=last-seen,budget=1k --tasks videomme`` finds :class:`Edgevlm` through
+the entry point ``lmms_eval.models``. Each video is watched only once for all its questions, as a question leaves the memory
+unchanged.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.session import Session
 
 MANIFEST = ModelManifest("edgevlm", simple_class_path=f"{__name__}.Edgevlm")
-ANSWER = 1024  # default numbers of tokens reserved for a question and an answer
+ANSWER = 1024  # default number of tokens reserved for a question, and for an answer
 
 
 class Edgevlm(lmms):
     """Answers a task's questions from a memory of ``budget`` vision tokens per layer.
 
-    model: what ``edgevlm run --model`` takes. fps: frames taken per second of video; a folder of pictures is read at this rate.
-    question, answer: tokens reserved for a question and for an answer. Other arguments are those of ``Session.open``, so the
-    default policy is ``auto``. Raises UserError for invalid arguments, and where ``Model.load`` and ``Session.open`` do.
+    model: what ``edgevlm run --model`` takes. fps: frames sampled per second of video; a folder's pictures get this rate.
+    question, answer: tokens reserved for a question and for an answer. The other arguments are those of ``Session.open``.
+    Raises UserError for invalid arguments, and where ``Model.load`` and ``Session.open`` do.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Edgevlm(lmms):
         self._fps = float(fps)
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Return the answers in the order of the requests; those about one video are answered one after another."""
+        """Return the answers in the requests' order. Requests about one video are answered together."""
         seen = [self._visuals(request) for request in requests]
         keys = [json.dumps([each if isinstance(each, str) else id(each) for each in visuals]) for visuals in seen]
         by_video = sorted(range(len(requests)), key=lambda place: (keys[place], place))
@@ -82,7 +82,7 @@ class Edgevlm(lmms):
         return list(visuals) if isinstance(visuals, list | tuple) else [visuals]
 
     def _frames(self, session: Session, visuals: list[Any]) -> Iterator[tuple[Pixels, float]]:
-        """Yield the frames of the videos, folders and pictures, one after another, each with its time in seconds."""
+        """Yield the frames of consecutive videos, folders and pictures, each with its time in seconds."""
         start = 0.0
         for visual in visuals:
             if not isinstance(visual, str):

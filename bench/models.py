@@ -1,4 +1,4 @@
-"""The models that benchmarks measure: the demo, a bundle, or a model with random weights."""
+"""Open the models that benchmarks measure: the demo, a bundle, or a model with random weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edgevlm.progress import show
 from edgevlm.runtime.engine import DEFAULT_ENGINE, load_engine
 from edgevlm.runtime.model import Model
 
-SEEDED = "seeded-0.5b"  # LLaVA-OneVision-0.5B's decoder: takes 3 GB of memory and, temporarily, 1.5 GB of disk
+SEEDED = "seeded-0.5b"  # LLaVA-OneVision-0.5B's decoder, which takes 3 GB of memory and, temporarily, 1.5 GB of disk
 TOKENS_PER_FRAME = 196
 
 
 @contextmanager
 def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterator[Model]:
-    """Load ``demo``, a bundle's directory, or SEEDED (with a stand-in for a tower), written into a temporary directory."""
+    """Load ``demo``, a bundle's directory, or SEEDED, which is written to a temporary directory with a stand-in tower."""
     if name != SEEDED:
         with closing(Model.load(name, engine=engine, threads=threads)) as model:
             yield model
@@ -35,9 +35,9 @@ def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterato
 
 @contextmanager
 def open_checkpoint(name: str, layers: int | None) -> Iterator[tuple[Path, Path]]:
-    """Yield the directory of a LLaVA-OneVision checkpoint, and a temporary one for its bundles.
+    """Yield the directory of a LLaVA-OneVision checkpoint and a temporary directory for its bundles.
 
-    SEEDED is written first, with ``layers`` layers of tower and decoder (default: all). Raises UserError for other families.
+    SEEDED is written first, with ``layers`` layers each in tower and decoder (default: all). Raises UserError for others.
     """
     with TemporaryDirectory(prefix="edgevlm-bench-") as temporary:
         place = Path(temporary)

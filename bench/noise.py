@@ -11,17 +11,17 @@ from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.engine import Float32, KVBuffer, arrays_of
 from edgevlm.runtime.kv import KVScales, codes
 
-FRAMES = 31  # held at the default shape: 31 frames of 14 x 14 tokens
-GROUP = 8  # query heads per KV head, where a policy asks for queries
+FRAMES = 31  # tokens held at the default shape: 31 frames of 14 x 14
+GROUP = 8  # query heads per KV head, for policies that need queries
 
 
 def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
-    """Return keys ``[kv_heads, n, head_dim]`` as a buffer stores them."""
+    """Return keys ``[kv_heads, n, head_dim]`` in the form in which a buffer stores them."""
     return numbers.astype(buffer.dtype) if buffer.key_scale is None else codes(numbers, buffer.key_scale)
 
 
 def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str, kind: type[KVCache] = KVCache) -> KVCache:
-    """Return a cache of ``rows`` rows per layer; for int8, its scales fit normally distributed numbers."""
+    """Return an empty cache of ``rows`` rows per layer. An int8 cache's scales fit normally distributed numbers."""
     pairs, scales = head_dim // 2, None
     if dtype == "int8":
         scales = KVScales.holding(np.full((layers, kv_heads, pairs), 7.0), np.full((layers, kv_heads, head_dim), 6.0))
@@ -29,7 +29,7 @@ def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str
 
 
 def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str) -> KVCache:
-    """Return a cache whose buffers are full of noise but which holds no rows."""
+    """Return a cache that holds no rows but has buffers full of noise."""
     cache, random = empty_cache(layers, kv_heads, head_dim, rows, dtype), np.random.default_rng(0)
     for buffer in cache.buffers():
         for part in arrays_of(buffer):
@@ -39,7 +39,7 @@ def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """A cache's sizes. tokens: vision tokens held in each layer and KV head."""
+    """The sizes of a cache. tokens: vision tokens held in each layer and KV head."""
 
     layers: int = 36
     kv_heads: int = 2
@@ -59,13 +59,13 @@ class FilledCache:
 
     def __init__(self, shape: CacheShape, dtype: str) -> None:
         self.shape, self.next = shape, 0
-        sizes = shape.layers, shape.kv_heads, shape.head_dim, shape.tokens + 1  # one row for a summary
+        sizes = shape.layers, shape.kv_heads, shape.head_dim, shape.tokens + 1  # plus one row for a summary
         self.cache = empty_cache(*sizes, dtype, self.kind)
         self._random = np.random.default_rng(0)
         self._noise = as_stored(self.noise(shape.kv_heads, shape.tokens), self.cache.buffers()[0])
 
     def fill(self) -> Rows | None:
-        """Append the stream's next rows until the fullest layer is at the budget; return None if it already is."""
+        """Append the stream's next rows until the fullest layer reaches the budget. Return None if it is already there."""
         count = self.shape.tokens - int(self.cache.lengths.max())
         if count <= 0:
             return None
@@ -82,7 +82,7 @@ class FilledCache:
         return rows
 
     def write(self, buffer: KVBuffer, start: int, rows: Sequence[np.ndarray]) -> None:
-        """Write keys and values from row ``start`` on, each ``[kv_heads, n, head_dim]``."""
+        """Write keys and values, each ``[kv_heads, n, head_dim]``, from row ``start`` on."""
         for memory, new in zip(arrays_of(buffer), rows, strict=True):
             memory[:, start : start + new.shape[1]] = new
 

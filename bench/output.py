@@ -13,12 +13,12 @@ from edgevlm.bench.schemas import SPREADS, bench_line
 
 Line = dict[str, Any]
 
-# the columns of each measurement on a terminal; --json prints all fields
+# columns that a terminal shows for each measurement; --json prints all fields
 COLUMNS = json.loads(files(__package__).joinpath("columns.json").read_text(encoding="utf-8"))
 
 
 def plain(value: Any) -> str:
-    """Format a number with its significant digits: ``1,184``, ``26.4``, ``0.0012``; return anything else unchanged."""
+    """Format a number with its significant digits (``1,184``, ``26.4``, ``0.0012``); return any other value unchanged."""
     if value is None:
         return "-"
     if isinstance(value, dict):
@@ -37,19 +37,19 @@ def printable(text: str, longest: int = 160) -> str:
 
 
 def beside(name: str, line: Line) -> list[str]:
-    """Return the fields of a line that hold the spread of the field ``name``."""
+    """Return the fields that hold the spread of the line's field ``name``."""
     percentiles = (name.replace("_p50", "_p95"), name.replace("_p50", "_p99"))
     return [part for part in (percentiles if name.endswith("_p50") else SPREADS.get(name, ())) if part in line]
 
 
 def head(name: str, line: Line) -> str:
-    """Return a column's title: ``ms per token [low, high]``."""
+    """Return a column's title, such as ``ms per token [low, high]``."""
     parts = [part.rpartition("_")[2] for part in beside(name, line)]
     return name.replace("_", " ") + (f" [{', '.join(parts)}]" if parts else "")
 
 
 def cell(name: str, line: Line) -> str:
-    """Return a value with its spread: ``26 [25, 27.5]``."""
+    """Return a table cell: a value with its spread, such as ``26 [25, 27.5]``."""
     parts = [plain(line[part]) for part in beside(name, line)]
     return plain(line.get(name)) + (f" [{', '.join(parts)}]" if parts and line.get(name) is not None else "")
 
@@ -78,7 +78,7 @@ class Table:
             self.print(line)
 
     def say(self, text: str) -> None:
-        """Print a line that is not a row."""
+        """Print a line of text between rows."""
         typer.echo(printable(text, 2000))
 
     def _row(self, cells: Sequence[str], widths: Sequence[int]) -> None:

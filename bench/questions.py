@@ -1,4 +1,4 @@
-"""Time long questions: the time to the first token, and how long frames wait meanwhile."""
+"""Measure long questions' times to the first token, and how long frames wait meanwhile."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from edgevlm.progress import show
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.session import Session
 
-LENGTHS = (256, 1000, 4000)  # tokens
+LENGTHS = (256, 1000, 4000)  # tokens in a question
 NOW = "how many objects are there now?"
-IDLE_S = 2.0  # without a question, before each one
+IDLE_S = 2.0  # time without a question before each question
 BEFORE = 32  # frames in the memory when a question is asked
 
 
@@ -32,11 +32,11 @@ def questions(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each length of a question about one of two cameras on a model.
+    """Yield a line for each length of question, asked about one of two cameras that share a model.
 
-    ttft_ms: time to the first token. frame_ms, own_frame_ms: the longest that a frame of the other camera, or of the camera
-    asked about, waited meanwhile to be watched. idle_frame_ms: the longest wait on either camera without a question. fps_ratio:
-    the other camera's frames a second, divided by those without a question. Medians over ``rounds``.
+    ttft_ms: time to the first token. frame_ms, own_frame_ms: the longest wait of a frame meanwhile, on the other camera and on
+    the camera asked about. idle_frame_ms: the longest wait on either camera without a question. fps_ratio: the other camera's
+    frame rate divided by its rate without a question. All are medians over ``rounds``.
     """
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(model, threads or default_threads(), engine))
@@ -64,7 +64,7 @@ def questions(
                 since = time.perf_counter()
                 answer = asked.ask(text, max_tokens=1)
                 answer.wait()
-                time.sleep(2 / fps)  # waiting frames are taken in
+                time.sleep(2 / fps)  # let the waiting frames be watched
                 took, (other, count) = time.perf_counter() - since, cameras[1].longest(since)
                 ttft.append(answer.ttft_ms)
                 own.append(cameras[0].longest(since)[0])
@@ -78,7 +78,7 @@ def questions(
 
 
 class PacedCamera(threading.Thread):
-    """Shows a session a picture ``fps`` times a second and notes when, and for how many seconds, each frame waited."""
+    """A thread that shows a session ``fps`` pictures per second and records when, and for how many seconds, each waited."""
 
     def __init__(self, session: Session, fps: float) -> None:
         super().__init__(daemon=True)
@@ -95,7 +95,7 @@ class PacedCamera(threading.Thread):
         self.join()
 
     def longest(self, since: float) -> tuple[float, int]:
-        """Return the longest wait, in ms, of the frames since ``since``, and their number."""
+        """Return the longest wait of the frames since ``since``, in ms, and the number of these frames."""
         waits = [took for at, took in self.waits if at >= since]
         return 1e3 * max(waits, default=0.0), len(waits)
 

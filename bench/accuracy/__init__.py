@@ -1,1 +1,1 @@
-"""``edgevlm bench accuracy``: which policy still knows what happened, at which budget. Rules: docs/internals/accuracy.md."""
+"""``edgevlm bench accuracy``: how well each policy remembers at each budget. docs/internals/accuracy.md has the rules."""

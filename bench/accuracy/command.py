@@ -1,4 +1,4 @@
-"""Run ``edgevlm bench accuracy`` on the demo world, from the options to the report."""
+"""Run ``edgevlm bench accuracy`` on the demo world."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr
 from edgevlm.runtime.settings import ALL
 
-USUAL = "infinipot-v"  # paired differences are from this policy, if it runs
+USUAL = "infinipot-v"  # policies are compared with this one if it runs
 
 
 def run_suite(
@@ -27,7 +27,7 @@ def run_suite(
     streams: int, seed: str, noise: float, crf: int | None, engine: str, as_json: bool, out: Path | None, resume: bool,
     workers: int, **_: Any,
 ) -> None:  # fmt: skip
-    """Run the suite and print the report. Raises UserError, if possible before anything is measured."""
+    """Run the suite and print the report. Raises UserError, before measuring anything if possible."""
     seed_words(seed)
     if suite in TEXT_SUITES and (encode != ALL or not model.endswith(".gguf")):
         raise UserError(f"--suite {suite}: asks a language model's --model FILE.gguf, without --encode")

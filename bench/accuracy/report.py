@@ -1,4 +1,4 @@
-"""Report the fraction of right answers by kind of question and age of the evidence, with intervals and paired differences."""
+"""Report the fraction of right answers by kind of question and age of evidence, with intervals and paired differences."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NOW, BACKWARD = "now", "backward"
 GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
 RECORDED = ("compress_ms", "compressions", "appended", "encoded")  # fields of each record; older records lack the last two
 SCORED = ("hit1", "hit3", "overlap")
-UNSEEN = "unseen"  # what a long stream never showed
+UNSEEN = "unseen"  # questions about things that a long stream never showed
 
 Line = dict[str, Any]
-Contest = tuple[str, str]  # compare oracles with the same budget and the same settings for frames
+Contest = tuple[str, str]  # budget, and settings for frames: oracles with the same ones compete
 
 
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
     """Yield a line for each run and group of questions, then the kinds that full KV rarely answers, then skipped runs.
 
-    Reports the best oracle at each budget. Runs that encode or append only changes are compared with the same policy on whole
-    frames; all others are compared with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
+    Only the best oracle at each budget is reported. Runs that encode or append only changes are compared with the same policy
+    on whole frames, and all others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
     """
     kinds, settings = comparison.kinds(), comparison.settings
     entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
@@ -42,7 +42,7 @@ def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
         for name, pick in groups.items():
             if not any(ours := clusters(records, pick)):
                 continue
-            paired = None  # a single stream has no interval
+            paired = None  # one stream alone gives no interval
             if other not in (None, run) and sum(map(bool, ours)) > 1:
                 paired = difference(ours, clusters(comparison.records[other], pick))
             accuracy = fraction_right(ours)
@@ -69,10 +69,10 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 
 
 def _figures(records: Sequence[Line], pick: Pick) -> Line:
-    """Return a run's memory use, and how much evidence it still holds, for the picked questions.
+    """Return a run's memory use and evidence scores over the picked questions.
 
-    hit1, hit3, overlap: means over the questions answered right whose evidence is held; a wrong "no longer in memory" counts as
-    a miss. gone: number of questions whose evidence was evicted; said_gone: the fraction of them whose answer reports that.
+    hit1, hit3, overlap: means over the right answers whose evidence is still held; a wrong "no longer in memory" counts as a
+    miss. gone: the number of questions whose evidence was evicted. said_gone: the fraction of those answers that report this.
     """
     picked = [result for record in records for result in record["results"] if pick(result)]
     scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]
@@ -94,10 +94,10 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
 
 
 def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
-    """Return the groups: now, backward, and each kind of question; backward and its kinds are also split by age.
+    """Return the groups of questions: now, backward and each kind. Backward and its kinds are also split by age.
 
-    Age is the quarter of the stream that last showed the answer, or on long streams the number of frames since then; questions
-    about things never shown are a separate group there.
+    Age is the quarter of the stream that last showed the answer or, on long streams, the number of frames since then. On long
+    streams, questions about things never shown are a separate group.
     """
     before = {kind for kind in entered if not is_about_now(kind)}
 
@@ -125,7 +125,7 @@ def _contest(run: VariantRun) -> Contest:
 
 
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
-    """Return all runs except the oracles that are not the best in their comparison, and each oracle's fraction right."""
+    """Return the runs without all oracles but the best of each contest, and each oracle's fraction of right answers."""
     fractions: dict[Contest, dict[str, float]] = defaultdict(dict)
     for run in (run for run in comparison.runs if Variant(run.label).is_oracle):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]
@@ -145,6 +145,6 @@ def _rounded(line: Line) -> Line:
 
 
 def gap_name(gap: int | None) -> str | None:
-    """Return ``tens``, ``hundreds``, ... of frames; None for None."""
+    """Return a gap's order of magnitude in frames: ``tens``, ``hundreds``, ..."""
     names = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
     return None if gap is None else names[min(len(str(gap)), len(names)) - 1]

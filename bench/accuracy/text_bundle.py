@@ -1,4 +1,4 @@
-"""Write a language model's GGUF file as a bundle: its decoder, its tokenizer, and a chat template that begins the answer."""
+"""Convert a language model's GGUF file to a bundle: its decoder, its tokenizer, and a chat template that begins the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgevlm.export.gguf import GgufCheckpoint
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, ChatSpec, hash_file, seal_manifest
 
 TOKENIZER = "tokenizer.json"
-CONTROL = 3  # a special token, in tokenizer.ggml.token_type
+CONTROL = 3  # tokenizer.ggml.token_type of a special token
 STREAM = "<stream>"  # where the stream's rows go
 TEMPLATE = (
     "{% for item in messages[-1]['content'] %}{% if item['type'] == 'video' %}<|im_start|>user\n" + STREAM + "\n"
@@ -25,9 +25,9 @@ TEMPLATE = (
 
 
 def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
-    """Write the file's bundle into ``folder``, with a stand-in for a tower; return ``folder``.
+    """Write the GGUF file's bundle, with a stand-in for the vision tower, into ``folder``; return ``folder``.
 
-    Raises UserError for a file that is damaged, or whose architecture or tokenizer is not supported here.
+    Raises UserError if the file is damaged or its architecture or tokenizer is not supported here.
     """
     checkpoint = GgufCheckpoint(gguf)
     tokenizer = _tokenizer(checkpoint)
@@ -50,7 +50,7 @@ def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
 
 
 def _tokenizer(checkpoint: GgufCheckpoint) -> Tokenizer:
-    """Return the tokenizer that the file holds. Raises UserError if it is not of SmolLM's kind."""
+    """Return the checkpoint's tokenizer. Raises UserError if it is not SmolLM's."""
     kind = checkpoint.field("tokenizer.ggml.pre")
     if kind != "smollm":
         raise UserError(f"{checkpoint.folder}: its tokenizer is {kind!r} and only 'smollm' is read here; give a SmolLM2 file")

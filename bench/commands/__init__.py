@@ -1,1 +1,1 @@
-"""The options of the larger commands."""
+"""The larger ``bench`` commands and their options."""

@@ -1,4 +1,4 @@
-"""The options of ``edgevlm bench accuracy``: the demo world's suites, and the published benchmarks."""
+"""``edgevlm bench accuracy`` and its options, for the demo world's suites and the published benchmarks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Benchmarks of whole videos go through lmms-eval: lmms-eval --model edgevlm --tas
 
 
 def check_suite(name: str) -> str:
-    """Return a suite's name, as typed. Raises UserError for a suite that this command cannot run."""
+    """Return the suite's name unchanged. Raises UserError for a suite that this command cannot run."""
     if name in LMMS_EVAL:
         raise UserError(f"--suite {name}: use lmms-eval --model edgevlm --tasks {LMMS_EVAL[name]} ({GUIDE})")
     if name not in (known := (*DEMO, *SUITES)):

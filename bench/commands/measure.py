@@ -1,4 +1,4 @@
-"""Declare the options of the measuring commands, and make the commands: ``speed``, ``stream``, ``memory`` and others."""
+"""Make the measuring commands (``speed``, ``stream``, ``memory`` and others) and declare their options."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from edgevlm.apps.commands.cli_options import Json, Threads, flag, option
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import to_stderr
 
-EPILOG = {  # what each command needs besides edgevlm[cpu]
+EPILOG = {  # the packages each command needs besides edgevlm[cpu]
     "speed": "vision and --against transformers need torch and transformers; --against llama.cpp also llama-cpp-python and "
     "gguf, openvino also openvino and nncf.",
     "stream": "against, and changed with a seeded model, need torch and transformers.",
     "serve": "Needs edgevlm[serve].",
 }
-OF_CHECKPOINTS = ("precision", "against")  # measurements that export a model
+OF_CHECKPOINTS = ("precision", "against")  # measurements of a checkpoint, not of a bundle
 
 
 @dataclass
 class MeasureOptions:
-    """All measurements' options; each measurement takes those that its function has as parameters, with their defaults."""
+    """All measurements' options. A measurement takes its function's parameters, with their defaults."""
 
     model: Annotated[list[str] | None, option("NAME,...", "Measure demo, seeded-0.5b, a bundle, ORG/NAME.")] = None
     policy: Annotated[list[str] | None, option("NAME[:K=V,...],...", "Compare these policies.")] = None
@@ -62,7 +62,8 @@ class MeasureOptions:
 
 
 def command(name: str, known: dict[str, str], options: str, about: str) -> Callable[..., None]:
-    """Make a command with these ``options`` that runs one of ``known`` (name -> ``module:function``), the first by default."""
+    """Make a command with these ``options`` for measurements ``known`` (name -> ``module:function``); the first is the
+    default."""
     parameters, hints = inspect.signature(MeasureOptions).parameters, get_type_hints(MeasureOptions, include_extras=True)
     chosen = [parameters[each].replace(annotation=hints[each]) for each in [*options.split(), "as_json"]]
     if len(known) > 1:
@@ -92,27 +93,27 @@ speed = command(
     "model against held frames tokens_per_frame precisions kv layers tokens threads rounds",
     """Time decode, prefill, attention, products, vision towers and precisions.
 
-    decode and prefill run beside llama.cpp, OpenVINO and transformers with the same weights, taking turns; vision beside
-    transformers; attention beside ONNX Runtime's and a plain read; products of each layout of weights beside float32's and
-    a plain read. Models are seeded-135m|360m|0.5b|3b with random weights, demo, a checkpoint or a bundle.
-    precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed; int4+gptq rounds by GPTQ).
+    decode and prefill take turns with llama.cpp, OpenVINO and transformers on the same weights. vision is compared with
+    transformers, attention with ONNX Runtime's and a plain read, and products of each weight layout with float32's and a plain
+    read. Models are seeded-135m|360m|0.5b|3b with random weights, demo, a checkpoint or a bundle. precision compares a
+    checkpoint's weight precisions with fp32 (KL, top-1, size, speed; int4+gptq rounds with GPTQ).
     """,
 )
 compression = command(
     "compression",
     {"": "compression:compression"},
     "policy layers tokens dtype threads rounds device",
-    "Time policies' compression beside one plain read; with --device cuda its kernels beside a copy.",
+    "Compare the time of policies' compression with one plain read; with --device cuda, compare its kernels with a copy.",
 )
 stream = command(
     "stream",
     {"growth": "stream.growth:growth", "against": "stream.against:against", "changed": "stream.changed:changed"},
     "model policy budget frames chunk questions append encode clips precisions theirs layers engine threads",
-    """Watch a stream grow: frames a second, memory, answers, energy.
+    """Measure a growing stream: frames per second, memory, answers and energy.
 
-    growth compares policies, full KV included, each in a separate process. against runs transformers with infinipot-v in
-    PyTorch beside edgevlm, on one llava_onevision checkpoint (by default one with random weights: 8 GB of memory, 4 GB of disk
-    for a while). changed watches clips with whole frames and with changes only, in turn, and prints the highest possible ratio.
+    growth compares policies and full KV, each in a separate process. against compares edgevlm with transformers and infinipot-v
+    in PyTorch on one llava_onevision checkpoint (default: random weights; 8 GB of memory and, temporarily, 4 GB of disk).
+    changed watches clips with whole frames and with changes only, in turn, and prints the highest possible ratio.
     """,
 )
 memory = command(
@@ -121,8 +122,8 @@ memory = command(
     "model policy budget frames seed append encode host_bytes file_bytes rounds engine threads",
     """Measure long runs, snapshots and the store.
 
-    longrun takes policies through 100,000 frames: bytes on the device, in host memory and on disk, times to the first token,
-    and recall of past events. snapshot measures how long one holds up the stream. store fetches clusters from memory and disk.
+    longrun shows policies 100,000 frames and measures bytes on the device, in host memory and on disk, times to the first
+    token, and recall. snapshot measures how long one holds up the stream. store times fetches from memory and disk.
     """,
 )
 camera = command(
@@ -135,10 +136,10 @@ serve = command(
     "serve",
     {"cameras": "serve:cameras", "questions": "questions:questions"},
     "model cameras budget fps rounds seconds engine threads",
-    """Time several cameras of edgevlm serve, and long questions beside them.
+    """Time several cameras of edgevlm serve, and long questions to them.
 
-    cameras watches demo cameras as fast as they go, in one process and in one each: frames a second in total, and memory.
-    questions asks one of two cameras 256, 1,000 and 4,000 tokens: time to the first token, and how long frames wait.
+    cameras watches demo cameras at full speed, in one process and in one each, and measures total frames per second and memory.
+    questions asks one of two cameras 256, 1,000 and 4,000 tokens and measures times to the first token and waits of frames.
     """,
 )
 watch = command(
@@ -147,16 +148,16 @@ watch = command(
     "events seed policy append model rounds engine threads",
     """Measure how well watches open and close, and their cost.
 
-    quality counts openings and closings on the demo world beside the truth: precision, recall, delay in frames, and changes
-    again while nothing changed, by rule; beside a sliding window, and each frame asked about by itself. cost is frames a second
-    with a dozen watches over those without, and what asking them together saves.
+    quality compares openings and closings on the demo world with the truth, for each rule: precision, recall, delay in frames,
+    and changes while nothing changed. A sliding window and asking about each frame by itself are compared too. cost is the
+    frame rate with a dozen watches divided by that without, and what asking them together saves.
     """,
 )
-vrex = command("vrex", {"": "vrex:vrex"}, "", "Model V-Rex's accelerator beside its paper's figures.")
+vrex = command("vrex", {"": "vrex:vrex"}, "", "Model V-Rex's accelerator and compare it with its paper's figures.")
 
 
 def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None:
-    """Run one of the ``known`` measurements with the options that were typed (those not None) and print its lines.
+    """Run one of the ``known`` measurements with the typed options (those that are not None) and print its lines.
 
     Raises UserError for an unknown measurement or option, and if a package is missing.
     """
@@ -197,7 +198,7 @@ def _option(name: str) -> str:
 
 
 def _read(name: str, typed: Any, wanted: str) -> Any:
-    """Convert a typed value to the type of a measurement's parameter; commas separate a list's items. Raises UserError."""
+    """Convert a typed value to the type of the measurement's parameter; commas separate list items. Raises UserError."""
     from edgevlm.calib.accuracy.variants import split
     from edgevlm.runtime.settings import parse_budget
 

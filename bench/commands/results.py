@@ -1,4 +1,4 @@
-"""``edgevlm bench all`` and ``report``: run the benchmarks, keep their results, and show them."""
+"""``edgevlm bench all`` and ``report``: run the benchmarks, save their results, and report them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def all_benches(
     only: Annotated[str | None, option("NAME,...", "Run only these of the plan.")] = None,
     plan: Annotated[bool, flag("--plan", "Print the commands and run none.")] = False,
 ) -> None:
-    """Run the benchmarks and keep their results.
+    """Run the benchmarks and save their results.
 
-    The same command continues where it was stopped. Failures are recorded, the rest continues, and the exit status is 1.
+    The same command continues an interrupted run. Failures are recorded, other benchmarks still run, and the exit status is 1.
     """
     from edgevlm.bench.results.run_all import planned, run_all, typed
 
@@ -55,8 +55,8 @@ def report(
 ) -> None:
     """Report results as a page, or compare runs.
 
-    With --baseline the last run of the results is compared line by line; the exit status is 1 where it is slower by more than
-    --fail-over and not by chance: beyond the spreads, or at least twice as slow where a line has none.
+    With --baseline, the last run is compared line by line. The exit status is 1 if a line is slower by more than --fail-over
+    and not by chance, which means beyond the spreads or, without spreads, at least twice as slow.
     """
     from edgevlm.bench.output import Table
     from edgevlm.bench.results.compare import compare

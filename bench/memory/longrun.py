@@ -1,6 +1,6 @@
-"""Measure a stream of a hundred thousand frames under retrieval and eviction policies: what it costs, and what is recalled.
+"""Measure the cost and the recall of retrieval and eviction policies on a stream of a hundred thousand frames.
 
-Each policy runs in a separate process, one after the other. Every frame is drawn, encoded and appended; none is repeated.
+Each policy runs in a separate process, one after another. Every frame is drawn, encoded and appended; none is repeated.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from edgevlm.runtime.taught import COLORS, SHAPES
 
 TEXT_BUDGET = TextBudget(80, 80, 80)
 REPORT_EVERY = 500  # frames
-LEAST = 200  # frames before the first mark: a visitor must have time to come and go
+LEAST = 200  # least frames before the first mark, in which a visitor comes and goes
 GAPS = (30, 60, 90, 130, 200, 350, 600, 900, 1_400, 2_500, 4_000, 7_000, 9_000, 20_000, 40_000, 80_000)
-"""Frames before a mark at which a visitor has left; as many of these as a mark has room for."""
-SHAPES_OF_VISITORS = 6  # all other objects have the remaining two
-KINDS = ("past_where", "past_seen")  # which name a colour and a shape that only one visitor has
+"""How many frames before a mark visitors left; a mark has visitors for those gaps that it has room for."""
+SHAPES_OF_VISITORS = 6  # other objects have the remaining two shapes
+KINDS = ("past_where", "past_seen")  # kinds of questions that name a colour and a shape that only one visitor has
 
 
 def longrun(
@@ -53,11 +53,11 @@ def longrun(
     file_bytes: int = 8_000_000_000,
     engine: str = DEFAULT_ENGINE,
 ) -> Iterator[dict[str, Any]]:
-    """Yield lines for each policy, ``append`` and ``encode``: after a hundredth of the frames, after a tenth, and at the end.
+    """Yield a line for each policy, ``append`` and ``encode`` after a hundredth of the frames, a tenth of them, and all.
 
-    ``budget``: vision tokens per layer on the device, 512 by default; ``host_bytes``, ``file_bytes``: limits of the store.
-    ``ttft_ratio``: the time to the first token divided by that at the first mark; ``backward``: the fraction of questions about
-    the past that are answered right; ``right``: the same, by how long ago. Raises UserError for an invalid policy.
+    ``budget``: vision tokens per layer on the device, 512 by default. ``host_bytes``, ``file_bytes``: limits of the store.
+    ``ttft_ratio``: the time to the first token divided by that at the first mark. ``backward``: the fraction of right answers
+    about the past. ``right``: right answers out of all, by how long ago. Raises UserError for an invalid policy.
     """
     marks = sorted({mark for mark in (frames // 100, frames // 10, frames) if mark >= LEAST})
     for name, way, look in product(policy, append, encode):
@@ -114,7 +114,7 @@ def measure(
 
 
 def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str, Any]:
-    """Ask each question once, after a first one that is not counted."""
+    """Ask each question once, after a warm-up question that is not counted."""
     session.ask(asked[-1][0]).wait()
     right: dict[str, list[bool]] = defaultdict(list)
     before, ttft_ms = moved_bytes(session), []
@@ -132,7 +132,7 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
 
 
 def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Visit]]]:
-    """Return a seed's stream, and for each mark the visitors to ask about: some left recently, some long ago."""
+    """Return a seed's stream and, for each mark, the visitors to ask about: some that left recently, some long ago."""
     rng = np.random.default_rng([5_000_000, seed])
     pairs = list(product(range(len(COLORS)), rng.permutation(len(SHAPES))[:SHAPES_OF_VISITORS].tolist()))
     rng.shuffle(pairs)
@@ -149,7 +149,7 @@ def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Vis
 
 
 def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generator) -> list[tuple[str, str, int | None]]:
-    """Return text, answer and age (frames) of questions about each visit, about as many unseen pairs, and about now."""
+    """Return the text, answer and age in frames of questions about each visit, about as many unseen pairs, and about now."""
     asked: list[tuple[str, str, int | None]] = []
     for visit, kind in product(visits, KINDS):
         question = demo.ask(kind, int(rng.integers(2)), visit.color, visit.shape)

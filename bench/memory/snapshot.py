@@ -1,7 +1,7 @@
 """Time how long a snapshot holds up the stream, compared with a frame's time, and how long writing it takes.
 
-A cache is filled until its policy compresses. Then watching a chunk and taking a snapshot alternate: the snapshot is copied
-while the stream waits, and written in parallel.
+The cache is first filled until its policy compresses. Then watching a chunk and taking a snapshot alternate. The stream waits
+while a snapshot is copied, but not while it is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 from edgevlm.runtime.snapshots.writer import CaptureBuffer
 
-CHUNK = 8  # frames, a session's default
+CHUNK = 8  # frames per chunk, a session's default
 
 
 def snapshot(
@@ -46,7 +46,7 @@ def snapshot(
 
 
 def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: Path) -> dict[str, Any]:
-    """Return medians and quartiles in milliseconds; ``bytes``: for one snapshot on disk."""
+    """Return medians and quartiles in milliseconds, and one snapshot's ``bytes`` on disk."""
     world, state = World(0), SnapshotDirectory(folder)
     with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, append=ALL, encode=ALL) as session:
         while not session.stats.memory.compressions:

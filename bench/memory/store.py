@@ -1,6 +1,6 @@
-"""Time storing clusters and fetching them, from host memory and from a disk whose pages are not in memory.
+"""Time storing clusters, and fetching them from host memory and from a disk whose pages are not in memory.
 
-For comparison, in turn with these: fetches that are not started in advance.
+Fetches that are announced in advance take turns with unannounced ones.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 HOST_BYTES = 4_000_000
 CLUSTERS, ASKED = 20_000, 64
-ROWS, HEADS, HEAD_DIM = 32, 2, 64  # in a cluster, in fp16
+ROWS, HEADS, HEAD_DIM = 32, 2, 64  # a cluster's shape; its numbers are fp16
 
 
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
     """Yield one line: medians over rounds that each fetch ``asked`` of ``clusters`` clusters.
 
-    ``put_ms``: time to store one cluster; ``plain_put_ms``: to copy one. ``wait_ms``: the wait for a fetch that was announced
-    as long in advance as a cold fetch takes; ``unexpected_ms``: without an announcement. Ratios are taken round by round.
+    ``put_ms``: time to store one cluster. ``plain_put_ms``: time to copy one. ``wait_ms``: the wait for a fetch announced as
+    long in advance as a fetch from disk takes. ``unexpected_ms``: the wait for an unannounced one. Ratios are per round.
     """
     rng = np.random.default_rng(0)
     one = _block(rng)
@@ -53,7 +53,7 @@ def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Ite
 
 
 def _turn(store: Store, rng: np.random.Generator, clusters: int, asked: int) -> dict[str, float]:
-    """Return the milliseconds that fetches of different clusters take: cold, from host memory, announced, and unannounced."""
+    """Return the milliseconds of fetches from disk and from host memory, and of announced and unannounced fetches."""
     first, second, third = (rng.choice(clusters, asked, replace=False).tolist() for _ in range(3))
     _forget_pages(store)
     disk = timed(partial(store.get, first))
@@ -68,7 +68,7 @@ def _turn(store: Store, rng: np.random.Generator, clusters: int, asked: int) -> 
 
 
 def _forget_pages(store: Store) -> None:
-    """Drop the file's pages from the kernel's page cache."""
+    """Drop the store's file from the kernel's page cache."""
     assert store._file is not None
     os.fdatasync(store._file._handle)
     os.posix_fadvise(store._file._handle, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,8 +1,8 @@
-"""Published benchmarks, by name. docs/internals/published-benchmarks.md explains where to get their data."""
+"""The names of published benchmarks. docs/internals/published-benchmarks.md says where to get their data."""
 
 GUIDE = "docs/internals/published-benchmarks.md"
 SUITES = ("streamingbench", "ovobench")
-LMMS_EVAL = {  # benchmarks of whole videos, and their tasks in lmms-eval
+LMMS_EVAL = {  # benchmark of whole videos -> its task in lmms-eval
     "videomme": "videomme",
     "mlvu": "mlvu_dev",
     "egoschema": "egoschema_subset",

@@ -1,4 +1,4 @@
-"""Convert the published benchmarks' files to questions, and compute the columns of their tables."""
+"""Convert published benchmarks' files to questions, and compute the columns of their result tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from edgevlm.bench.suites.records import LETTERS, Count, Dataset, Options, Poll, Seconds, SuiteQuestion, Text, reader
 from edgevlm.bench.suites.scoring import Line, Scores, mean
 
-# fields read from a record: name -> type
+# the fields that each reader takes from a record: name -> type
 streaming_choice = reader(video_path=Text, question=Text, options=Options, answer=Text, task_type=Text, time_stamp=Seconds)
 streaming_proactive = reader(
     video_path=Text, question=Text, ground_truth_output=Text, time_stamp=Seconds, ground_truth_time_stamp=Seconds
@@ -28,7 +28,7 @@ def listed(options: tuple[str, ...]) -> str:
     return "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False))
 
 
-# StreamingBench (Lin et al., 2024, arXiv:2411.03628): questions in the middle of a stream, in sequence, and proactive ones
+# StreamingBench (Lin et al., 2024, arXiv:2411.03628): questions during a stream, sequential questions and proactive ones
 REAL, OMNI, CONTEXTUAL = "Real-time visual", "Omni-source", "Contextual"
 STREAMING = {
     REAL: (
@@ -53,11 +53,11 @@ Options:
 
 The best option is:"""
 POLLED = '{question} Is it the right time to output "{output}"? You can only answer yes or no.'
-POLLED_ON_S = 4.0  # polling continues this long after the moment
+POLLED_ON_S = 4.0  # polling continues for this long after the moment
 
 
 def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
-    """Read StreamingBench. A part may exist twice with the same questions: by record and, as ``_stream``, grouped by video."""
+    """Yield StreamingBench's questions. A part may be in two files, by record and (``_stream``) by video; only one is read."""
     patterns = [f"{folder}questions_{part}*.json" for folder in ("", "src/data/", "data/") for part in PARTS]
     chosen: dict[str, str] = {}
     for file in sorted(data.files(*patterns), key=lambda file: ("_stream" in file, file)):
@@ -71,7 +71,7 @@ def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
 def streaming_question(
     data: Dataset, part: str, told: defaultdict[str, list[str]], value: Any, name: str
 ) -> Iterator[SuiteQuestion]:
-    """Yield a question. told: each video's earlier questions and answers, which a sequential question repeats."""
+    """Yield a record's question. told: each video's earlier questions and answers, which a sequential question repeats."""
     asked = streaming_proactive(value) if part == "proactive" else streaming_choice(value)
     video, text = data.video(asked["video_path"]), asked["question"]
     if part == "proactive":
@@ -96,14 +96,14 @@ def streaming_question(
 
 
 def streaming_columns(scores: Scores) -> Iterator[Line]:
-    """Yield a column for each task, then for its category over all of its questions; all questions come last, as in Table 2."""
+    """Yield a column for each task, then for its category (all its questions), and last for all questions, as in Table 2."""
     for category, names in STREAMING.items():
         if tasks := list(scores.subtasks(names, category)):
             yield from (*tasks, scores.accuracy(category, category))
     yield scores.accuracy("Overall")
 
 
-# OVO-Bench (Li et al., 2025, arXiv:2501.05510): questions about the past, about now, and questions whose answer must wait
+# OVO-Bench (Li et al., 2025, arXiv:2501.05510): questions about the past, about now, and about the near future
 TASKS = {
     "Real-time": ("OCR", "ACR", "ATR", "STU", "FPD", "OJR"),
     "Backward": ("EPM", "ASI", "HLD"),
@@ -154,7 +154,7 @@ def ovo_question(data: Dataset, value: Any, name: str) -> Iterator[SuiteQuestion
 
 
 def ovo_columns(scores: Scores) -> Iterator[Line]:
-    """Yield a column for each task, for the mean of each category's tasks, and for the mean of the three."""
+    """Yield a column for each task, for the mean of each category's tasks, and for the mean of the three categories."""
     categories = []
     for category, names in TASKS.items():
         if tasks := list(scores.subtasks(names, category)):
@@ -164,7 +164,7 @@ def ovo_columns(scores: Scores) -> Iterator[Line]:
 
 
 class Suite(NamedTuple):
-    """A published benchmark. read: gets the questions in a data folder; columns: makes the table's lines from answers."""
+    """A published benchmark. read: yields a data folder's questions. columns: computes table columns from saved answers."""
 
     read: Callable[[Dataset], Iterable[SuiteQuestion]]
     columns: Callable[[Scores], Iterator[Line]]

@@ -1,4 +1,4 @@
-"""Read a downloaded data folder: annotation files, videos, their questions, and skipped records."""
+"""Read a downloaded data folder: its annotation files, questions and videos."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgevlm.bench.output import printable
 from edgevlm.bench.suites import GUIDE
 from edgevlm.errors import UserError
 
-FOLDERS = ("", "videos", "video", "data")  # folders of videos inside the data folder
+FOLDERS = ("", "videos", "video", "data")  # where videos may be in the data folder
 SUFFIXES = ("", ".mp4", ".mkv", ".webm", ".avi", ".mov")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -44,7 +44,7 @@ Options = Annotated[tuple[Text, ...], BeforeValidator(_options_of)]
 
 
 def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that takes these fields (name -> type) from a record and raises ValueError for invalid ones."""
+    """Return a function that reads these fields (name -> type) from a record and raises ValueError if one is invalid."""
     kinds: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
     model = create_model("Record", **kinds)
     return lambda value: model.model_validate(value).__dict__
@@ -52,7 +52,7 @@ def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """Ask ``prompt`` each second until the answer is yes, at most to ``until_s``; the moment is ``due_s``, in video seconds."""
+    """A prompt that is repeated every second, up to ``until_s``, until the answer is yes. The right moment is ``due_s``."""
 
     prompt: str
     until_s: float
@@ -63,9 +63,9 @@ class Poll:
 class SuiteQuestion:
     """One question about one video.
 
-    id: file and index, unique in the suite. video: path of a file inside the data folder. prompt: the model's whole prompt.
-    options: the choices' texts, without letters. time_s: when to ask first, in video seconds. tokens: limit of the answer.
-    scoring: a key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
+    id: file and index, unique in the suite. video: the file's path in the data folder. prompt: the whole prompt for the model.
+    options: the choices' texts, without letters. time_s: when to ask first, in video seconds. tokens: most tokens in the
+    answer. scoring: a key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 
     id: str
@@ -84,14 +84,14 @@ class SuiteQuestion:
 
 @dataclass(slots=True)
 class Dataset:
-    """A data folder. ``findings``: file, record and reason of skipped records; ``missing``: videos, relative to ``root``."""
+    """A data folder. ``findings``: skipped records' files, indices and reasons. ``missing``: absent videos, under ``root``."""
 
     root: Path
     findings: list[dict[str, str]] = field(default_factory=list)
     missing: dict[str, None] = field(default_factory=dict)
 
     def files(self, *patterns: str) -> list[str]:
-        """Return the files that match any pattern, once each, relative to the folder. Raises UserError if there are none."""
+        """Return the paths, relative to the folder, of files that match any pattern. Raises UserError if there are none."""
         found = [path for pattern in patterns for path in sorted(self.root.glob(pattern)) if path.is_file()]
         if not found:
             raise UserError(f"--data {self.root}: has no {' or '.join(patterns)}; download the annotations there ({GUIDE})")
@@ -109,10 +109,10 @@ class Dataset:
     def questions(
         self, file: str, values: Any, make: Callable[[Any, str], Iterable[SuiteQuestion]], nested: str = ""
     ) -> Iterator[SuiteQuestion]:
-        """Yield the questions of each record; an invalid record is noted and skipped.
+        """Yield each record's questions. Invalid records are skipped and added to ``findings``.
 
-        A record that contains a list ``nested`` counts as one record for each entry, with the fields of both.
-        make: makes questions from a record and its id; raises ValueError.
+        If a record has a list ``nested``, each entry of the list counts as a record, with the fields of both. make: makes
+        questions from a record and its id, or raises ValueError.
         """
         for place, value in _leaves(values, nested, ""):
             try:
@@ -121,9 +121,9 @@ class Dataset:
                 self.findings.append({"file": file, "record": place or "-", "reason": _reason_of(error)})
 
     def video(self, named: str, *folders: str) -> str:
-        """Return a record's video, relative to ``root``, found in ``folders`` or FOLDERS; a missing one is noted.
+        """Find a video in ``folders`` or FOLDERS; return its path relative to ``root``. If it is absent, add it to ``missing``.
 
-        Raises ValueError for a path that leads out of the data folder; links inside it are followed.
+        Raises ValueError for a path that leads out of the data folder; symbolic links are followed.
         """
         path = PurePosixPath(named.replace("\\", "/"))
         leaves = path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", named)

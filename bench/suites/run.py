@@ -1,4 +1,4 @@
-"""Run ``edgevlm bench accuracy`` on a published suite: each video once, for the answers the journal lacks, then the report."""
+"""Run ``edgevlm bench accuracy`` on a published suite: get the answers that the journal lacks, then report."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import parse_budget
 
-PROMPT_PARTS = 4  # a prompt may take at most 1 / PROMPT_PARTS of a model's positions
-NAMED = 5  # records that the report for a person lists as skipped
-LEFT_OUT = {  # fields of the last line, with the words printed before a record's fields
+PROMPT_PARTS = 4  # a prompt may take 1 / PROMPT_PARTS of a model's positions
+NAMED = 5  # most skipped records that the report lists without --json
+LEFT_OUT = {  # field of the last line -> the words printed before its entries
     "missing_videos": "missing",
     "malformed": "malformed, and left out",
     "unanswered": "not answered",
@@ -44,10 +44,7 @@ def run_suite(
     suite: str, model: str, policy: list[str], budget: str, data: Path | None, fps: float, engine: str, as_json: bool,
     out: Path | None, resume: bool, workers: int, **_: Any,
 ) -> None:  # fmt: skip
-    """Answer the questions missing from the journal and print columns, skipped policies and omitted records.
-
-    Raises UserError.
-    """
+    """Answer the questions missing from the journal; print columns, skipped policies and omitted records. Raises UserError."""
     if data is None or not data.is_dir():
         raise UserError(f"--suite {suite}: give the folder that its data was downloaded to with --data DIR ({GUIDE})")
     named, variants = [name for text in policy for name in split(text)], parse_variants(policy)
@@ -106,13 +103,13 @@ def key_of(record: Record) -> tuple[str, str, str]:
 
 
 def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBudget:
-    """Return a text budget for the longest prompt, up to a part of the model's positions, and the longest answer."""
+    """Return a text budget for the longest prompt and the longest answer, each within a fraction of the model's positions."""
     chat, most = Chat(model.bundle.chat, model.tokenizer), model.bundle.limit // PROMPT_PARTS
     longest = 0
     for prompt in {part for q in questions for part in (q.prompt, q.poll.prompt if q.poll else q.prompt)}:
         try:
             longest = max(longest, len(chat.suffix([], prompt)))
-        except UserError:  # it contains the video's placeholder: recorded when it is asked
+        except UserError:  # the prompt contains the video's placeholder; the error is recorded when it is asked
             continue
     return TextBudget(0, min(longest, most), min(max(question.tokens for question in questions), most))
 
@@ -133,7 +130,7 @@ def _answer(
     workers: int, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion],
     journal: JsonLines, step: Report,
 ) -> None:  # fmt: skip
-    """Perform a task for each video that lacks answers, with the runs that lack any."""
+    """Show each video with missing answers to the runs that miss them, and add the answers to the journal."""
     videos: dict[str, list[SuiteQuestion]] = {}
     for question in asked:
         videos.setdefault(question.video, []).append(question)
@@ -151,12 +148,12 @@ def _answer(
 
 
 def is_answered(record: Record | None) -> bool:
-    """Return whether a question need not be asked again; one that failed on a damaged video is asked again."""
+    """Return whether a question has been answered. One that failed because its video was damaged has not."""
     return record is not None and not record["damaged"]
 
 
 def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skipped: Sequence[SkippedRun]) -> Iterator[Line]:
-    """Yield the columns, policy by policy and budget by budget, then the skipped runs."""
+    """Yield each run's columns, then the skipped runs."""
     head = {"bench": "accuracy", "suite": suite}
     for run, answers in records.items():
         about = {**head, "policy": run.label, "budget": run.budget, "tokens": run.tokens or None}
@@ -169,7 +166,7 @@ def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skip
 
 
 def counts(data: Dataset, records: dict[VariantRun, list[Record]]) -> Line:
-    """Return how many questions and videos were asked, and the ones that the fractions exclude."""
+    """Return how many questions and videos were asked, and which records, videos and answers the fractions exclude."""
     first = next(iter(records.values()))
     errors = [record for of in records.values() for record in of if record["error"]]
     return {

@@ -1,4 +1,4 @@
-"""Score saved answers, and compute the columns of a suite's table."""
+"""Score saved answers and compute the columns of a suite's result table."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from edgevlm.calib.intervals import fraction_right
 Record = dict[str, Any]
 Line = dict[str, Any]
 
-WINDOW_S = 2.0  # how far from its moment a proactive answer may be (StreamingBench)
+WINDOW_S = 2.0  # a proactive answer may be this far from its moment (StreamingBench)
 
 
 def is_right(record: Record) -> bool | None:
-    """Return whether a saved answer is right, by its ``scoring``, ``response``, ``answer`` and times; None if there is none."""
+    """Return whether a saved answer is right according to its ``scoring``, or None if the question was not answered."""
     return None if record.get("error") else SCORINGS[record["scoring"]](record)
 
 
 def _proactive(record: Record) -> bool:
-    """Return whether the model spoke within two seconds of the moment, and its response contains the expected output."""
+    """Return whether the model spoke within WINDOW_S of the moment and its response contains the expected output."""
     at = record["triggered_s"]
     return at is not None and abs(at - record["due_s"]) <= WINDOW_S and contains(record["response"], record["answer"])
 
 
 SCORINGS: dict[str, Callable[[Record], bool]] = {
-    # StreamingBench: the first character is the right letter
+    # StreamingBench: the response's first character is the right letter
     "first-letter": lambda record: record["response"].strip()[:1] == record["answer"],
-    # OVO-Bench: the right letter occurs; the digits are the right number; yes or no occurs, or the text is its first letter
+    # OVO-Bench: the right letter occurs; the digits give the right number; the right word or its first letter
     "letter-within": lambda record: record["answer"] in record["response"],
     "digits": lambda record: "".join(re.findall(r"[0-9]+", record["response"])) == record["answer"],
     "yes-no": lambda record: record["response"] == record["answer"][0] or record["answer"] in record["response"],
@@ -43,13 +43,13 @@ def contains(response: str, output: str) -> bool:
 
 
 class Scores:
-    """Makes columns from one policy's saved answers at one budget; a column is a line without the policy's name."""
+    """Computes table columns from one policy's saved answers at one budget. A column is a line without the policy's name."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = list(records)
 
     def accuracy(self, name: str, category: str | None = None, subtask: str | None = None) -> Line:
-        """Return the fraction of right answers; its interval is clustered by video."""
+        """Return the fraction of right answers, with an interval clustered by video."""
         clusters: dict[str, list[bool]] = {}
         for record in self._records:
             right = is_right(record)
@@ -62,7 +62,7 @@ class Scores:
         return line
 
     def subtasks(self, names: Sequence[str], category: str) -> Iterator[Line]:
-        """Yield a column for each subtask that was asked: ``names`` in order, then others."""
+        """Yield a column for each subtask with questions: those in ``names`` first, in that order."""
         asked = dict.fromkeys(record["subtask"] for record in self._records if record["category"] == category)
         for name in sorted(asked, key=lambda name: names.index(name) if name in names else len(names)):
             yield self.accuracy(name, category, name)

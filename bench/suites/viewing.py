@@ -1,4 +1,4 @@
-"""Decode a video once: all sessions watch it side by side, and are asked when the stream reaches a question's time."""
+"""Decode a video once for all sessions, which watch it together and are asked each question at its time."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.session import Session
 
-EVERY_S = 1.0  # between two polls
-ASKED = ("video", "category", "subtask", "prompt", "options", "answer", "scoring", "time_s")  # of a question, in a record
+EVERY_S = 1.0  # seconds between two polls
+ASKED = ("video", "category", "subtask", "prompt", "options", "answer", "scoring", "time_s")  # copied from a question
 
 
 class Viewer:
-    """A policy at a budget that watches a video in a session."""
+    """A session that watches a video with one policy and budget."""
 
     def __init__(self, worker: VideoWorker, run: VariantRun, questions: Sequence[SuiteQuestion]) -> None:
         self.records: list[Record] = []
@@ -41,15 +41,15 @@ class Viewer:
         self.session, self._policy = worker.open_session(run)
         self._due = sorted((question.time_s, place) for place, question in enumerate(questions))
         self._peak, self._frames, self._seen_s = PeakBytes(), 0, math.nan
-        self._polled: dict[int, list[int]] = {}  # question -> frames watched at each of its polls
+        self._polled: dict[int, list[int]] = {}  # question -> the number of frames watched at each of its polls
 
     @property
     def over(self) -> bool:
-        """Return whether nothing is left to ask."""
+        """Whether no question is left to ask."""
         return not self._due
 
     def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:
-        """Watch a frame of the video, after asking what was due before it."""
+        """Ask the questions that are due before a frame, then watch it."""
         self._ask_until(time_s)
         if self.over:
             return
@@ -63,7 +63,7 @@ class Viewer:
             self._peak.measure(self.session.cache, self._policy)
 
     def finish(self, end_s: float) -> None:
-        """End the video: ask now what was due later; a poll whose moment has not come gets no answer."""
+        """End the video: ask the remaining questions, and record an empty answer for each poll still running."""
         self._ask_until(math.nextafter(end_s, math.inf))
         while self._due:
             _, place = self._due.pop(0)
@@ -73,13 +73,13 @@ class Viewer:
                 self._add(place, "")
 
     def fail(self, reason: str, **facts: object) -> None:
-        """Record that the remaining questions cannot be answered. facts: ``damaged`` if the video cannot be read."""
+        """Record that the remaining questions cannot be answered. facts: more fields of the record, such as ``damaged``."""
         left, self._due = self._due, []
         for _, place in left:
             self._add(place, "", error=reason, **facts)
 
     def _ask_until(self, time_s: float) -> None:
-        """Ask what is due before ``time_s``: the session has seen every frame up to the question's time and none after."""
+        """Ask the questions due before ``time_s``, when the session has seen every frame up to their time and none after."""
         while self._due and self._due[0][0] < time_s:
             due, place = self._due.pop(0)
             poll = self._questions[place].poll
@@ -92,7 +92,7 @@ class Viewer:
                     self._add(place, "")
 
     def _triggered(self, place: int, poll: Poll, due: float) -> bool:
-        """Return whether the model answers that the moment has come; it is asked again only after a new frame."""
+        """Return whether the model says that the moment has come. It is asked again only after a new frame."""
         polled = self._polled.setdefault(place, [])
         if self._frames in (0, *polled):
             return False
@@ -110,7 +110,7 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """Return the answer, or None after recording the reason. A full memory answers no further questions."""
+        """Return the answer to a prompt; on failure, record the reason and return None. A full memory fails all others."""
         checked = False
         try:
             self.session.check(prompt)
@@ -125,7 +125,7 @@ class Viewer:
         return answer
 
     def _add(self, place: int, response: str, **facts: object) -> None:
-        """Add an answer as a journal record. Times are video seconds."""
+        """Add an answer as a journal record; times are in video seconds."""
         self._peak.measure(self.session.cache, self._policy)
         question = self._questions[place]
         asked = {name: getattr(question, name) for name in ASKED}
@@ -141,7 +141,7 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
-    """A worker's settings. text_budget: every session's; threads: per call of the model, None for all cores."""
+    """A worker's settings. text_budget: used by every session. threads: for each call of the model; None uses all cores."""
 
     model: str
     data: Path
@@ -153,7 +153,7 @@ class VideoSettings:
 
 @dataclass(frozen=True, slots=True)
 class VideoTask:
-    """One video: all questions about it, and the policies and budgets that have not answered them all."""
+    """One video with all its questions, and the runs that have not answered all of them."""
 
     video: str
     questions: tuple[SuiteQuestion, ...]
@@ -161,7 +161,7 @@ class VideoTask:
 
 
 class VideoWorker:
-    """Shows videos and collects answers. model: an already loaded one. Raises UserError as ``Model.load`` does."""
+    """Shows videos to policies and collects their answers. Raises UserError as ``Model.load`` does, if ``model`` is None."""
 
     def __init__(self, settings: VideoSettings, model: Model | None = None) -> None:
         self.settings = settings
@@ -171,7 +171,7 @@ class VideoWorker:
         self._preprocess = Preprocessor(model.bundle.vision)
 
     def perform(self, task: VideoTask) -> list[Record]:
-        """Return the answers to a video's questions. Raises UserError if memory has no room for a session."""
+        """Return journal records of all runs' answers about a video. Raises UserError if memory has no room for a session."""
         viewers: list[Viewer] = []
         with ExitStack() as stack:
             stack.callback(self.features.clear)
@@ -200,14 +200,14 @@ class VideoWorker:
         return open_variant(self.model, policy, run.tokens or None, variant, self.settings.text_budget), policy
 
     def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[VariantRun | SkippedRun]:
-        """Yield each variant at ``tokens``, or at most the bytes of a sliding window of ``tokens``."""
+        """Yield each variant with the largest budget whose bytes do not exceed those of a sliding window of ``tokens``."""
         per_token, least = bytes_per_token(self.model.bundle), self.model.rows_per_frame
         yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.peak_bytes)
 
     def peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """Return the peak bytes of cache and policy while watching noise until the memory has been full for two chunks.
+        """Return the peak bytes of cache and policy in a session that watches noise until it has been full for two chunks.
 
-        tokens: 0 for as many as the model can hold; then only the cache is measured.
+        tokens: the budget; 0 stands for as many tokens as the model can hold, and then only the cache is measured.
         """
         session, policy = self.open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()
