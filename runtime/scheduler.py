@@ -14,15 +14,15 @@ from edgevlm.errors import NoThreads, UserError, refuse_fork
 
 T = TypeVar("T")
 
-PERIOD_S = 0.5  # the default of a session
-RETURN_S = 0.01  # that a session which is due next may take to come back with its next task
-WATCH_FRACTION = 0.15  # of the time, that watches may take
+PERIOD_S = 0.5  # the default seconds between a session's tasks
+RETURN_S = 0.01  # how long to wait for the next task of the session served last, if it would be due first
+WATCH_FRACTION = 0.15  # the largest share of the time that watches may take
 
 
 class Task(NamedTuple):
-    """A call that waits for its turn, with the future for its result.
+    """A queued call and the future for its result.
 
-    session: its id. due, period: seconds of the scheduler's clock.
+    session: the session's id. due: when the call is due on the scheduler's clock. period: seconds between the session's tasks.
     """
 
     session: int
@@ -34,7 +34,7 @@ class Task(NamedTuple):
     watch: bool = False
 
     def run(self) -> None:
-        """Run the call unless it was cancelled; an error goes to the future."""
+        """Run the call unless it was cancelled, and store its result or its error in the future."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -46,42 +46,39 @@ class Task(NamedTuple):
 
 
 class Scheduler:
-    """Runs one task at a time: urgent ones first, in the order submitted, then watches, then those of the sessions by deadline.
+    """Runs one task at a time: urgent tasks first, then watches, then the sessions' other tasks, the earliest deadline first.
 
-    A session's task is due one period after its previous one, so in overload every session runs at the same fraction of its
-    rate (start-time fair queueing); an idle session accumulates no credit.
+    A session's task is due one period after the session's previous task. Under overload, every session therefore runs at the
+    same fraction of its rate (start-time fair queueing). An idle session accumulates no credit.
 
-    Between two urgent tasks, one task of a session without urgent ones runs, so endless questions to one camera do not stop the
-    others. Watches, in the order submitted, take at most WATCH_FRACTION of the time: after one that took t s the next begins
-    5.7 t later.
+    Between two urgent tasks, one other task runs if any is waiting, so endless questions to one camera do not stop the others.
+    Watches take at most WATCH_FRACTION of the time: after a watch that took t seconds, the next one starts 5.7 t later.
 
-    Only this thread uses the engine, caches and policies of a model, so nothing else needs a lock. The thread starts
-    with the first task.
+    Only the scheduler's thread uses a model's engine, caches and policies, so they need no lock. The thread starts with the
+    first task.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._urgent: deque[Task] = deque()
         self._watches: deque[Task] = deque()
-        self._watch_from = 0.0  # time.monotonic() at which the next of them may begin
-        self._queues: dict[int, deque[Task]] = {}  # of sessions with tasks, the one served longest ago first
-        self._clock = (
-            0.0  # when the newest task began that was not an urgent one, had all begun one period before they were due
-        )
-        self._due: dict[int, float] = {}  # when a session's newest task is due, where that is after the clock
-        self._returning: tuple[int, float] | None = None  # the session of the task before, and when its next one is due
+        self._watch_from = 0.0  # the time.monotonic() at which the next watch may begin
+        self._queues: dict[int, deque[Task]] = {}  # each session's waiting tasks; the session served longest ago is first
+        self._clock = 0.0  # the latest (due - period) of the sessions' tasks that have begun
+        self._due: dict[int, float] = {}  # when each session's newest task is due, if after the clock
+        self._returning: tuple[int, float] | None = None  # the session served last, and when its next task is due
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._pid = os.getpid()
-        self._was_urgent = False  # the task before
+        self._was_urgent = False  # whether the previous task was urgent
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this process was forked from the one with the thread."""
+        """Return whether this process is a fork of the one that runs the scheduler."""
         return self._pid != os.getpid()
 
     def check_process(self) -> None:
-        """Raise UserError in a forked process, which has no such thread and may hold a lock forever."""
+        """Raise UserError in a forked process, where the model's thread does not run and a lock may never be released."""
         refuse_fork(self._pid, "the model")
 
     @property
@@ -94,7 +91,7 @@ class Scheduler:
 
     @property
     def urgent_waiting(self) -> bool:
-        """Return whether an urgent task waits; a running watch may then postpone the rest of its questions."""
+        """Return whether an urgent task is waiting, so that a running watch can postpone its remaining questions."""
         with self._changed:
             return any(not task.future.cancelled() for task in self._urgent)
 
@@ -107,11 +104,11 @@ class Scheduler:
         watch: bool = False,
         period: float = PERIOD_S,
     ) -> Future[T]:
-        """Queue a call.
+        """Queue a call and return the future for its result.
 
-        Cancelling the future removes it until it begins. urgent: run it first, as for questions. watch: background questions.
-        period: seconds between tasks of the session, if there is time for all. Raises UserError after :meth:`stop`, in a forked
-        process, and if the system cannot start a thread.
+        Cancelling the future removes a call that has not begun. urgent: run it before all others, as users' questions are.
+        watch: run it after the urgent calls, as background questions are. period: seconds between the session's tasks if there
+        is time for all. Raises UserError after :meth:`stop`, in a forked process, and if the system cannot start a thread.
         """
         self.check_process()
         with self._changed:
@@ -136,9 +133,9 @@ class Scheduler:
         watch: bool = False,
         period: float = PERIOD_S,
     ) -> T:
-        """Queue a call and wait for its result; raises what it raises.
+        """Queue a call, wait for it and return its result; raises the call's error.
 
-        An interrupt of the waiting thread cancels a call that has not begun; a call that has begun finishes first.
+        An interrupt of the waiting thread cancels a call that has not begun; a call that has begun runs to its end.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("the model's own thread cannot wait for the model: call this from another thread")
@@ -152,7 +149,7 @@ class Scheduler:
             raise
 
     def stop(self) -> None:
-        """Cancel waiting tasks, and end the thread after the running one. Does nothing in a forked process."""
+        """Cancel all waiting tasks and end the thread after the running task. Does nothing in a forked process."""
         if self.is_forked:
             return
         with self._changed:
@@ -166,15 +163,15 @@ class Scheduler:
             task.future.cancel()
 
     def close(self) -> None:
-        """Call :meth:`stop`, and wait for the thread to end."""
+        """Stop the scheduler and wait for its thread to end."""
         self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def give_way(self, session: object, takes: Callable[[Task], bool]) -> None:
-        """Give each waiting session one turn; a task calls this on the model's thread between two of its parts.
+        """Run one task of each waiting session; a long task calls this on the model's thread between two of its parts.
 
-        takes: whether a task of its own ``session`` may run now.
+        session: the long task's session. takes: tells whether that session's next task may run now.
         """
         with self._changed:
             waiting = sorted(self._queues, key=lambda each: self._queues[each][0].due)
@@ -199,7 +196,7 @@ class Scheduler:
             pass
 
     def _step(self) -> bool:
-        """Run the next task; return False after :meth:`stop`. Holds no reference to a task while it waits."""
+        """Run the next task; return False after :meth:`stop`. While waiting, it holds no reference to a task."""
         with self._changed:
             while not (self._urgent or self._queues or self._stopped or self._watch_in_s == 0):
                 self._changed.wait(self._watch_in_s)
@@ -217,16 +214,16 @@ class Scheduler:
 
     @property
     def _watch_in_s(self) -> float | None:
-        """Return the seconds until a watch may begin; None if none waits."""
+        """Return the seconds until the next watch may begin, or None if no watch is waiting."""
         return max(0.0, self._watch_from - time.monotonic()) if self._watches else None
 
     def _next_due(self, session: int, period: float) -> float:
         return max(self._clock, self._due.get(session, 0.0)) + period
 
     def _returns(self) -> bool:
-        """Return whether the last session would also have the next turn if its next task were queued.
+        """Return whether the session served last would be served again if its next task were already queued.
 
-        Its thread may be about to queue it; without this check two sessions would alternate whatever their rates.
+        The session may be about to queue that task. Without this check, two sessions would alternate whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False
@@ -249,11 +246,11 @@ class Scheduler:
         return self._take(session)
 
     def _take(self, session: int) -> Task:
-        """Take the next task of a session out of its queue."""
+        """Remove a session's next task from its queue and return it."""
         queue = self._queues.pop(session)
         task = queue.popleft()
         if queue:
-            self._queues[session] = queue  # behind the others
+            self._queues[session] = queue  # after the other sessions
         self._clock = max(self._clock, task.due - task.period)
         self._returning = session, self._next_due(session, task.period)
         return task

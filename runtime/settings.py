@@ -1,4 +1,4 @@
-"""The settings of a session, declared once: ``Session.open``, the command line, edgevlm.toml and HTTP read this model."""
+"""The settings of a session, declared once for ``Session.open``, the command line, edgevlm.toml and HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_QUESTION = 8192
 
 
 class Metavar(NamedTuple):
-    """The placeholder for a field's value in help; it is in ``model_fields[name].metadata``."""
+    """The placeholder for a field's value in help texts, found in ``model_fields[name].metadata``."""
 
     text: str
 
@@ -30,9 +30,9 @@ class Metavar(NamedTuple):
 class AppendChanged:
     """Settings of ``--append changed``.
 
-    tau: a token is appended if its feature's cosine to its patch's reference is below tau, and below that of the camera's
-    noise. refresh: a patch is appended again after this many frames; 0: never. present: every question sees this many newest
-    frames whole, held beside the memory.
+    tau: append a token if the cosine between its feature and its patch's reference is below tau and below what camera noise
+    causes. refresh: append a patch again after this many frames even if it is unchanged; 0 turns this off. present: keep this
+    many of the newest frames outside the memory; every question sees them whole.
     """
 
     tau: float = TAU
@@ -48,9 +48,9 @@ class AppendChanged:
 class EncodeChanged:
     """Settings of ``--encode changed``.
 
-    interval: the whole frame is encoded every ``interval`` frames; 0: adapt it to the errors that whole frames find, up to
-    INTERVAL. threshold: mean difference, in levels of 255, of the tenth of a patch's pixels that differ most; 0 encodes every
-    frame whole.
+    interval: encode a whole frame every ``interval`` frames; 0 adapts the interval, up to INTERVAL, to the errors that whole
+    frames reveal. threshold: encode a patch if the tenth of its pixels that differ most differ by this much on average, in
+    levels from 0 to 255; 0 encodes every frame whole.
     """
 
     interval: int = 0
@@ -61,10 +61,9 @@ class EncodeChanged:
 
 
 def parse_append(text: str) -> tuple[str, float | None, int, int]:
-    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]``: the word, tau (None: the model's own) and the
-    settings.
+    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]`` to (word, tau, refresh, present).
 
-    Raises UserError for anything else.
+    tau is None if it is not given: the model's value then applies. Raises UserError for any other text.
     """
     name, values = _split_changed("append", text, {"tau": TAU, "refresh": 0, "present": 1})
     tau, refresh, present = values.get("tau"), values.get("refresh", 0), values.get("present", 1)
@@ -78,9 +77,9 @@ def parse_append(text: str) -> tuple[str, float | None, int, int]:
 
 
 def parse_encode(text: str) -> tuple[str, EncodeChanged]:
-    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]``: the word, and the settings of ``changed``.
+    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]`` to the word and the settings of ``changed``.
 
-    Raises UserError for anything else.
+    Raises UserError for any other text.
     """
     name, values = _split_changed("encode", text, {"interval": INTERVAL, "threshold": THRESHOLD})
     interval, threshold = values.get("interval", 0), values.get("threshold", THRESHOLD)
@@ -106,12 +105,12 @@ def _split_changed(option: str, text: str, usual: Mapping[str, float]) -> tuple[
 
 
 def parse_budget(text: str) -> int:
-    """Parse ``512`` or ``6k`` (6,000) as a number of tokens. Raises UserError for anything else."""
+    """Parse ``512`` or ``6k`` (6,000) as a number of tokens. Raises UserError for any other text."""
     return _number(text, "kK", f"budget {text!r}: give a number of tokens, like 512 or 6k")
 
 
 def parse_bytes(text: str) -> int:
-    """Parse ``8G`` (8,000,000,000) or ``256M`` as a number of bytes. Raises UserError for anything else."""
+    """Parse ``8G`` (8,000,000,000) or ``256M`` as a number of bytes. Raises UserError for any other text."""
     return _number(text, "kKmMgGtT", f"{text!r} is not a number of bytes, like 8G or 256M")
 
 
@@ -127,7 +126,7 @@ def check_policy(policy: Any) -> Any:
     if isinstance(policy, str) and policy.startswith(f"{AUTO}:"):
         raise UserError(f"policy {policy}: auto takes no settings; a setting goes with the policy's own name")
     if policy != AUTO:
-        from edgevlm.runtime.policies import as_policy  # numpy, for commands that only show their help
+        from edgevlm.runtime.policies import as_policy  # imports numpy, which commands that only show their help do not need
 
         as_policy(policy)
     return policy
@@ -138,7 +137,7 @@ def _integer(value: Any) -> Any:
 
 
 def _by(parse: Any, *, keep: bool = False) -> AfterValidator:
-    """Validate text with ``parse``. keep: return the text itself."""
+    """Return a validator that calls ``parse``. keep: leave the value as it is instead of replacing it with the parsed one."""
 
     def check(value: Any) -> Any:
         try:
@@ -150,7 +149,7 @@ def _by(parse: Any, *, keep: bool = False) -> AfterValidator:
     return AfterValidator(check)
 
 
-# types of fields, for other models of settings to use: edgevlm.toml, bodies of HTTP requests
+# field types, shared with the settings models of edgevlm.toml and of HTTP request bodies
 Tokens = Annotated[Annotated[int, Field(strict=True)] | str, BeforeValidator(_integer), _by(parse_budget)]
 Frames = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=1)]
 Bytes = Annotated[Annotated[int, Field(strict=True, ge=0)] | str, BeforeValidator(_integer), _by(parse_bytes)]
@@ -160,9 +159,10 @@ AnyPolicy = Annotated[str | SkipJsonSchema[Any], _by(check_policy, keep=True)]
 
 
 class SessionSettings(BaseModel):
-    """The memory settings of ``Session.open``. Values are checked; ``budget="6k"`` is 6000.
+    """The memory settings of ``Session.open``. Values are validated and parsed: ``budget="6k"`` becomes 6000.
 
-    ``model_fields[name]`` has a field's help (``description``), default, bounds, and a :class:`Metavar` in its metadata.
+    ``model_fields[name]`` holds a field's help (``description``), its default, its bounds and, in its metadata, a
+    :class:`Metavar`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
@@ -193,7 +193,7 @@ class SessionSettings(BaseModel):
 
     @classmethod
     def checked(cls, settings: SessionSettings | None = None, **fields: Any) -> SessionSettings:
-        """Return ``settings``, with ``fields`` instead of its own. Raises UserError, one line that names the field."""
+        """Return ``settings`` with ``fields`` replacing its values. Raises a one-line UserError that names the bad field."""
         given = {} if settings is None else {name: getattr(settings, name) for name in SessionSettings.model_fields}
         if unknown := [name for name in fields if name not in cls.model_fields]:
             raise UserError(f"a session has no setting {unknown[0]!r}; {nearest(unknown[0], cls.model_fields)}")

@@ -12,11 +12,11 @@ from edgevlm.runtime.plugins import place
 from edgevlm.runtime.sampling import Classified
 from edgevlm.runtime.stats import SessionStats
 
-OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # probabilities of yes between which an answer stays as it is
+OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # between these probabilities of yes, the answer does not change
 
 
 class Change(NamedTuple):
-    """The answer to a question has become yes, or no again. time_s: time of the newest frame. probability: of yes."""
+    """A change of the answer to yes, or back to no. time_s: the newest frame's time. probability: the probability of yes."""
 
     question: str
     is_yes: bool
@@ -25,7 +25,7 @@ class Change(NamedTuple):
 
 
 class AskedSession(Protocol):
-    """A session, as a standing question uses it."""
+    """The part of a session that a standing question uses."""
 
     notify: Notify
 
@@ -35,9 +35,9 @@ class AskedSession(Protocol):
 
 
 class StandingQuestion(threading.Thread):
-    """Asks a yes-or-no question every ``every`` seconds, if the session has seen a new frame.
+    """A thread that asks a yes-or-no question every ``every`` seconds, unless the session has watched no new frame.
 
-    ``callback`` runs in this thread. Its first error becomes a notice of the session, and the question continues.
+    ``callback`` runs in this thread. Its first error is reported to the session's ``notify``; asking continues.
     """
 
     def __init__(self, session: AskedSession, question: str, callback: Callable[[Change], object], every: float) -> None:
@@ -74,7 +74,7 @@ class StandingQuestion(threading.Thread):
             self._failed = True
 
     def cancel(self) -> None:
-        """Stop asking; any thread may call it, the callback's too. Waits for a callback that runs in another thread."""
+        """Stop asking, and wait for a callback that is running in another thread. Any thread may call this."""
         self._ended.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join()

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 State = Mapping[str, NDArray]
-"""Arrays by name, ``part.part.field``."""
+"""Arrays by dotted name, such as ``part.part.field``."""
 
 
 class Stateful:
-    """An object that keeps arrays between calls, in the attributes that ``state_fields`` names.
+    """A base class for objects that keep arrays between calls, in the attributes that ``state_fields`` names.
 
-    A field holds an array, a number, a text, another Stateful, None (nothing yet), or a dict (keys: int or str) or list of
-    those. Snapshots store exactly these fields, and a policy is charged for exactly their arrays::
+    A field holds an array, a number, a string, None (no value yet), another Stateful, or a list or dict of these. A dict's keys
+    are int or str. Snapshots store exactly the declared fields, and exactly their arrays count as the policy's memory::
 
         class Counts(Stateful):
             state_fields = ("seen", "_mass")
@@ -25,21 +25,21 @@ class Stateful:
                 self.seen = 0
                 self._mass: dict[int, Float32] = {}
 
-    Names in a snapshot omit leading underscores: ``seen``, ``_mass[3]`` is ``mass.3``.
+    Names in a snapshot omit leading underscores: ``_mass[3]`` is stored as ``mass.3``.
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ()
-    _scratch_fields: ClassVar[tuple[str, ...]] = ()  # of one call, or counters that a snapshot may lose
+    _scratch_fields: ClassVar[tuple[str, ...]] = ()  # arrays used within one call, and counters that snapshots may lose
 
     def state(self) -> State:
-        """Return the fields as arrays by name, for a snapshot; views, not copies."""
+        """Return views of the fields as arrays by name, for a snapshot."""
         return {name: array for field in self.state_fields for name, array in _arrays(field.lstrip("_"), getattr(self, field))}
 
     def restore(self, state: State) -> None:
-        """Restore what :meth:`state` returned in an object made with the same settings; ``state`` is copied.
+        """Copy into the fields what :meth:`state` returned for an object with the same settings.
 
-        Raises KeyError for a missing field; ValueError for one that is not declared, or of another type or shape (an empty
-        array takes any shape).
+        Raises KeyError for a missing field, and ValueError for an undeclared field or a wrong type or shape. A field that holds
+        an empty array takes any shape.
         """
         known = {field.lstrip("_") for field in self.state_fields}
         if unknown := [name for name in state if name.partition(".")[0] not in known]:
@@ -50,7 +50,7 @@ class Stateful:
 
 
 def bytes_of(value: object) -> int:
-    """Return bytes of the arrays in a field's value; numbers and texts are not counted."""
+    """Return the bytes of all arrays in a field's value; numbers and strings are not counted."""
     if isinstance(value, Stateful):
         return sum(bytes_of(getattr(value, name)) for name in value.state_fields)
     if isinstance(value, Mapping | list | tuple):
@@ -59,7 +59,7 @@ def bytes_of(value: object) -> int:
 
 
 def undeclared(of: Stateful) -> list[str]:
-    """Return the array attributes that are not declared as fields: the budget and snapshots miss them."""
+    """Return the names of attributes that hold undeclared arrays, which the budget and snapshots miss."""
     named = (*of.state_fields, *of._scratch_fields)
     return [name for name, value in vars(of).items() if name not in named and bytes_of(value)]
 
@@ -70,7 +70,7 @@ def add_prefix(part: str, state: State) -> dict[str, NDArray]:
 
 
 def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """Return the entries of ``state`` under ``part``, as :func:`add_prefix` named them."""
+    """Return the entries of ``state`` that start with ``part.``, without this prefix."""
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 

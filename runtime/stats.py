@@ -9,15 +9,15 @@ from edgevlm.runtime.store import StoreUse
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Counters since the stream opened; times in milliseconds. An immutable value.
+    """Immutable counters since the stream was opened, with times in milliseconds.
 
-    - compressions: calls of the policy that evicted rows.
-    - compress_ms: the policy's own time and the eviction, without guidance.
-    - guidance_ms: forward passes of the policy's guidance texts.
+    - compressions: policy calls that evicted rows.
+    - compress_ms: time spent in the policy and in evictions, without guidance.
+    - guidance_ms: time spent in forward passes of the policy's guidance texts.
     - evicted: rows evicted, summed over layers and KV heads.
-    - reindexings, reindex_ms: re-indexings of positions, and their time.
-    - prefill_ms: forward passes that append frames.
-    - tokens_seen, tokens_appended: tokens of the frames watched, and of them appended; 0 where whole frames are appended.
+    - reindexings, reindex_ms: re-indexings of the positions, and the time they took.
+    - prefill_ms: time spent in forward passes that append frames.
+    - tokens_seen, tokens_appended: tokens of the watched frames, and how many were appended; 0 if frames are appended whole.
     """
 
     compressions: int = 0
@@ -32,7 +32,7 @@ class MemoryStats:
 
     @property
     def appended(self) -> float:
-        """Fraction of the frames' tokens that entered the memory."""
+        """The fraction of the frames' tokens that entered the memory."""
         return self.tokens_appended / self.tokens_seen if self.tokens_seen else 1.0
 
     def plus(self, **more: float) -> MemoryStats:
@@ -42,14 +42,14 @@ class MemoryStats:
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """A session's statistics after its last call: an immutable value.
+    """The immutable statistics of a session after its last call.
 
-    frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
-    start, policy_bytes that the policy now keeps beside them, present_bytes of the newest frame and the change references;
-    encoded, the fraction of the frames' patches that was encoded, and tower_bytes kept for that; ttft_ms (from ask to the first
-    token) and tpot_ms (each further one) of the newest answer; state_bytes of the buffer that snapshots are taken in, snapshots
-    written by this process, and held_ms, the longest that the stream waited for one; store: rows offloaded by a retrieval
-    policy.
+    ``frames`` were watched, at ``fps`` a second. ``tokens`` is the number of rows in the fullest layer. ``cache_bytes`` are
+    allocated once at the start; the policy now keeps another ``policy_bytes``. ``present_bytes`` hold the newest frames and the
+    change references. ``encoded`` is the fraction of the frames' patches that was encoded; the encoder keeps ``tower_bytes``
+    for this. ``ttft_ms`` is the newest answer's time to its first token, ``tpot_ms`` its time for each further token. Snapshots
+    are taken in a buffer of ``state_bytes``; this process wrote ``snapshots`` of them and held the stream up by at most
+    ``held_ms``. ``store`` describes the rows that a retrieval policy offloaded.
     """
 
     frames: int

@@ -1,4 +1,4 @@
-"""The questions that the demo model was taught, in plain English, and a parser for typed ones."""
+"""The questions that the demo model was taught, and a parser for questions that users type."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ from typing import NamedTuple
 COLORS = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "white")
 SHAPES = ("square", "circle", "triangle", "diamond", "cross", "ring", "heart", "star")
 COUNTS = ("0", "1", "2", "3")
-COLOR, SHAPE = "<color>", "<shape>"  # the slots of a phrasing
+COLOR, SHAPE = "<color>", "<shape>"  # the slots in a phrasing
 TAUGHT = """
 now_count: how many objects are there now? | how many objects do you see now? | how many things are visible now?
 now_color: what color is the <shape> now? | which color does the <shape> have now?
@@ -29,7 +29,7 @@ count_color: how many <color> objects were there? | how many <color> objects did
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question: its kind, its text as taught to the model, and the words in its slots."""
+    """A question: its kind, its text as taught to the model, and the words in its slots."""
 
     kind: str
     text: str
@@ -38,7 +38,7 @@ class Question:
 
 
 class QuestionKind(NamedTuple):
-    """A kind of question with its phrasings."""
+    """A kind of question and its phrasings."""
 
     phrasings: tuple[str, ...]
 
@@ -50,11 +50,11 @@ KINDS = {
     kind: QuestionKind(tuple(phrasings.split(" | ")))
     for kind, phrasings in (line.split(": ", 1) for line in TAUGHT.strip().splitlines())
 }
-OFFERED = tuple(KINDS)  # the kinds that the shipped model has learned: all
+OFFERED = tuple(KINDS)  # the shipped model has learned all kinds
 
 
 def all_questions() -> list[str]:
-    """Return every phrasing, with its slots `<color>` and `<shape>` open, kind by kind."""
+    """Return all phrasings of all kinds, with the slots `<color>` and `<shape>` not filled in."""
     return [phrasing for kind in OFFERED for phrasing in KINDS[kind].phrasings]
 
 
@@ -68,7 +68,7 @@ def ask(kind: str, phrasing: int, color: int | None = None, shape: int | None = 
 
 
 def parse(text: str) -> Question | None:
-    """Return the question that a user typed, ignoring case, spacing, spelling and final mark; None if it was never taught."""
+    """Return the taught question that a user typed, or None. Ignores case, spacing, final punctuation and British spelling."""
     words = " ".join(text.lower().replace("colour", "color").split()).rstrip(" ?!.")
     words = re.sub(r"\ban? ", "a ", words)
     for pattern, kind, phrasing in _PATTERNS:
@@ -81,7 +81,7 @@ def parse(text: str) -> Question | None:
 
 
 def _pattern(phrasing: str) -> re.Pattern[str]:
-    """Return a phrasing's pattern; in the present tense the word "now" is optional."""
+    """Return the regular expression that matches a phrasing; a final "now" is optional."""
     text = phrasing.rstrip("?")
     for slot, name, names in ((COLOR, "color", COLORS), (SHAPE, "shape", SHAPES)):
         text = text.replace(slot, f"(?P<{name}>{'|'.join(names)})")
@@ -92,9 +92,7 @@ _PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text i
 
 
 def never_taught(text: str, listing: str = "edgevlm run --questions") -> str:
-    """Return the message that the demo model was never taught ``text``, with the three nearest questions and the command that
-    lists all.
-    """
+    """Return a message that ``text`` was never taught, with the three nearest questions and the command that lists all."""
     words = text.lower().split()
     slots = [
         (slot, next((name for name in names if name in words), names[0])) for slot, names in ((COLOR, COLORS), (SHAPE, SHAPES))

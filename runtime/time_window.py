@@ -1,7 +1,7 @@
-"""Questions about a time window: their rows attend only to the memory's rows of that time.
+"""Questions about a time window, whose rows attend only to the rows in memory from that time.
 
-A row's time reaches from its frame to the last one that confirmed it. The prefix is always seen, text with its frames, and
-summaries, which have no time, never.
+A row's time reaches from its frame to the last frame that confirmed it. The prefix is always seen, and text is seen together
+with its frame. Summary rows have no time and are never seen.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Bool = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """From ``since`` to ``until``, seconds of the stream, both included."""
+    """A period from ``since`` to ``until``, both included, in seconds of the stream."""
 
     since: float = -math.inf
     until: float = math.inf
 
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
-        """Return the first and the last frame of the window; the first is after the last if there is none.
+        """Return the numbers of the window's first and last frame; the first is the larger one if the window has no frame.
 
-        now: the stream's time, until which the newest frame counts.
+        now: the stream's time; the newest frame is taken as seen until then.
         """
         first, last = times.first_from(self.since), times.first_from(math.nextafter(self.until, math.inf)) - 1
         if last == times.newest:
@@ -40,7 +40,7 @@ class TimeWindow:
 
 
 class NothingHeld(UserError):
-    """The memory holds no row of a time window. oldest_s: the time of its oldest row, None if it has none."""
+    """Raised if the memory holds no row of a time window. oldest_s: the time of the oldest row, or None if there is none."""
 
     def __init__(self, window: TimeWindow, oldest_s: float | None) -> None:
         since = "the beginning" if window.since == -math.inf else f"{window.since:.1f} s"
@@ -51,9 +51,9 @@ class NothingHeld(UserError):
 
 
 def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> Bool:
-    """Return rows of a layer that a question about frames ``first`` to ``last`` attends to, ``[kv_heads, n]``.
+    """Return the mask ``[kv_heads, n]`` of a layer's rows that a question about frames ``first`` to ``last`` attends to.
 
-    Frames after ``newest`` are pictures in the question itself.
+    Frames numbered above ``newest`` are the question's own pictures.
     """
     kind, frame = cache.kind(layer), cache.frame(layer)
     shown = (frame > newest) | ((frame <= last) & (cache.confirmed(layer) >= first))
@@ -63,19 +63,19 @@ def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> B
 
 
 class NarrowedMemory:
-    """Limits a question to some rows of the cache. Its own rows follow the cache's and are not committed."""
+    """Limits a question to some rows of the cache. The question's rows are placed after the cache's and are not committed."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
-        """Narrow the memory. shown: rows to see, bool ``[kv_heads, n_l]`` for each layer.
+        """Narrow ``cache`` to the rows in ``shown``, which has a bool mask ``[kv_heads, n_l]`` for each layer.
 
-        frames: the first and last of the window, for :meth:`seen`.
+        frames: the window's first and last frame, for :meth:`seen`.
         """
         self._cache, self._frames = cache, frames
         self._shown = [[np.flatnonzero(head).astype(np.int32) for head in mask] for mask in shown]
         self._appended = 0
 
     def step(self, decoder: Decoder, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> StepResult:
-        """Append S rows after the question's earlier ones, as :meth:`Decoder.step` takes them."""
+        """Append S rows after the question's earlier rows; the arguments are those of :meth:`Decoder.step`."""
         held = self._cache.lengths
         before = np.arange(self._appended, dtype=np.int32)
         rows = [
@@ -87,7 +87,7 @@ class NarrowedMemory:
         return result
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """Return the frames' rows that a KV head sees, their runs cut to the window: copies."""
+        """Return copies of the frames' rows that a KV head sees, with their time spans cut to the window."""
         cache, (first, last), slot = self._cache, self._frames, self._shown[layer][head]
         slot = slot[cache.kind(layer)[head, slot] == Kind.VISION]
         key = cache.dequantize("key", layer)[head, slot]
