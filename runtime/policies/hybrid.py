@@ -1,4 +1,4 @@
-"""Hybrid: eviction on the device, and a store of the newest evicted tokens among similar ones. Ours."""
+"""The policy hybrid, which is ours, evicts tokens from the device and stores the newest of similar evicted tokens."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 
-NO_COSINE = -2.0  # a cosine below all
-CODES = 32  # codes of a mean that share a scale, so that a channel of large numbers costs only its neighbours' precision
+NO_COSINE = -2.0  # lower than any cosine
+CODES = 32  # codes of a mean that share a scale: a channel with large numbers lowers only its neighbours' precision
 
 
 class ClusterIndex(Stateful):
-    """Up to ``capacity`` clusters, allocated once, ``entry_bytes`` each.
+    """An index of up to ``capacity`` clusters, which takes ``entry_bytes`` for each and is allocated once.
 
-    A token joins the cluster whose mean key in the deepest layer has the highest cosine with its own, if that is ``tau`` or
-    more; otherwise it starts a cluster. If the index is full, the two most similar clusters merge first, and ``tau`` falls to
-    their cosine.
+    A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key, if the cosine is
+    at least ``tau``. Otherwise the token starts a new cluster. If the index is full, the two most similar clusters merge first,
+    and ``tau`` falls to their cosine.
 
-    A mean is kept as int8 codes ``[capacity, width]``, with a float16 ``scale`` for each CODES of them. Changes below half a
-    code are lost, so a mean settles after a few dozen tokens. sketch ``[capacity, sketch_bytes]``: that of the cluster's
-    newest token. runs ``[capacity, 2]``: the first block numbers of the two runs (one block per layer) with the cluster's
-    newest tokens, the newer last, -1 for none. rows: the tokens of each run. near, nearest ``[capacity]``: the
-    highest cosine with any other cluster, and that cluster.
+    A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Changes below half a
+    code are lost, so a mean stops changing after a few dozen tokens. sketch ``[capacity, sketch_bytes]``: the newest token's
+    sketch. runs ``[capacity, 2]``: the first block number of each of the two runs with the cluster's newest tokens, the newer
+    run last; -1 for none. A run has one block per layer. rows: the number of tokens in each run. near, nearest ``[capacity]``:
+    the highest cosine with any other cluster, and that cluster's number.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
@@ -63,9 +63,9 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Add tokens one by one by their deepest keys ``[n, width]``; return their clusters ``[n]``, and blocks to drop."""
+        """Add tokens one by one, by their deepest layer's keys ``[n, width]``. Return their clusters and the blocks to drop."""
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
-        unit = np.zeros(self.codes.shape, np.float32)  # of the means
+        unit = np.zeros(self.codes.shape, np.float32)  # the means, scaled to length 1
         unit[: self.clusters] = _unit(self.means())
         own = _unit(keys)
         cosine = own @ unit.T  # [n, capacity], updated as the clusters change
@@ -74,7 +74,7 @@ class ClusterIndex(Stateful):
                 kept, gone, numbers = self._merge(unit)
                 dropped += numbers
                 joined[:token][joined[:token] == gone] = kept
-                joined[:token][joined[:token] == self.clusters] = gone  # the last cluster has taken the place
+                joined[:token][joined[:token] == self.clusters] = gone  # the last cluster has moved to this place
                 cosine[:, [kept, gone]] = own @ unit[[kept, gone]].T
             at = int(similar[: self.clusters].argmax()) if self.clusters else 0
             if not self.clusters or float(similar[at]) < self.tau:
@@ -89,7 +89,7 @@ class ClusterIndex(Stateful):
         return joined, dropped
 
     def drop_run(self, number: int) -> list[int]:
-        """Remove the run of a lost block; returns the numbers of its blocks in all layers."""
+        """Remove the run that has a lost block, and return the numbers of the run's blocks in all layers."""
         first = self.runs
         at = (first >= 0) & (first <= number) & (number < first + self._layers)
         gone = [block for start in first[at].tolist() for block in range(start, start + self._layers)]
@@ -102,7 +102,7 @@ class ClusterIndex(Stateful):
         one, other = sorted((one, int(self.nearest[one])))
         self.count[one] += self.count[other]
         self._move(one, self._dequantize(np.s_[other]), self.count[other] / self.count[one], unit)
-        if self.runs[other].max() > self.runs[one].max():  # blocks are numbered in the order they were begun
+        if self.runs[other].max() > self.runs[one].max():  # newer blocks have higher numbers
             self.sketch[one] = self.sketch[other]
         numbers = np.concatenate([self.runs[one], self.runs[other]])
         rows = np.concatenate([self.rows[one], self.rows[other]])
@@ -137,7 +137,7 @@ class ClusterIndex(Stateful):
         return cosine
 
     def _move(self, at: int, key: Float32, fraction: float, unit: Float32) -> bool:
-        """Move a mean by ``fraction`` towards ``key`` ``[width]``; return whether it changed."""
+        """Move a cluster's mean towards ``key`` ``[width]`` by ``fraction``, and return whether the stored mean changed."""
         mean = self._dequantize(np.s_[at])
         mean += np.float32(fraction) * (key - mean)
         parts = mean.reshape(self.scale.shape[1], -1)
@@ -163,12 +163,12 @@ def _unit(x: Float32) -> Float32:
 
 
 class KeySketches(Stateful):
-    """Two-bit codes of the slow half of a key's channels, per layer and KV head, to rank tokens for a query.
+    """Sketches of keys, which rank tokens for a query. A sketch has two bits for each channel in the slow half of a key.
 
-    Slow channels belong to the rotary pairs of the lowest frequencies. Fast channels turn several times within a stream, so
-    they carry no content; un-rotated, they would dominate the product. One bit is the sign of (k - middle) / spread, the other
-    whether its magnitude exceeds STEP: the levels of least squared error for a normal variable (Max, 1960). middle, spread
-    float16 ``[layers, kv_heads, 1, head_dim]``: fixed by the first tokens; zeros before that.
+    Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels turn several times within a stream, so
+    they carry no content, but un-rotated they would dominate the dot product. The first bit is the sign of (k - middle) /
+    spread; the second tells whether its magnitude exceeds STEP. The two levels have the least squared error for a normal
+    variable (Max, 1960). middle, spread float16 ``[layers, kv_heads, 1, head_dim]``: computed from the first tokens.
     """
 
     STEP, SMALL, LARGE = 0.9816, 0.4528, 1.5104
@@ -180,17 +180,17 @@ class KeySketches(Stateful):
         pairs = np.sort(np.argsort(inv_freq, kind="stable")[: (len(inv_freq) + 1) // 2])
         self._slow = np.concatenate([pairs, pairs + len(inv_freq)])
         self.middle, self.spread = np.zeros((2, layers, heads, 1, 2 * len(inv_freq)), np.float16)
-        self.bytes = layers * heads * 2 * -(-len(self._slow) // 8)  # of one token
+        self.bytes = layers * heads * 2 * -(-len(self._slow) // 8)  # size of one token's sketch
 
     def fit(self, layer: int, keys: Float32) -> None:
-        """Fix a layer's middle and spread from keys ``[kv_heads, n, head_dim]``."""
+        """Compute a layer's middle and spread from keys ``[kv_heads, n, head_dim]``."""
         self.middle[layer], self.spread[layer] = keys.mean(1, keepdims=True), keys.std(1, keepdims=True) + np.float32(1e-3)
 
     def normal(self, keys: Float32) -> Float32:
-        """Return the deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled by channel: ``[n, width + 1]``.
+        """Return the deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled per channel: ``[n, width + 1]``.
 
-        The last number is a constant, the usual norm of the others, so that keys near the middle are similar instead of having
-        random angles. Cosines of raw keys with a large common mean are all near 1.
+        The last channel is a constant, the usual norm of the others, so that keys near the middle are similar and do not have
+        random angles. Raw keys have a large common mean, so their cosines would all be near 1.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))
@@ -202,7 +202,7 @@ class KeySketches(Stateful):
         return np.moveaxis(bits, 2, 0).reshape(keys.shape[2], -1)
 
     def logits(self, sketches: NDArray[np.uint8], layer: int, head: int, query: Float32) -> Float32:
-        """Return q . k of un-rotated rows ``[S, head_dim]`` and sketches ``[n, bytes]``: ``[S, n]``, but for a constant."""
+        """Return q . k, less a constant, for un-rotated queries ``[S, head_dim]`` and sketches ``[n, bytes]``: ``[S, n]``."""
         layers, heads, slow = *self.middle.shape[:2], len(self._slow)
         bits = np.unpackbits(sketches.reshape(len(sketches), layers, heads, 2, -1)[:, layer, head], axis=-1, count=slow)
         sign, large = bits.swapaxes(0, 1).astype(np.float32)
@@ -213,12 +213,12 @@ class KeySketches(Stateful):
 
 @dataclass
 class Hybrid(QuestionRetrieval):
-    """Evict like ``last-seen``, store the newest evicted tokens of each cluster, and fetch what a question needs.
+    """Evict like ``last-seen``, store the newest evicted tokens of each cluster, and fetch the best clusters for a question.
 
-    A token that leaves the arena joins the cluster of evicted tokens whose mean key in the deepest layer is most similar to its
-    own (:meth:`KeySketches.normal`), or starts a cluster. The newest tokens of each cluster stay in the store, in all layers.
-    For a question, each layer and KV head fetches the clusters c with the largest softmax_c(q . k_c / sqrt(D)), summed over its
-    query group; q is from the question's last row, k_c is the sketch of the cluster's newest key.
+    An evicted token joins the cluster whose mean key in the deepest layer is most similar to the token's key
+    (:meth:`KeySketches.normal`), or starts a new cluster. The store keeps the newest tokens of each cluster in all layers. For
+    a question, each layer and KV head fetches the clusters c with the largest softmax_c(q . k_c / sqrt(D)), summed over the
+    KV head's query heads. q is from the question's last row, and k_c is the sketch of the cluster's newest key.
 
     Ours: there is no paper.
     """
@@ -245,7 +245,7 @@ class Hybrid(QuestionRetrieval):
             raise self.no_room("two clusters")
 
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Cluster the tokens, which are the same in every layer, and keep the newest of each cluster."""
+        """Add evicted tokens, which are the same in every layer, to their clusters, and store the newest of each cluster."""
         cache, keys = self.cache, np.stack([unrotated_keys(self.cache, layer, block) for layer, block in enumerate(blocks)])
         if not self._sketches.spread.any():
             for layer in range(cache.layers):
@@ -278,7 +278,7 @@ class Hybrid(QuestionRetrieval):
             self.lost += 1
 
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """Return blocks that fill the working set: the last row's best cluster first, and in it the newest block first."""
+        """Return blocks that fill the working set: the best cluster first, and the newest block of each cluster first."""
         index, heads, width = self._clusters, self.cache.kv_heads, self.cache.head_dim
         ranked: list[list[int]] = []
         for head, asked in enumerate(query.reshape(heads, -1, query.shape[1], width)[:, :, -1]):
@@ -292,5 +292,5 @@ class Hybrid(QuestionRetrieval):
 
     @property
     def merged(self) -> int:
-        """The number of clusters merged into another because the index was full."""
+        """The number of clusters that were merged into another cluster because the index was full."""
         return self._clusters.merged

@@ -1,4 +1,4 @@
-"""Mosaic: clusters of keys inside clusters of frames, fetched by the query. Follows its paper's secs. V to VII and Alg. 1."""
+"""The policy Mosaic clusters frames, and keys within each cluster of frames (its paper's secs. V to VII and Alg. 1)."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ Thresholds = tuple[float, float, int]
 
 RATE = 32.0  # beta of eq. 5
 MIN_SIZE = 8  # a cluster with fewer members never exceeds its threshold
-MIN_VARIANCE = 1e-3  # the lowest threshold: if all members are equal, only rounding would decide
+MIN_VARIANCE = 1e-3  # the lowest threshold, so that rounding does not split a cluster of equal members
 KMEANS_ROUNDS = 8  # rounds of k-means
-EARLY_FRAMES = 16  # frames whose variance sets the threshold
+EARLY_FRAMES = 16  # the number of first frames, whose variance sets the threshold
 NEVER = 0.0, 0.0, 2**62
 """Thresholds that no cluster exceeds."""
 At = tuple[int, int, int]  # layer, head, slot
 
-ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")  # of the newest member, where the representative is
-NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
-EARLY_ROWS = 64  # rows of a layer whose variance sets its threshold
+ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")  # a representative has those of the newest member
+NONE = -1  # the partition of a free slot, and the parent of a cluster that does not wait to join another
+EARLY_ROWS = 64  # the number of a layer's first rows, whose variance sets its threshold
 MERGE_FRACTION = 16  # when all slots are taken, one in this many is freed
 FULL, OVER = 1, 2  # reasons why the kernel stopped
-VISUAL = 8  # partitions of frames take at most one byte of the index in this many
-SCENE = 2.0  # frames may vary more than keys by this factor, because their early variance is that of one scene
+VISUAL = 8  # partitions of frames take at most 1 / VISUAL of the index
+SCENE = 2.0  # factor on the thresholds of frames, because their early variance is that of one scene only
 
 
 class EarlyVariance(Stateful):
-    """The variance of the first ``rows`` rows of some streams, by eqs. 3 and 4, each as one cluster.
+    """The variance of the first ``rows`` rows of each of several streams, computed as for one cluster (eqs. 3 and 4).
 
-    ``mean``: float64 ``[streams, width]``. ``variance``: ``[streams]``. ``seen``: the number of rows so far.
+    mean: float64 ``[streams, width]``. variance: ``[streams]``. seen: the number of rows so far.
     """
 
     state_fields = ("seen", "mean", "variance")
@@ -64,8 +64,9 @@ class EarlyVariance(Stateful):
             self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
 
     def thresholds(self, small: float, large: float) -> Thresholds:
-        """Return the largest variance of a small and of a large cluster, multiples of the mean variance (eq. 5), and the least
-        size. Returns NEVER until all rows have come.
+        """Return the largest variance of small and of large clusters (eq. 5), and the size below which they have no limit.
+
+        small, large: factors of the mean variance. Returns NEVER until ``rows`` rows have been added.
         """
         if self.seen < self.rows:
             return NEVER
@@ -74,14 +75,14 @@ class EarlyVariance(Stateful):
 
 
 def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the cosine of vectors ``[..., width]``; 0 if one is zero."""
+    """Return the cosine of two vectors ``[..., width]``, or 0 if one of them is zero."""
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     dots = (a * b).sum(-1)
     return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0))
 
 
 def units(rows: NDArray[np.floating]) -> Float64:
-    """Scale rows ``[n, width]`` to length 1 in float64; zero rows stay."""
+    """Return rows ``[n, width]`` scaled to length 1, in float64. Zero rows stay zero."""
     wide = rows.astype(np.float64)
     length = np.linalg.norm(wide, axis=-1, keepdims=True)
     return np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)
@@ -96,7 +97,7 @@ def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
 def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
     """Return the mean and variance of the union of clusters with means ``[m, width]``, variances ``[m]`` and ``size`` ``[m]``.
 
-    The mean is exact; the variance adds each cluster's distance from the new mean to its own.
+    The mean is exact. The variance is approximate: it adds to each cluster's variance the distance from the new mean.
     """
     weight = size / size.sum()
     joint = weight @ mean
@@ -104,10 +105,10 @@ def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple
 
 
 def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Split rows ``[n, width]`` in two by k-means with cosine; return which belong to the second cluster, bool ``[n]``.
+    """Split rows ``[n, width]`` into two clusters by k-means with cosines, and return a mask of the second, bool ``[n]``.
 
-    It starts from the row least similar to the mean and the row least similar to that row. If all rows are parallel, the second
-    cluster is empty.
+    The first centres are the row least similar to the mean, and the row least similar to that row. If all rows are parallel,
+    the second cluster is empty.
     """
     unit = units(rows)
     first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
@@ -124,7 +125,7 @@ def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
 
 
 def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: int) -> list[tuple[int, int]]:
-    """Return up to ``count`` disjoint pairs of rows with the same label, most similar first: (lower, higher) indices."""
+    """Return up to ``count`` disjoint pairs of rows with the same label, as (lower, higher) indices, most similar first."""
     similar = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
     pairs: list[tuple[int, int]] = []
     used = np.zeros(len(unit), np.bool_)
@@ -139,10 +140,11 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 
 
 class Partitions(Stateful):
-    """Up to ``slots`` clusters of pooled frame features ``[width]``, and the partition of each of the last frames.
+    """The partitions: up to ``slots`` clusters of frames by their pooled features ``[width]``.
 
-    A partition is not split, because that would fetch all rows of its frames; a frame that would exceed its threshold starts a
-    new one. If no slot is free, the two most similar partitions merge. small, large: multiples of the early variance.
+    A partition is never split, because that would fetch all rows of its frames. Instead, a frame that would exceed the
+    partition's threshold starts a new one. If no slot is free, the two most similar partitions merge. small, large: thresholds,
+    as multiples of the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -150,7 +152,7 @@ class Partitions(Stateful):
     def __init__(self, slots: int, width: int, frames: int, small: float, large: float) -> None:
         self.slots, self._times = slots, (small, large)
         self.mean, self.variance = np.zeros((slots, width), np.float32), np.zeros(slots)
-        self.size, self.taken = np.zeros(slots, np.int64), np.full(slots, -1, np.int32)  # taken: 0, or -1
+        self.size, self.taken = np.zeros(slots, np.int64), np.full(slots, -1, np.int32)  # -1 for a free slot, else 0
         self._of = np.zeros(frames, np.int32)
         self._early = EarlyVariance(1, width, EARLY_FRAMES)
         self.merged = 0
@@ -160,11 +162,11 @@ class Partitions(Stateful):
         return 4 * width + 8 + 8 + 4
 
     def of(self, frames: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the partition of each of ``frames``, which must be recent ones."""
+        """Return the partition of each of ``frames``, which must be recent frames."""
         return self._of[frames % len(self._of)]
 
     def take(self, frames: NDArray[np.integer], features: Float32) -> list[tuple[int, int]]:
-        """Add frames ``[n]`` with features ``[n, width]``; return the merges that this caused: (kept, gone)."""
+        """Add frames ``[n]`` with features ``[n, width]``. Return the partitions that were merged, as (kept, gone) pairs."""
         joined: list[tuple[int, int]] = []
         rows = np.ascontiguousarray(features, np.float32)
         for at, frame in enumerate(frames.tolist()):
@@ -195,13 +197,13 @@ class Partitions(Stateful):
 
 
 class MosaicClusters(Stateful):
-    """Clusters in ``slots`` slots of each layer and KV head: rows join the nearest, clusters split and merge (Alg. 1).
+    """The clusters of each layer and KV head, in ``slots`` slots. Rows join the nearest; clusters split and merge (Alg. 1).
 
-    key, value: means of the members' keys, un-rotated, and values (eq. 1). variance: eq. 2. size: all members ever. partition:
-    the partition of its frames, -1 for a free slot. parent: the slot of the cluster that this one waits to join. seq, frame,
-    row, col, position, confirmed: the newest member's, which the representative has too. ``changed`` is set when clusters
-    change; the policy resets it. ``merged``: clusters that joined another because no slot was free. small, large: multiples of
-    a layer's early variance, for the threshold.
+    key, value: means of the members' un-rotated keys and of their values (eq. 1). variance: by eq. 2. size: the number of
+    members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the slot of the cluster
+    that this one waits to join. seq, frame, row, col, position, confirmed: those of the newest member, which the representative
+    shares. changed: set when clusters change; the policy resets it. merged: the number of clusters that joined another because
+    no slot was free. small, large: thresholds, as multiples of a layer's early variance.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")
@@ -234,7 +236,7 @@ class MosaicClusters(Stateful):
     # rows come
 
     def take(self, layer: int, block: Block, partition: Int32) -> None:
-        """Add rows of all heads, in the order of the stream. partition: the partition of each row, ``[n]``."""
+        """Add a block's rows, which have all heads and are in the order of the stream. partition: each row's, ``[n]``."""
         keys = unrotated_keys(self._cache, layer, block)
         self.early[layer].add(keys)
         for head, key in enumerate(keys):
@@ -251,7 +253,7 @@ class MosaicClusters(Stateful):
         self.changed = True
 
     def _assign(self, layer: int, head: int, key: Float32, partition: Int32, start: int, slots: Int32) -> tuple[int, int, int]:
-        """Assign a row to a cluster. If no slot is free, no cluster splits: the row joins the nearest."""
+        """Assign rows to clusters. If no slot is free, no cluster is split, and rows join the nearest cluster."""
         free = self._free(layer, head) != NONE
         small, large, least = self.early[layer].thresholds(*self._times) if free else NEVER
         at = layer, head
@@ -276,7 +278,7 @@ class MosaicClusters(Stateful):
         self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _over(self, at: At, row: Block, key: Float32) -> None:
-        """Split a cluster, or keep the new row separate until the cluster is fetched (Alg. 1, lines 3 to 10)."""
+        """Split a cluster that is over its threshold, or keep the new row apart until a fetch (Alg. 1, lines 3 to 10)."""
         layer, head, slot = at
         blocks = self.pages.block_ids(layer, head, [slot, *self.waiting(*at).tolist()])
         if all(map(self._store.resident, blocks)):
@@ -307,13 +309,13 @@ class MosaicClusters(Stateful):
             home[gone] = into
         self.pages.update(self._store, layer, head, home, parts)
 
-    # clusters split, merge and go
+    # clusters split, merge and are removed
 
     def waiting(self, layer: int, head: int, slot: int) -> Int64:
         return np.flatnonzero(self.parent[layer, head] == slot)
 
     def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
-        """Fetch a cluster, add the clusters and the row that wait for it, and split it in two (Alg. 1, lines 12 to 17)."""
+        """Fetch a cluster, add the clusters and the row that wait to join it, and split it in two (Alg. 1, lines 12 to 17)."""
         family, partition = [slot, *self.waiting(layer, head, slot).tolist()], int(self.partition[layer, head, slot])
         found = self.pages.take_out(self._store, layer, head, family) + ([newcomer] if newcomer else [])
         for gone in family:
@@ -375,7 +377,7 @@ class MosaicClusters(Stateful):
     # queries
 
     def representatives(self, layer: int) -> list[Block]:
-        """Return one row for each cluster, as the cache stores rows, in one block per head."""
+        """Return one block per head with a row for each cluster, in the cache's dtype."""
         return [self._representatives(layer, head) for head in range(self._cache.kv_heads)]
 
     def _representatives(self, layer: int, head: int) -> Block:
@@ -391,10 +393,10 @@ class MosaicClusters(Stateful):
         return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
-        """Choose slots, best first, until they hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, of a head's group.
+        """Choose slots, best first, until they hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, for one KV head.
 
-        partitions: search at most this many, those whose rows' mean key the query attends to most; ties go to the lower
-        number. Clusters of one row are skipped: their representative is that row. Ties go to the newer cluster.
+        partitions: search at most this many partitions, those whose mean key the query attends to most; the lower number wins
+        ties. A cluster of one row is skipped, because its representative is that row. Among clusters, the newer wins ties.
         """
         live = self.live(layer, head)
         if not len(live):
@@ -422,15 +424,15 @@ def attention_fraction(query: Float32, key: Float32) -> Float32:
 
 @dataclass
 class Mosaic(Retrieval):
-    """Cluster frames by their features and keys within each such partition; a query fetches the clusters it attends to.
+    """Cluster frames into partitions by their features, and keys within each partition; fetch the clusters for each query.
 
-    A representative of every cluster and the newest tokens are always attended to. |M| is split into a window of the newest
-    tokens, the index, and a working set for representatives and clusters.
+    Every query attends to the newest tokens and to a representative of each cluster. |M| is split into a window of the newest
+    tokens, the index, and a working set for representatives and fetched clusters.
 
-    Ours: partitions are not split; a frame that would exceed the threshold starts another. A query has no image features, so
-    partitions are compared by mean keys, with softmax attention to the representatives. Keys are compared un-rotated. The
-    index has a fixed size: when it is full the nearest clusters merge. A cluster larger than the working set is fetched
-    in part: the newest rows, and older ones evenly spread.
+    Ours: partitions are not split; a frame that would exceed the threshold starts a new partition. A query has no image
+    features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. The index has
+    a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working set, its newest rows are
+    fetched, and an even sample of the older rows.
     """
 
     partitions: int = setting(8, "partitions that a query searches, per layer and KV head", at_least=1)
@@ -451,7 +453,7 @@ class Mosaic(Retrieval):
         return replace(super().needs, features=True)
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Make the index. Raises UserError if it is too small for two clusters in each layer and head."""
+        """Create the index. Raises UserError if it is too small for two clusters in each layer and head."""
         super().open(cache, store)
         self._visual_bytes = self.index_bytes // VISUAL
         left, of = self.index_bytes - self._visual_bytes, cache.layers * cache.kv_heads
@@ -460,7 +462,7 @@ class Mosaic(Retrieval):
             raise self.no_room("two clusters")
         self._frames = self.window_rows // (1 if self.shape.thinned else self.shape.tokens_per_frame) + 2
         self.clusters = MosaicClusters(cache, store, slots, self.tight, self.loose)
-        self.visual: Partitions | None = None  # made when the first features give the width
+        self.visual: Partitions | None = None  # created once the first features give the width
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         super().after_append(layers, appended)
@@ -486,7 +488,7 @@ class Mosaic(Retrieval):
             self.clusters.changed = False
 
     def always(self, layer: int) -> Sequence[Block]:
-        """Return the representatives of all clusters, each at the place of its newest member."""
+        """Return the representatives of all clusters. Each has the position of its cluster's newest member."""
         return self.clusters.representatives(layer)
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
@@ -524,7 +526,7 @@ class Mosaic(Retrieval):
 
     @property
     def merged(self) -> int:
-        """The number of clusters and partitions of frames merged because there was no room."""
+        """The number of clusters and partitions that were merged because the index was full."""
         return self.clusters.merged + (self.visual.merged if self.visual else 0)
 
     def forget_lost(self) -> None:

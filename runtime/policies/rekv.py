@@ -1,4 +1,4 @@
-"""ReKV: the complete history in a store; a question fetches the frames with the best-matching mean keys."""
+"""The policy ReKV stores the complete history. A question fetches the frames whose mean keys match it best."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class FrameIndex(Stateful):
-    """Up to ``capacity`` entries per layer in temporal order, allocated once, ``entry_bytes`` each.
+    """An index of up to ``capacity`` entries per layer, in temporal order. It takes ``entry_bytes`` for each entry.
 
-    An entry has the frames ``[first, end)``, ``held`` of which are not lost, and the mean of their means ``[width]``.
-    When a layer is full, the neighbours with the lowest cost merge (ties: the oldest); ``merged`` counts the merges. cost: that
-    of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames (Ward).
+    An entry covers the frames ``[first, end)``, of which ``held`` are not lost, with the mean ``[width]`` of their mean keys.
+    When a layer is full, the two neighbours with the lowest cost merge; the oldest win ties. ``merged`` counts the merges.
+    cost: that of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames (Ward).
     """
 
     PARTS = ("mean", "first", "end", "held", "cost")
@@ -43,7 +43,7 @@ class FrameIndex(Stateful):
         return 4 * width + 4 * 4
 
     def add(self, layer: int, mean: Float32) -> None:
-        """Add the next frame of a layer, ``[width]``."""
+        """Add the next frame of a layer. mean: the frame's mean key, ``[width]``."""
         if self.entries[layer] == self.capacity:
             self._merge(layer, int(self.cost[layer, : self.capacity - 1].argmin()))
         at, number = int(self.entries[layer]), int(self.added[layer])
@@ -54,14 +54,14 @@ class FrameIndex(Stateful):
         self._update_cost(layer, at - 1)
 
     def add_to_last(self, layer: int, mean: Float32, fraction: float) -> None:
-        """Add rows to the newest frame. mean: that of the new rows, which are now ``fraction`` of the frame's rows."""
+        """Add rows to the newest frame. mean: the mean key of the new rows, which are now ``fraction`` of the frame's rows."""
         at = int(self.entries[layer]) - 1
         if at >= 0:
             self.mean[layer, at] += np.float32(fraction / self.held[layer, at]) * (mean - self.mean[layer, at])
             self._update_cost(layer, at - 1)
 
     def lose(self, layer: int, number: int) -> None:
-        """Remove a frame, and its entry if no frame is left in it."""
+        """Remove a lost frame, and its entry if the entry has no frame left."""
         at = int(np.searchsorted(self.first[layer, : self.entries[layer]], number, "right")) - 1
         if at >= 0 and number < self.end[layer, at]:
             self.held[layer, at] -= 1
@@ -71,10 +71,10 @@ class FrameIndex(Stateful):
                 self._update_cost(layer, at - 1)
 
     def best(self, layer: int, query: Float32, frames: int, each: int) -> Int64:
-        """Return up to ``frames`` frame numbers, best first, by the dot product of ``query`` ``[width]`` with their entry's
-        mean.
+        """Return up to ``frames`` frame numbers, best first. query: ``[width]``.
 
-        Among ties the newer entry is first. An entry contributes at most ``each`` frames, evenly spread.
+        Frames are ranked by the dot product of ``query`` with their entry's mean; newer entries win ties. An entry contributes
+        at most ``each`` frames, evenly spread.
         """
         count = int(self.entries[layer])
         score = self.mean[layer, :count] @ query
@@ -107,20 +107,20 @@ class FrameIndex(Stateful):
 
 
 def evenly_spaced(first: int, end: int, most: int) -> Int64:
-    """Return at most ``most`` numbers of ``[first, end)`` at even distances: the middles of ``most`` equal parts."""
+    """Return at most ``most`` evenly spaced numbers in ``[first, end)``: the middles of equal parts."""
     count = min(most, end - first)
     return first + (2 * np.arange(count, dtype=np.int64) + 1) * (end - first) // (2 * max(count, 1))
 
 
 @dataclass
 class ReKV(QuestionRetrieval):
-    """Fetch the frames whose mean key has the largest dot product with the question's mean query, in each layer.
+    """Fetch, in each layer, the frames whose mean key has the largest dot product with the question's mean query.
 
-    s_t = sum over heads h of mean over rows i of q_{h,i} . mean over the frame's tokens j of k_{h,j}, both un-rotated; all
-    heads of a layer fetch the same frames. Frames are prefilled with the window only.
+    A frame's score is the sum over heads h of (mean of q_{h,i} over the question's rows i) . (mean of k_{h,j} over the frame's
+    tokens j), both un-rotated. All heads of a layer fetch the same frames. Frames themselves attend only to the window.
 
-    Ours: window, index and working set share one budget; the index has a fixed size, and neighbouring entries merge when it is
-    full; the query is the entire prompt's, not only the question's words.
+    Ours: the window, the index and the working set share one budget. The index has a fixed size; when it is full, neighbouring
+    entries merge. The query is the mean over the entire prompt, not only over the question's words.
     """
 
     frames: int = setting(64, "most frames that a question fetches per layer", at_least=1)
@@ -164,14 +164,14 @@ class ReKV(QuestionRetrieval):
             self.lost += 1
 
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """Return the same blocks for every KV head."""
+        """Return the best frames' blocks, the same for every KV head."""
         heads, layers = self.cache.kv_heads, self.shape.layers
         most = min(self.frames, max(1, self.working_rows // self.shape.tokens_per_frame))
-        asked = query.mean(1).reshape(heads, -1, query.shape[2]).sum(1)  # of each KV head
+        asked = query.mean(1).reshape(heads, -1, query.shape[2]).sum(1)  # summed over each KV head's query heads
         best = self._frames.best(layer, asked.ravel(), most, self.each)
         return [[int(frame) * layers + layer for frame in best]] * heads
 
     @property
     def merged(self) -> int:
-        """The number of index entries, in all layers, merged into another because the index was full."""
+        """The number of index entries in all layers that were merged because the index was full."""
         return self._frames.merged

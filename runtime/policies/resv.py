@@ -1,4 +1,4 @@
-"""ReSV, the retrieval of V-Rex: Real-Time Streaming Video LLM Acceleration via Dynamic KV Cache Retrieval, sec. IV."""
+"""The policy ReSV follows V-Rex: Real-Time Streaming Video LLM Acceleration via Dynamic KV Cache Retrieval, sec. IV."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 
-BITS = 32  # hyperplanes of a KV head, N_hp
+BITS = 32  # the number of hyperplanes of each KV head, N_hp
 MIN_SLOTS = 4
-SEED = 20251212  # for the hyperplanes, which are the same in every stream
-SPREAD = 32  # their standard deviation: coarse numbers are as random as fine ones, and take a quarter of the memory
+SEED = 20251212  # seed of the hyperplanes, which are the same in every stream
+SPREAD = 32  # standard deviation of the hyperplanes, which are int8 to save memory
 
 
 class HashClusters(Stateful):
-    """Clusters of the keys of every layer and KV head, in ``slots`` slots each; one slot is free between calls.
+    """The clusters of keys in every layer and KV head, in ``slots`` slots each. Between calls one slot is always free.
 
-    A cluster is open while tokens may join it, then sealed; open ones take half of the slots at most. key: mean of its tokens,
-    ``[layers, kv_heads, slots, head_dim]``. bits: uint32, bit p is set if the mean's dot with hyperplane p is above 0. count:
-    number of tokens, 0 for a free slot. position: mean of its tokens' positions, ``[..., axes]``. planes: int8 ``[kv_heads,
-    head_dim, 32]``, rounded normal numbers.
+    A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots are open. key: the mean of a
+    cluster's keys, ``[layers, kv_heads, slots, head_dim]``. bits: uint32; bit p is set if the dot product of the mean and
+    hyperplane p is above 0. count: the number of tokens, 0 for a free slot. position: the mean of the tokens' positions,
+    ``[..., axes]``. planes: int8 ``[kv_heads, head_dim, 32]``, rounded normal numbers.
     """
 
     state_fields = ("key", "bits", "count", "open", "position", "planes")
@@ -60,37 +60,36 @@ class HashClusters(Stateful):
         return 4 * head_dim + 4 + 4 + 1 + 4 * axes
 
     def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, Int32, int, int]:
-        """Let tokens, one by one, join the nearest open cluster within ``distance`` bits or start one.
+        """Add tokens one by one, each to the nearest open cluster within ``distance`` bits or to a new cluster.
 
-        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``. Among equally near clusters the lowest
-        slot wins; a new one takes the lowest free slot. Returns tokens' slots ``[kv_heads, n]``, the moves and merges of sealed
-        clusters as :meth:`seal` does, and how many tokens joined beyond the distance because half of the slots were open.
+        keys: rotated, ``[kv_heads, n, head_dim]``. positions: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a new
+        cluster takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``, the moves and merges of sealed clusters
+        as :meth:`seal` does, and how many tokens joined beyond ``distance`` because half of the slots were open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
     def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> tuple[Int32, int]:
-        """Seal the leaving rows of each open cluster as a separate cluster; the rest gets a new mean.
+        """Seal the leaving rows of each open cluster as a separate cluster, and compute the open cluster's mean again.
 
-        All arrays are ``[kv_heads, n, ...]``; slot: each row's cluster, -1 for none. Returns ``home`` and how many clusters
-        joined another because no slot was free. In home ``[kv_heads, 2 * slots]``, ``home[h, s]`` is the new slot of the
-        cluster sealed earlier in slot s, and ``home[h, slots + s]`` that of the part just sealed from open cluster s; -1 if
-        there was none.
+        All arrays are ``[kv_heads, n, ...]``. slot: each row's cluster, -1 for none. Returns ``home`` and how many clusters
+        joined another because no slot was free. home ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the new slot of the cluster
+        that was sealed earlier in slot s. ``home[h, slots + s]`` is the slot of the part just sealed from open cluster s. Both
+        are -1 without such a cluster.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
     def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
-        """Return the clusters that a call's rows choose by WiCSum (eqs. 1 to 3), for each KV head.
+        """Return the clusters that the rows of ``query`` choose by WiCSum (eqs. 1 to 3), for each KV head.
 
-        query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score among
-        the rows that choose it, -1 for clusters not chosen. Scores are the row's softmax of ``q k / sqrt(head_dim)`` over all
-        clusters; a row takes clusters in descending order until score times count adds up to more than ``fraction`` of the sum
-        over all.
+        query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score in the rows
+        that choose it, or -1 if none does. A row's scores are the softmax of ``q k / sqrt(head_dim)`` over all clusters. The
+        row takes clusters in descending order until score times count adds up to more than ``fraction`` of the sum over all.
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
     @property
     def sealed(self) -> Bool:
-        """Which slots hold sealed clusters, ``[layers, kv_heads, slots]``."""
+        """A mask of the slots with sealed clusters, ``[layers, kv_heads, slots]``."""
         return (self.count > 0) & ~self.open
 
     def rehash(self) -> None:
@@ -104,7 +103,7 @@ class HashClusters(Stateful):
 
 
 class RowClusters(Stateful):
-    """The cluster of each row of the window: up to ``rows`` rows by ``seq``, with a slot in every layer and KV head."""
+    """The slots of the window rows' clusters in every layer and KV head, for up to ``rows`` rows, looked up by ``seq``."""
 
     state_fields = ("_seq", "_slot", "_held")
 
@@ -122,18 +121,18 @@ class RowClusters(Stateful):
         return self._seq[: self._held]
 
     def keep(self, seq: Int64) -> None:
-        """Drop all rows but these: ascending, ``[n]``, each of them known."""
+        """Drop all rows except those with these ``seq`` ``[n]``, which must be known and ascending."""
         at = np.searchsorted(self.seq, seq)
         self._held = len(at)
         self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]
 
     def add(self, seq: Int64, slot: Int32) -> None:
-        """Add rows newer than all others: ascending ``seq`` ``[n]`` and slots ``[layers, kv_heads, n]``."""
+        """Add rows that are newer than all others. seq: ascending, ``[n]``. slot: ``[layers, kv_heads, n]``."""
         new = slice(self._held, self._held + len(seq))
         self._seq[new], self._slot[..., new], self._held = seq, slot, new.stop
 
     def of(self, layer: int, seq: Int64) -> Int32:
-        """Return the slots of rows ``[kv_heads, n]`` in any order, -1 for unknown rows."""
+        """Return the slots of the rows with ``seq`` ``[kv_heads, n]`` in any order, and -1 for unknown rows."""
         if not self._held:
             return np.full(seq.shape, -1, np.int32)
         at = np.minimum(np.searchsorted(self.seq, seq), self._held - 1)
@@ -143,15 +142,15 @@ class RowClusters(Stateful):
 
 @dataclass
 class ReSV(Retrieval):
-    """Cluster keys by hash bits; fetch the fewest clusters that hold a given fraction of each row's attention.
+    """Cluster keys by hash bits, and fetch the fewest clusters that hold a given fraction of each query row's attention.
 
-    Bit p of a key is 1 if key . plane p > 0. A token joins the nearest open cluster within a Hamming distance, else starts one.
-    WiCSum: each query row takes clusters in descending order of softmax(q K_cluster^T / sqrt D) until score times tokens passes
-    a fraction of the row's sum.
+    Bit p of a key is 1 if its dot product with hyperplane p is positive. A token joins the nearest open cluster within a
+    Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of
+    softmax(q K_cluster^T / sqrt D) until the score times the tokens adds up to more than a fraction of the row's sum.
 
-    Ours: a layer's own query decides. Scores are a row's softmax, because raw products may be negative. The window is always
-    attended to; its clusters count in the sum and need no fetch. A KV head fetches the union over the rows of all its query
-    heads. Rows that leave the window are sealed as separate clusters.
+    Ours: a layer's own query chooses its clusters. Scores are a row's softmax, because raw products may be negative. The window
+    is always attended to; its clusters count in the sum, but are not fetched. A KV head fetches all clusters that the rows of
+    its query heads choose. Rows that leave the window are sealed as separate clusters.
     """
 
     distance: int = setting(7, "most bits by which a token may differ from its cluster; the paper's Th_hp less 1", at_least=0)
@@ -163,7 +162,7 @@ class ReSV(Retrieval):
     _scratch_fields = (*Retrieval._scratch_fields, "_middle")
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Make the index. Raises UserError if it has no room for a few clusters."""
+        """Create the index. Raises UserError if it has no room for MIN_SLOTS clusters."""
         super().open(cache, store)
         layers, heads, width, axes = cache.layers, cache.kv_heads, cache.head_dim, cache.axes
         fixed = heads * width * BITS + self.window_rows * RowClusters.row_bytes(layers, heads)
@@ -203,7 +202,7 @@ class ReSV(Retrieval):
     def compacted(self) -> None:
         """Cluster the window again after its keys were rotated.
 
-        From then on, sealed keys are compared as if they were in the middle of the working set's positions.
+        After the first re-indexing, sealed keys are compared as if they were in the middle of the working set's positions.
         """
         first, clusters = not self.working.contiguous, self.clusters
         super().compacted()
@@ -234,13 +233,13 @@ class ReSV(Retrieval):
         self.row_clusters.add(came, np.stack(slots))
 
     def _in_the_middle(self, keys: Float32, positions: Float32) -> Float32:
-        """Return keys ``[n, head_dim]`` at ``positions`` ``[n, axes]``, turned to the middle of the working set's positions."""
+        """Rotate keys ``[n, head_dim]`` from ``positions`` ``[n, axes]`` to the middle of the working set's positions."""
         return rotate(keys, self._middle - positions, self.cache.inv_freq, self.cache.pair_axis)
 
     def _settle(self, layer: int, moved: Int32, merged: int, new: Block | None = None, home: Int32 | None = None) -> None:
         """Update the store after a call has changed the clusters of a layer.
 
-        new: the sealed rows, grouped by cluster, and each row's slot, ``[kv_heads, m]``.
+        new: the rows just sealed, grouped by cluster. home: the slot of each of these rows, ``[kv_heads, m]``.
         """
         self.merges += merged
         for head, of_old in enumerate(moved[:, : self.clusters.slots]):
@@ -278,8 +277,9 @@ class ReSV(Retrieval):
             self.store.prefetch([number for of_head in self.selection(layer, query)[0] for number in of_head])
 
     def selection(self, layer: int, query: Float32) -> tuple[list[list[int]], int]:
-        """Return for each KV head the blocks that rows ``[heads, S, head_dim]`` choose by WiCSum, best first, as many as fit in
-        the working set, and the number of rows that did not fit.
+        """Return each KV head's blocks chosen by WiCSum, best first, and the number of rows that the working set cannot hold.
+
+        query: ``[heads, S, head_dim]``.
         """
         best, opened = self.clusters.choose(layer, query, self.threshold), self.clusters.open[layer]
         blocks, truncated = [], 0
@@ -293,7 +293,7 @@ class ReSV(Retrieval):
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
-    """Return the rows' positions, float32 ``[kv_heads, n, axes]``; with three axes, less the patch's row and column."""
+    """Return the rows' positions, float32 ``[kv_heads, n, axes]``; of three axes, the patch's row and column are subtracted."""
     position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
         position[..., 1] -= cache.row(layer)

@@ -1,7 +1,7 @@
-"""The base of retrieval policies: a window on the device, older rows in blocks of a store, and a choice of blocks per layer.
+"""Define the base of retrieval policies, which keep a window of rows on the device and older rows as blocks of a store.
 
-The budget |M| is split into three parts, which together take the bytes that an eviction policy takes with the same budget: a
-window of the newest tokens, which is always attended to; a working set that blocks are fetched into; and the index, in bytes.
+The budget |M| is split into a window of the newest tokens, which is always attended to, a working set that blocks are fetched
+into, and an index. Together they take as many bytes as an eviction policy with the same budget.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Chosen = Sequence[Sequence[int]]
 
 @dataclass
 class Retrieval(Policy, ABC):
-    """A policy over a store. Subclasses define how rows that leave the window become blocks, and which blocks a query needs.
+    """A policy with a store. Subclasses define how rows that leave the window become blocks, and which blocks a query fetches.
 
-    Subclasses add their index to ``state_fields``; it is made in :meth:`open`. A session finds these policies by their type.
+    Subclasses create their index in :meth:`open`, and add it to ``state_fields``.
     """
 
     window: float = setting(0.5, "fraction of |M| for the newest tokens, always attended to", above=0, below=1)
@@ -64,13 +64,13 @@ class Retrieval(Policy, ABC):
         self.arena.attach(self.window_rows, shape)
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Set the cache, and the store that rows move to and are fetched from, before the first row."""
+        """Set the cache, and the store that rows are moved to and fetched from. This is called before the first append."""
         self.cache, self.store = cache, store
         self.working = WorkingSet(cache, store, self.working_rows, self.shape.prefix)
         self.merges = self.lost = 0  # clusters that joined another because no slot was free; blocks that the store lost
         self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
-        self._tables = np.zeros((2, 0, 0), np.float32)  # cosines and sines of the current call
-        self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the most that the index may take
+        self._tables = np.zeros((2, 0, 0), np.float32)  # rotary cosines and sines of the current call
+        self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the largest size of the index
 
     @property
     def needs(self) -> Needs:
@@ -86,7 +86,7 @@ class Retrieval(Policy, ABC):
         return self.arena.max_append
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
-        """First offload the rows that leave the window to the store."""
+        """Return the plan of the window's policy, after moving the rows that leave the window to the store."""
         plan = self.arena.before_append(cache, rows, *others)
         for layer, keep in enumerate(plan.keep if plan else []):
             kind = cache.kind(layer)
@@ -101,16 +101,16 @@ class Retrieval(Policy, ABC):
         self.arena.after_append(layers, appended)
 
     def compacted(self) -> None:
-        """Handle new positions; the session calls it after re-indexing."""
+        """Handle the new positions of rows after a re-indexing."""
         self.working.contiguous = True
         self.working.forget()
 
     @abstractmethod
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        """Put rows of a layer into the store: ``leaving`` ``[kv_heads, n_l]``, the same number in each head."""
+        """Move a layer's ``leaving`` rows ``[kv_heads, n_l]`` to the store. Each head has the same number of them."""
 
     def begin(self, cos: Float32, sin: Float32) -> None:
-        """Begin a call, with the rotary tables ``[S, head_dim / 2]`` of its rows' queries."""
+        """Begin a call. cos, sin: the rotary tables of the call's queries, ``[S, head_dim / 2]``."""
         self._tables = np.stack([cos, sin])
 
     def unrotated(self, query: Float32) -> Float32:
@@ -119,23 +119,21 @@ class Retrieval(Policy, ABC):
         return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
     def always(self, layer: int) -> Sequence[Block]:
-        """Return rows of the working set that every call attends to, one block per KV head; called each time the set is
-        filled.
-        """
+        """Return rows that every call attends to in the working set, in one block per KV head."""
         return []
 
     @abstractmethod
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         """Return the blocks that a call attends to in addition to the window.
 
-        query: rotated, ``[heads, S, head_dim]``, of all its rows.
+        query: the rotated queries of all rows of the call, ``[heads, S, head_dim]``.
         """
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        """Prefetch for ``layer`` by the query of the layer before it, while that layer computes."""
+        """Prefetch blocks for ``layer``, using the query of the layer before it, while that layer computes."""
 
     def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
-        """Choose and fetch blocks; return how many rows of the working set each KV head attends to, ``[kv_heads]``."""
+        """Choose and fetch blocks, and return how many rows of the working set each KV head attends to, ``[kv_heads]``."""
         counts = self.working.load(layer, self.choose(layer, query, phase), self.always)
         if layer + 1 < self.shape.layers:
             self.look_ahead(layer + 1, query, phase)
@@ -151,16 +149,16 @@ class Retrieval(Policy, ABC):
         """Remove from the index the blocks that the store has lost."""
 
     def state(self) -> State:
-        """Return the fields and the store's state."""
+        """Return the policy's state fields and the store's state."""
         self.forget_lost()
         lost, store = self.store.stats.lost, self.store.state()
-        if self.store.stats.lost != lost:  # waiting blocks were written over them; now none waits
+        if self.store.stats.lost != lost:  # they were overwritten when the store wrote its waiting blocks
             self.forget_lost()
             store = self.store.state()
         return {**super().state(), **add_prefix("store", store)}
 
     def restore(self, state: State) -> None:
-        """Restore the fields. Blocks lost since then leave the index when the loss is found."""
+        """Restore the policy's state fields and the store. The index drops blocks lost since when it finds them missing."""
         store = strip_prefix("store", state)
         self.store.restore(store)
         super().restore({name: array for name, array in state.items() if name.removeprefix("store.") not in store})
@@ -174,9 +172,9 @@ class Retrieval(Policy, ABC):
 
 @dataclass
 class QuestionRetrieval(Retrieval):
-    """Retrieves for questions only; an answer's rows use its question's choice, and frames see the window.
+    """A policy that retrieves for questions only. An answer uses its question's blocks; frames attend to the window only.
 
-    Subclasses store rows once they have left every layer, and rank blocks for a question.
+    Subclasses store rows that have left every layer, and rank blocks for a question.
     """
 
     state_fields: ClassVar[tuple[str, ...]] = (*Retrieval.state_fields, "lost")
@@ -184,7 +182,7 @@ class QuestionRetrieval(Retrieval):
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)
         self._leaving: list[Block] = []  # blocks of one compression, layer by layer
-        self._chosen: dict[int, Chosen] = {}  # by layer, for the question that is being answered
+        self._chosen: dict[int, Chosen] = {}  # the current question's blocks, by layer
 
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
         self._leaving.append(block_of(cache, layer, by_seq(cache, layer, leaving)))
@@ -195,7 +193,7 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Put rows that have left every layer into index and store: one block per layer, rows in the order of the stream."""
+        """Add rows that have left every layer to the index and the store. blocks: one per layer, rows in stream order."""
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         nothing: Chosen = [()] * self.cache.kv_heads
@@ -205,25 +203,21 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """Return the blocks for a question's un-rotated rows ``[heads, S, head_dim]``."""
+        """Return the blocks to fetch for a question. query: un-rotated, ``[heads, S, head_dim]``."""
 
 
 def row_bytes(cache: KVCache) -> int:
-    """Return the bytes of a layer's row in all KV heads, with its metadata, always counted as fp32, so that an index has the
-    same size in any cache.
-    """
+    """Return the bytes of a layer's row with its metadata, in all KV heads, as if the cache's dtype were fp32."""
     return cache.kv_heads * (2 * cache.head_dim * np.dtype(np.float32).itemsize + metadata_bytes(cache.axes))
 
 
 def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
-    """Copy rows ``[kv_heads, m]`` of a layer, chosen per head, to a block of all its heads."""
+    """Return a block with copies of a layer's rows. rows: each head's indices, ``[kv_heads, m]``."""
     parts = [np.asarray(getattr(cache, name)(layer)) for name in Block.__slots__]
     return Block(*[np.take_along_axis(part, rows if part.ndim == 2 else rows[..., None], 1) for part in parts])
 
 
 def by_seq(cache: KVCache, layer: int, among: Bool) -> Int64:
-    """Return the rows of a mask ``[kv_heads, n_l]``, the same number in each head, in the order of the stream: ``[kv_heads,
-    m]``.
-    """
+    """Return the indices of a mask's rows in the order of the stream, ``[kv_heads, m]``. Each head has the same number."""
     rows = np.nonzero(among)[1].reshape(cache.kv_heads, -1)
     return np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1)

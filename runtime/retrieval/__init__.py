@@ -1,1 +1,1 @@
-"""Code that retrieval policies share: the working set and pages of clusters. The policies are in ``runtime/policies``."""
+"""Code that the retrieval policies in ``runtime/policies`` share: the working set, and the pages of clusters."""

@@ -1,4 +1,4 @@
-"""Pages of clusters in the store: a few runs per cluster, so that clusters merge and grow without a full read."""
+"""Store each cluster as a few runs of pages, so that clusters can merge and grow without being read completely."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 MAX_RUNS = 4
-PAGE_ROWS = 64  # the most rows of a block
+PAGE_ROWS = 64  # the largest number of rows in a block
 
 
 @dataclass(slots=True)
 class PageRun:
-    """Some rows of a cluster, PAGE_ROWS to a block, with numbers ``first``, ``first + 1``, ...
+    """A run of a cluster's rows, in blocks of PAGE_ROWS rows with the numbers ``first``, ``first + 1``, ...
 
-    missing: the number of ``rows`` in lost blocks. block: the rows themselves, until they are in the store.
+    missing: the number of rows in lost blocks. block: the rows themselves, until they are in the store.
     """
 
     rows: int
@@ -41,10 +41,10 @@ class PageRun:
 
 
 class ClusterPages(Stateful):
-    """Up to MAX_RUNS runs of each slot of each layer and KV head.
+    """The runs of all clusters: up to MAX_RUNS for each slot of each layer and KV head.
 
-    Beyond that, the two closest in size are joined, so that a row is rewritten only a few times before its page is full. A
-    fetch with room for only part of a run reads only that many pages, evenly spread.
+    When a slot has more runs, the two closest in size are joined, so that a row is rewritten only a few times before its page
+    is full. If a fetch has room for only part of a run, it reads only as many of the run's pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
@@ -63,9 +63,7 @@ class ClusterPages(Stateful):
         return held
 
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
-        """Return blocks that cover this many rows, slot by slot in this order, smallest run first; and how many rows are not
-        covered.
-        """
+        """Return blocks that cover ``rows`` rows, slot by slot and smallest run first, and the number of rows not covered."""
         blocks, left = [], 0
         for slot in slots.tolist():
             for run in self._runs(layer, head, slot):
@@ -73,7 +71,7 @@ class ClusterPages(Stateful):
                     left += run.held
                     continue
                 full = run.rows // PAGE_ROWS
-                wanted = -(-rows * run.rows // (run.held * PAGE_ROWS))  # more, to make up for missing rows
+                wanted = -(-rows * run.rows // (run.held * PAGE_ROWS))  # more pages, to make up for missing rows
                 if wanted < full:
                     blocks += [run.pages[(2 * at + 1) * full // (2 * wanted)] for at in range(wanted)]
                     left += run.held - wanted * PAGE_ROWS * run.held // run.rows
@@ -85,7 +83,7 @@ class ClusterPages(Stateful):
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
         """Update ``store`` after the clusters of a KV head have changed.
 
-        home: the new slot of each slot's sealed cluster, ``[slots]``, -1 if there was none. parts: newly sealed rows, by slot.
+        home: the new slot of each slot's sealed cluster, ``[slots]``; -1 without one. parts: the newly sealed rows by slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]
@@ -98,11 +96,11 @@ class ClusterPages(Stateful):
         self._write(layer, head, {slot: [] for slot in gone.tolist()} | runs_of)
 
     def block_ids(self, layer: int, head: int, slots: Iterable[int]) -> list[int]:
-        """Return all blocks of these slots."""
+        """Return the numbers of all blocks of ``slots``."""
         return [number for slot in slots for run in self._runs(layer, head, int(slot)) for number in run.pages]
 
     def take_out(self, store: Store, layer: int, head: int, slots: Sequence[int]) -> list[Block]:
-        """Remove all rows of these slots from the store and return them."""
+        """Remove all blocks of ``slots`` from the store, and return those that are not lost."""
         numbers = self.block_ids(layer, head, slots)
         found = store.get(numbers)
         store.drop(numbers)
@@ -110,7 +108,7 @@ class ClusterPages(Stateful):
         return [block for block in found if block is not None]
 
     def mark_lost(self, numbers: Sequence[int]) -> None:
-        """Mark these blocks as lost."""
+        """Count the rows of lost blocks as missing."""
         runs = np.flatnonzero(self.rows)
         if not len(runs):
             return
@@ -135,12 +133,12 @@ class ClusterPages(Stateful):
 
 
 def merge_runs(store: Store, runs: list[PageRun]) -> None:
-    """Join runs of similar size until there are at most MAX_RUNS, then store the remaining ones."""
+    """Join runs of similar size until there are at most MAX_RUNS, then store the runs that are still in memory."""
     while len(runs) > MAX_RUNS:
         runs.sort(key=lambda run: run.rows)
-        small, large = min(pairwise(runs), key=lambda pair: pair[1].rows / pair[0].rows)  # among ties the smallest
+        small, large = min(pairwise(runs), key=lambda pair: pair[1].rows / pair[0].rows)  # the smallest wins ties
         if small.block is None and large.block is not None:
-            small, large = large, small  # the one not yet in the store joins the other
+            small, large = large, small  # the run that is not yet in the store joins the other
         runs.remove(small)
         _join(store, small, large)
         if not large.rows:
@@ -154,7 +152,7 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
 def _join(store: Store, small: PageRun, large: PageRun) -> None:
     """Append the rows of ``small`` to ``large``.
 
-    Full pages stay and get consecutive numbers; less than a page of each is read and written again.
+    Full pages stay, and get consecutive numbers. Only the last, partial page of each run is read and written again.
     """
     tail = large.rows % PAGE_ROWS
     if large.block is None and 0 < tail <= PAGE_ROWS - small.rows:
@@ -181,7 +179,7 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
 
 
 def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
-    """Put rows page by page, under consecutive numbers; return the first number, -1 if there are no rows, and how many rows."""
+    """Store rows page by page under consecutive numbers. Return the first number, or -1 without rows, and the row count."""
     if not blocks:
         return -1, 0
     rows = joined(blocks)

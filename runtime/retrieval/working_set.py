@@ -1,14 +1,14 @@
-"""The working set: rows from the store in the arena's free rows, where a decoder with per-layer graphs attends to them.
+"""Fetch rows from the store into the arena's free rows, where a decoder with per-layer graphs attends to them.
 
-In one KV head with r fetched rows, a layer's rows in the arena are, while S rows are being appended::
+The fetched rows are the working set. While S rows are appended, a layer's arena has, in a KV head with r fetched rows::
 
     [0, n)              valid rows of the cache: prefix, window, text
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
-Then the new rows swap places with as many rows of the working set, so that the cache commits them at ``[n, n + S)``. Fetched
-rows keep the positions they were stored with until the stream is first re-indexed; after that they take contiguous positions,
-in temporal order, between the prefix and everything else.
+After the call, the new rows swap places with as many rows of the working set, so that the cache commits them at ``[n, n + S)``.
+Fetched rows keep their stored positions until the stream is first re-indexed. After that they get contiguous positions, in
+temporal order, between the prefix and all other rows.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Float32 = NDArray[np.float32]
 
 
 class WorkingSet(Stateful):
-    """Up to ``rows`` rows of each layer and KV head.
+    """The rows fetched from the store, up to ``rows`` in each layer and KV head.
 
-    held: rows in use, ``[layers, kv_heads]``. prefix: the first contiguous position.
+    held: the number of rows in use, ``[layers, kv_heads]``. prefix: the first contiguous position.
     """
 
     state_fields = ("contiguous",)
@@ -45,23 +45,23 @@ class WorkingSet(Stateful):
         self._cache, self._store, self.rows, self._prefix = cache, store, rows, prefix
         self.contiguous = False
         self.held = np.zeros((cache.layers, cache.kv_heads), np.int32)
-        self.truncated = 0  # chosen rows that did not fit, so far
-        self._start = np.full(cache.layers, -1, np.int64)  # where the set of each layer is
+        self.truncated = 0  # the number of chosen rows that did not fit, so far
+        self._start = np.full(cache.layers, -1, np.int64)  # the first row of each layer's working set
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
-        self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # frame, row, col, confirmed as fetched,
-        self._turned = np.zeros((cache.layers, cache.kv_heads), np.int64)  # and by how many rows the set has turned since
+        self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # frame, row, col, confirmed when fetched
+        self._turned = np.zeros((cache.layers, cache.kv_heads), np.int64)  # by how many rows the set was rotated since then
         self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
 
     def forget(self) -> None:
-        """Fetch everything again at the next call, because block numbers have changed."""
+        """Make the next call fetch all rows again, because block numbers have changed."""
         self._start[:] = -1
 
     def load(
         self, layer: int, chosen: Sequence[Sequence[int]], always: Callable[[int], Sequence[Block]] | None = None
     ) -> Int32:
-        """Fetch the ``chosen`` blocks of each KV head, best first; return the number of rows in each head, ``[kv_heads]``.
+        """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
 
-        always: returns the rows of a layer to put first, one block per KV head. Rows that do not fit are dropped from the end.
+        always: returns the rows that come first in a layer, one block per KV head. If not all rows fit, the last are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -90,7 +90,7 @@ class WorkingSet(Stateful):
         self._start[layer] = start + appended
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """Return the rows held for a KV head, which a question saw in addition to the cache."""
+        """Return a KV head's fetched rows, which a question attended to in addition to the cache."""
         start, held = int(self._start[layer]), int(self.held[layer, head])
         key = self._memory[layer][0][head : head + 1, start : start + held]
         known = self._known[layer, head] if held else (np.zeros(0, np.int32),) * 4
@@ -119,7 +119,8 @@ class WorkingSet(Stateful):
 def contiguous(rows: Block, first: int) -> Int32:
     """Return positions for the n rows of one head, int32 ``[n, axes]``, from ``first`` on and in temporal order.
 
-    On one axis a position is the rank by ``seq``; on three (M-RoPE) it is the frame's rank and the patch's row and column.
+    With one axis, a position is the row's rank by ``seq``. With three (M-RoPE), it is the frame's rank and the patch's row and
+    column.
     """
     axes = rows.position.shape[2]
     if axes == 1:
@@ -131,7 +132,7 @@ def contiguous(rows: Block, first: int) -> Int32:
 
 
 def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
-    """Rotate ``key`` ``[.., n, head_dim]`` by ``[.., n, axes]`` positions, pairs ``(d, d + head_dim / 2)``; float64 angles."""
+    """Rotate ``key`` ``[.., n, head_dim]``, in pairs ``(d, d + head_dim / 2)``, by ``by`` ``[.., n, axes]`` positions."""
     angles = (by[..., :1] if pair_axis is None or by.shape[-1] == 1 else by[..., pair_axis]) * inv_freq
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     low, high = np.split(key, 2, -1)
