@@ -1,4 +1,4 @@
-"""Describe the lines that ``edgevlm bench .. --json`` prints: their fields, from ``fields.json``, and their schema."""
+"""Make the schema of the lines that ``edgevlm bench .. --json`` prints, from their fields in ``fields.json``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import create_model
 
 from edgevlm.apps.schemas import SCHEMA, Record, maybe, schema_of
 
-# fields printed beside a median, in brackets
+# the fields printed in brackets after a median
 SPREADS = {
     "ms_per_token": ("low", "high"), "ms_per_frame": ("low", "high"), "ratio": ("low", "high"),
     "accuracy": ("ci_low", "ci_high"), "difference": ("difference_low", "difference_high"), "ms": ("low", "high"),

@@ -1,4 +1,4 @@
-"""Make models of real shapes with random weights from a seed, to measure speed without downloading a checkpoint."""
+"""Make models with real shapes and seeded random weights, to measure speed without downloading a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _shape(backbone: str, *sizes: int, norm_eps: float = 1e-6, rope_theta: float
 
 # name -> (text backbone, shape of the decoder): layers, heads, kv_heads, head_dim, hidden, intermediate, vocab, model_limit
 SHAPES = {
-    # SmolLM2-135M and -360M, also the decoders of SmolVLM-256M and -500M
+    # SmolLM2-135M and -360M, which are also SmolVLM-256M's and -500M's decoders
     "seeded-135m": _shape("llama", 30, 9, 3, 64, 576, 1536, 49152, 8192, norm_eps=1e-5, rope_theta=1e5),
     "seeded-360m": _shape("llama", 32, 15, 5, 64, 960, 2560, 49152, 8192, norm_eps=1e-5, rope_theta=1e5),
-    # LLaVA-OneVision-0.5B except for its vocabulary: frames have no logits
+    # LLaVA-OneVision-0.5B with a smaller vocabulary, as frames have no logits
     "seeded-0.5b": _shape("qwen2", 24, 14, 2, 64, 896, 4864, 1024, 32768),
     "seeded-3b": _shape("qwen2", 36, 16, 2, 128, 2048, 11008, 151936, 32768),  # Qwen2.5-VL-3B
     "demo": _shape("qwen2", 4, 4, 2, 64, 128, 384, 66, 4096),
@@ -55,26 +55,26 @@ class Tensors(Protocol):
 
 
 class SeededTensors:
-    """Random tensors, each drawn from its name and the seed."""
+    """Random tensors. The seed and a tensor's name determine its numbers."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed, self.config = seed, dict[str, Any]()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Return normal float32 numbers divided by the square root of the last dimension; ones for norms."""
+        """Return normally distributed float32 numbers divided by the square root of the last dimension, or ones for a norm."""
         if len(shape) == 1 and name.endswith(".weight"):
             return np.ones(shape, np.float32)
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
         return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
-        """Yield the same tensor, in one piece."""
+        """Yield the whole tensor in one piece."""
         yield self.tensor(name, shape)
 
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """The text half of a model; ``backbone`` is llama, qwen2 or qwen3."""
+    """The text part of a model. ``backbone`` is llama, qwen2 or qwen3."""
 
     name: str
     backbone: str
@@ -83,21 +83,21 @@ class TextModel:
 
     @property
     def head(self) -> str:
-        """The canonical name of the output head's matrix."""
+        """The canonical name of the output head's weights."""
         return "text.embed_tokens.weight" if self.shape.tied else "text.lm_head.weight"
 
 
 def open_text_model(name: str, layers: int | None = None) -> TextModel:
-    """Return one of SHAPES with random weights, or the text half of the checkpoint in the directory ``name``.
+    """Return one of SHAPES with random weights, or the text part of the checkpoint in the directory ``name``.
 
-    ``layers``: keep only this many, the first ones. Raises UserError if ``name`` is neither.
+    ``layers``: keep only this many of the first layers. Raises UserError if ``name`` is neither.
     """
     if name in SHAPES:
         (backbone, shape), tensors = SHAPES[name], cast(Tensors, SeededTensors())
     else:
         tensors = checkpoint = Checkpoint(name)
         text: dict[str, Any] = dict(checkpoint.section("text_config"))
-        if str(text.get("model_type")) not in TEXT_BACKBONES:  # a text-only checkpoint, whose whole config is the text section
+        if str(text.get("model_type")) not in TEXT_BACKBONES:  # the whole config of a text-only checkpoint is its text section
             text["model_type"] = str(text.get("model_type")).removesuffix("_text")
         text = with_defaults(text)
         shape = text_backbone(text["model_type"]).shape(text, checkpoint.is_tied(text))
@@ -109,9 +109,9 @@ def decoder_bundle(
     folder: Path, shape: DecoderShape, tokens_per_frame: int = 1, *, tensors: Tensors | None = None, backbone: str = "qwen2",
     st_spattn_from: int | None = None, precision: str = "fp32", kv: KVType = "fp32",
 ) -> Bundle:  # fmt: skip
-    """Write a decoder into ``folder`` and return its bundle, ready for an engine; without ``tensors``, weights are random.
+    """Write a decoder into ``folder`` and return its bundle, ready for an engine. Without ``tensors``, its weights are random.
 
-    Its vision tower is a stand-in: its features ``[F, tokens_per_frame, hidden]`` are noise multiplied by the frame's mean.
+    The bundle has a stand-in vision tower, whose features ``[F, tokens_per_frame, hidden]`` are noise times the frame's mean.
     """
     checkpoint = cast(Checkpoint, tensors or SeededTensors())
     options = ExportOptions(st_spattn_from, precision=precision, kv=kv)
@@ -154,7 +154,7 @@ def word_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-# a whole checkpoint, as transformers' ``save_pretrained`` writes it: to export, and to compare with transformers
+# a whole checkpoint, as transformers' ``save_pretrained`` writes it, for exports and comparisons with transformers
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] + '\n' }}{% if message['content'] is string %}"
@@ -165,9 +165,9 @@ TEMPLATE = (
 
 
 def llava_onevision_config(layers: int | None = None) -> Any:
-    """Return LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens a frame, Qwen2-0.5B.
+    """Return LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens per frame, Qwen2-0.5B.
 
-    layers: the number in the tower and in the decoder, by default the model's own.
+    layers: the number of layers in tower and decoder each, by default the model's own.
     """
     import transformers
 
@@ -187,10 +187,10 @@ def llava_onevision_config(layers: int | None = None) -> Any:
 
 
 def write_checkpoint(folder: Path, config: Any | None = None) -> Path:
-    """Save a bfloat16 LLaVA-OneVision checkpoint of ``config``, by default the 0.5B's (1.8 GB); return the directory.
+    """Save a bfloat16 LLaVA-OneVision checkpoint of ``config``, by default the 0.5B's (1.8 GB); return its directory.
 
-    transformers initialises the weights; they are the same for the same version of torch. Its tokenizer has a token for each
-    byte and the special tokens of ChatML.
+    transformers initialises the weights, which depend only on torch's version. The tokenizer has a token for each byte and
+    ChatML's special tokens.
     """
     import torch
     import transformers

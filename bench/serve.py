@@ -1,6 +1,6 @@
-"""Measure the savings of ``edgevlm serve``: cameras on one model compared with a process for each.
+"""Measure what ``edgevlm serve`` saves when cameras share one process and model, compared with a process for each.
 
-Servers run as users start them, with unthrottled demo cameras.
+Servers run as users start them, with demo cameras at full speed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from edgevlm.errors import UserError
 from edgevlm.progress import show
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
-WATCHED = 16  # frames watched before counting starts
-FASTEST = 1000.0  # frames a second by the camera's clock, so that no frame is skipped
-START_S = 600.0  # for the first frames
-SETTLES_S = 0.5  # wait after stopped processes continue
-SNAPSHOTS_S = 5.0  # from one snapshot to the next, so that their copies count in the memory measured
+WATCHED = 16  # frames watched per camera before counting starts
+FASTEST = 1000.0  # frames per second by the camera's clock, so that no frame is skipped
+START_S = 600.0  # most time for the first frames
+SETTLES_S = 0.5  # pause after stopped processes continue
+SNAPSHOTS_S = 5.0  # time between snapshots, so that the measured memory includes their copies
 
 
 class EagerDemo(DemoSource):
-    """The demo without its frame rate: the next frame is always ready."""
+    """The demo camera without a frame rate: its next frame is always ready."""
 
     live = True
 
@@ -53,10 +53,10 @@ def cameras(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each number of cameras, in one process and in a process each: total frames a second, and memory.
+    """Yield lines of total frames per second and memory for each number of cameras, in one process and in a process each.
 
-    Medians over ``rounds`` windows of ``seconds``; one way is stopped while the other is measured. The memory that each further
-    camera takes is printed with what ``edgevlm plan`` predicts. Raises UserError if a server does not start.
+    Rates are medians over ``rounds`` windows of ``seconds``; the other servers are stopped meanwhile. The memory of each
+    additional camera is compared with what ``edgevlm plan`` predicts. Raises UserError if a server does not start.
     """
     threads = threads or default_threads()
     planned, alone = 1e6 * make_plan(PlanRequest(model)).line()["camera_mb"], 0
@@ -95,7 +95,7 @@ def cameras(
 
 
 class Served:
-    """A server process of demo cameras. Raises UserError if it does not start; its own output is on stderr."""
+    """A server process with demo cameras. Raises UserError if it does not start; the server's errors are on stderr."""
 
     def __init__(self, model: str, engine: str, cameras: int, threads: int, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,13 +121,13 @@ class Served:
         self.process.wait()
 
     def frames(self) -> list[int]:
-        """Return how many frames of each camera have been watched."""
+        """Return the number of watched frames of each camera."""
         found = httpx.get(f"{self._url}/v1/streams", timeout=START_S, trust_env=False).json()["data"]
         return [stream["frames_watched"] for stream in found]
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Return the frames a second of all cameras over ``seconds``, or until one arrives, while other servers are stopped."""
+    """Return the total frames per second of servers, resumed for ``seconds`` or until a frame is watched, then stopped."""
 
     def total() -> int:
         return sum(sum(server.frames()) for server in servers)
@@ -146,7 +146,7 @@ def _rate(servers: Sequence[Served], seconds: float) -> float:
 
 
 def _until(done: Callable[[], bool]) -> None:
-    """Wait until a condition holds. Raises UserError after START_S."""
+    """Wait until ``done`` returns true. Raises UserError after START_S."""
     end = time.monotonic() + START_S
     while not done():
         if time.monotonic() > end:

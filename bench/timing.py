@@ -1,4 +1,4 @@
-"""Time jobs in turn, and compute medians with quartiles and ratios round by round."""
+"""Time jobs that take turns; compute medians with quartiles, and ratios round by round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``run`` is timed and its time divided by ``count``; ``after`` is not timed."""
+    """A job to time. ``run``'s time is divided by ``count``; ``after`` is called untimed."""
 
     run: Callable[[], object]
     count: int = 1
@@ -27,7 +27,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Milliseconds per item: wall-clock time, and the processor time of all threads."""
+    """A job's milliseconds per item: wall-clock time, and processor time of all threads."""
 
     wall: float
     cpu: float
@@ -47,7 +47,7 @@ def time_job(job: Job) -> Took:
 
 
 def watching(session: Session, frames: Sequence[Any]) -> Job:
-    """Return a job that watches frames, timed per frame."""
+    """Return a job that watches frames and is timed per frame."""
 
     def watch() -> None:
         for frame in frames:
@@ -57,7 +57,7 @@ def watching(session: Session, frames: Sequence[Any]) -> Job:
 
 
 def take_turns(jobs: Mapping[Key, Job], rounds: int) -> dict[Key, list[Took]]:
-    """Run every job once per round, after a warm-up round that is not counted."""
+    """Time every job once per round, after a warm-up round that is not counted."""
     took: dict[Key, list[Took]] = {key: [] for key in jobs}
     for done in range(rounds + 1):
         show(f"round {done} of {rounds}" if done else "warming up")
@@ -67,12 +67,12 @@ def take_turns(jobs: Mapping[Key, Job], rounds: int) -> dict[Key, list[Took]]:
 
 
 def spread(values: Iterable[float], median: str, low: str = "low", high: str = "high", digits: int = 3) -> dict[str, Any]:
-    """Return the median and quartiles under these names; None if there are no values."""
+    """Return the median and quartiles of values under the given names. They are None if there are no values."""
     return _quantiles(values, {median: 50, low: 25, high: 75}, digits)
 
 
 def percentiles(values: Iterable[float], name: str, percents: Sequence[int] = (50, 95, 99)) -> dict[str, Any]:
-    """Return ``NAME_p50`` and so on; None if there are no values."""
+    """Return percentiles of values as ``NAME_p50`` and so on. They are None if there are no values."""
     return _quantiles(values, {f"{name}_p{percent}": percent for percent in percents}, 3)
 
 
@@ -83,13 +83,13 @@ def _quantiles(values: Iterable[float], names: Mapping[str, int], digits: int) -
 
 
 def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
-    """Return the wall clock's ``ms_per_UNIT`` with ``low`` and ``high``, and ``cpu_ms_per_UNIT``."""
+    """Return ``ms_per_UNIT`` (wall clock) with its ``low`` and ``high``, and ``cpu_ms_per_UNIT``."""
     cpu = statistics.median(once.cpu for once in took)
     return {**spread([once.wall for once in took], f"ms_per_{unit}"), f"cpu_ms_per_{unit}": round(cpu, 3)}
 
 
 def ratio(ours: Sequence[Took], theirs: Sequence[Took], name: str = "ratio") -> dict[str, Any]:
-    """Return our time over theirs, round by round: ``name`` with ``low`` and ``high``; ``cpu_ratio``: of processor time."""
+    """Return our time divided by theirs, round by round: ``name`` with ``low`` and ``high``, and for CPU time ``cpu_ratio``."""
     pairs = list(zip(ours, theirs, strict=True))
     cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)
     return {**spread((one.wall / other.wall for one, other in pairs), name), "cpu_ratio": round(cpu, 3)}

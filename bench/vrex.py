@@ -1,11 +1,11 @@
-"""Model V-Rex's accelerator analytically, and compare it with the figures of its paper (``vrex.json``).
+"""Model V-Rex's accelerator analytically, and compare it with its paper's figures (``vrex.json``).
 
-After tower and prediction, a call takes the longest of its arithmetic, its memory traffic and its fetch over PCIe:
+After tower and prediction, a call takes as long as the slowest of arithmetic, memory traffic and fetch over PCIe:
 
-    call = tower + prediction + max(max(operations / F, bytes / B), fetched bytes / G)
+call = tower + prediction + max(max(operations / F, bytes / B), fetched bytes / G)
 
 On a GPU, prediction precedes the fetch of the rows that it chooses; V-Rex's DRE hides it. Every method fetches a layer's rows
-while the previous layer computes (sec. VI-B), so a fetch costs only the time by which it is longer.
+while the previous layer computes (sec. VI-B), so a fetch costs only the time by which it exceeds that layer's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The seconds that a call's parts take, and its operations. ``ideal``: only its arithmetic and traffic, without losses."""
+    """The seconds of a call's parts, and its operations. ``ideal``: the seconds of arithmetic and traffic without losses."""
 
     tower: float
     prediction: float
@@ -35,17 +35,17 @@ class Call:
 
     @property
     def waiting(self) -> float:
-        """The part of the fetch that remains after the decoder is done."""
+        """The seconds by which the fetch takes longer than the decoder."""
         return max(0.0, self.fetch - self.decoder)
 
 
 @dataclass(slots=True)
 class Analytic:
-    """The analytic model.
+    """The analytic model, with four constants that the paper's Table I lacks.
 
-    Four constants complete Table I: ``utilisation``, the fraction reached of the rates of arithmetic and DRAM; ``scattered``,
-    the fraction of PCIe's rate that scattered rows reach; ``top_k`` and ``resv``, the bytes of DRAM that a GPU's prediction
-    costs per score. A machine without losses has 1, 1, 0 and 0.
+    ``utilisation``: the fraction of the arithmetic and DRAM rates that is reached. ``scattered``: the fraction of PCIe's rate
+    that scattered rows reach. ``top_k``, ``resv``: the bytes of DRAM traffic that a GPU's prediction costs per score. A machine
+    without losses has 1, 1, 0 and 0.
     """
 
     paper: dict[str, Any]
@@ -60,17 +60,17 @@ class Analytic:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row's keys and values in all layers."""
+        """The bytes of a row's keys and values in all layers."""
         llm = self.paper["llm"]
         return int(2 * llm["layers"] * llm["kv_heads"] * llm["head_dim"] * llm["bytes"])
 
     def parts(self, system: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Describe a system's hardware and method."""
+        """Return the descriptions of a system's hardware and method."""
         about = self.paper["systems"][system]
         return self.paper["hardware"][about["hardware"]], self.paper["methods"][about["method"]]
 
     def decoder_work(self, rows: int, seen: float, batch: int) -> tuple[float, float]:
-        """Return operations and DRAM bytes for ``rows`` new rows in each stream, which see ``seen`` earlier ones."""
+        """Return the decoder's operations and DRAM bytes for ``rows`` new rows per stream, which attend to ``seen`` others."""
         llm = self.paper["llm"]
         attention = llm["hidden"] * llm["head_dim"] * 2 * (llm["heads"] + llm["kv_heads"])
         matrices, head = llm["layers"] * (attention + 3 * llm["hidden"] * llm["intermediate"]), llm["vocab"] * llm["hidden"]
@@ -79,7 +79,7 @@ class Analytic:
         return operations, llm["bytes"] * (matrices + head) + batch * self.row_bytes * (seen + rows)
 
     def tower_work(self, batch: int) -> tuple[float, float]:
-        """Return the operations and bytes of the vision tower and of the two layers of its projector."""
+        """Return the operations and DRAM bytes of the vision tower and its two-layer projector."""
         tower, hidden, width = self.paper["tower"], self.paper["llm"]["hidden"], self.paper["tower"]["width"]
         matrices, connector = tower["layers"] * (4 * width**2 + 2 * width * tower["intermediate"]), hidden * (width + hidden)
         attention = 4 * tower["layers"] * tower["patches"] ** 2 * width
@@ -87,7 +87,7 @@ class Analytic:
         return operations, self.paper["llm"]["bytes"] * (matrices + connector)
 
     def call(self, system: str, rows: int, held: int, batch: int = 1) -> Call:
-        """Append ``rows`` rows (one: a token, ``frame_rows``: a frame) to ``batch`` streams that hold ``held`` each."""
+        """Model appending ``rows`` rows (1: a token, ``frame_rows``: a frame) to each of ``batch`` streams of ``held`` rows."""
         about, (hardware, method) = self.paper["systems"][system], self.parts(system)
         ratio = method["generation_ratio" if rows == 1 else "prefill_ratio"]
         decoder = self.decoder_work(rows, held * ratio, batch)
@@ -111,7 +111,7 @@ class Analytic:
         )
 
     def scores(self, system: str, rows: int, held: int, batch: int) -> float:
-        """Return the number of scores, of query rows and summaries, in all heads and layers; 0 for a method without scores."""
+        """Return how many scores of query rows with summaries a method computes; 0 for a method without scores."""
         summary = self.parts(system)[1]["rows_a_summary"]
         return 0.0 if summary is None else batch * rows * held / summary
 
@@ -124,7 +124,7 @@ class Analytic:
         return float(sum(count * self.call(system, rows, held).seconds for count, rows in counts))
 
     def quantity(self, name: str, system: str, over: str | None, held: int, batch: int) -> float:
-        """Return what a figure shows; speedups and gains are how many times more ``over`` takes."""
+        """Return the quantity that a figure shows. Speedups and gains are the factor by which ``over`` takes more."""
         frame, watts = self.call(system, self.frame_rows, held, batch), self.parts(system)[0]["watts"]
         kind, _, what = name.partition("_")
         if what in ("ms", "speedup", "energy_gain"):
@@ -141,7 +141,7 @@ class Analytic:
 
 
 def calibrated(paper: dict[str, Any]) -> Analytic:
-    """Return the model with its four constants, each derived from one of the paper's figures and its own ratios."""
+    """Return the model with its four constants, each derived from one of the paper's figures and the paper's ratios."""
     fixing = {figure["fixes"]: figure for figure in paper["figures"] if "fixes" in figure}
     model, figure = Analytic(paper), fixing["utilisation"]
     least = min(paper["lengths"]["value"])
@@ -158,7 +158,7 @@ def calibrated(paper: dict[str, Any]) -> Analytic:
 
 
 def vrex() -> Iterator[dict[str, Any]]:
-    """Yield a line for each figure of the paper, then the model's constants. Nothing is run."""
+    """Yield a line for each figure in the paper, then the model's constants. No accelerator is run."""
     model = calibrated(load_paper())
     errors, lengths = [], model.paper["lengths"]["value"]
     for figure in model.paper["figures"]:
@@ -176,6 +176,6 @@ def vrex() -> Iterator[dict[str, Any]]:
 
 
 def load_paper() -> dict[str, Any]:
-    """Return the paper's data: its hardware, methods, systems and figures."""
+    """Load the paper's data: its hardware, methods, systems and figures."""
     found: dict[str, Any] = json.loads(files(__package__).joinpath("vrex.json").read_text(encoding="utf-8"))
     return found

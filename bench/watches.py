@@ -1,4 +1,4 @@
-"""``edgevlm bench watch``: how well watches open and close on the demo world, and what a dozen of them cost."""
+"""``edgevlm bench watch``: measure how well watches open and close on the demo world, and what a dozen watches cost."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from edgevlm.runtime.taught import COLORS, SHAPES
 
 Line = dict[str, Any]
 Questions = Sequence[tuple[str, Sequence[str]]]
-STREAM, WATCHES, FRAMES = 5_000_000, 12, 128  # number of the first stream; watches and frames per stream
+STREAM, WATCHES, FRAMES = 5_000_000, 12, 128  # the first stream's number; watches per stream; frames per stream
 COST_FRAMES = 200
 WINDOW, STILL = "sliding-window", "still"
 FPS = 2.0
-LATE = 4  # frames by which an opening or closing may be late and still count
+LATE = 4  # an opening or closing this many frames late still counts
 RULES: dict[str, dict[str, float]] = {
     "default": {},
     "one answer": {"open_after": 0.0, "close_after": 0.0},
@@ -40,9 +40,9 @@ RULES: dict[str, dict[str, float]] = {
 
 @dataclass
 class Score:
-    """Counts of right, spurious and missed openings and closings, and of repeated ones.
+    """Counts of right, spurious, missed and repeated (``again``) openings and closings.
 
-    delays: for each right one, the frames by which it came after the true change.
+    delays: how many frames after the true change each right one came.
     """
 
     right: int = 0
@@ -52,12 +52,12 @@ class Score:
     delays: list[int] = field(default_factory=list)
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
-        """Add one watch on one stream: whether it should be open, and whether it is, at each frame. It starts closed."""
+        """Add a watch on a stream. At each frame, ``truth`` is whether it should be open, and ``opened`` whether it is."""
         for state in (True, False):
             found = [frame for frame, (before, now) in enumerate(pairwise([False, *opened])) if before != now == state]
             for start, end in spans([true == state for true in truth]):
                 if not state and start == 0:
-                    continue  # it is closed already
+                    continue  # the watch starts closed
                 mine = [frame for frame in found if start <= frame < end + LATE]
                 found = [frame for frame in found if frame not in mine]
                 if mine:
@@ -70,7 +70,7 @@ class Score:
 
 
 def summed(scores: Sequence[Score]) -> Line:
-    """Return fractions over all streams and their scores, with 95 % intervals clustered by stream."""
+    """Return precision and recall over all streams, with 95 % intervals clustered by stream, and the median delay."""
     line: Line = {"events": sum(score.right + score.missed for score in scores)}
     wrong = {"precision": [score.spurious + score.again for score in scores], "recall": [score.missed for score in scores]}
     for name, of in wrong.items():
@@ -84,7 +84,7 @@ def summed(scores: Sequence[Score]) -> Line:
 
 
 def spans(truth: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of frames: where a condition becomes true, and where it ends."""
+    """Yield each span in which ``truth`` holds: its first frame, and the first frame after it."""
     edges = [frame for frame, (before, now) in enumerate(pairwise([False, *truth, False])) if before != now]
     yield from zip(edges[::2], edges[1::2], strict=True)
 
@@ -97,9 +97,9 @@ def quality(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[Line]:
-    """Yield a line for each memory and rule, over enough streams for objects to come or go ``events`` times.
+    """Yield a line for each memory and rule, over enough streams for objects to appear or leave ``events`` times.
 
-    At each frame WATCHES watches ask whether an object is there. ``still`` is not a policy: it asks about each frame
+    At each frame, WATCHES watches ask whether an object is present. ``still`` is not a policy: it asks about each frame
     separately. Raises UserError.
     """
     words = seed_words(seed)
@@ -129,7 +129,7 @@ def quality(
 
 
 def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[set[str]]]:
-    """Return a world's pictures, and for each the names of the objects in it."""
+    """Return a world's pictures and the names of the objects in each."""
     world, pictures, present = World(seed), [], []
     for _ in range(frames):
         pictures.append(world.step())
@@ -138,7 +138,7 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Return objects to watch for, and whether each is present ``[frames, watches]``: all that ever appear, then others."""
+    """Return objects to watch for, those that appear before others, and whether each is present, ``[frames, watches]``."""
     come = sorted(set().union(*present))
     others = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in come]
     names = [*random.permutation(come)[:watches], *random.permutation(others)][:watches]
@@ -146,7 +146,7 @@ def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -
 
 
 def asked(model: Model, pictures: list[NDArray[np.uint8]], names: list[str], options: dict[str, Any]) -> NDArray[np.float64]:
-    """Return the probability of "yes" to whether each object is there now, ``[frames, names]``."""
+    """Return the probability of "yes" when each object's presence is asked about at each frame, ``[frames, names]``."""
     now = np.zeros((len(pictures), len(names)))
     with Session.open(model, **options) as session:
         for frame, picture in enumerate(pictures if names else ()):
@@ -161,7 +161,7 @@ def are_there(names: Sequence[str]) -> Questions:
 
 
 def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> list[bool]:
-    """Return whether a watch is open at each frame."""
+    """Return whether a watch with these settings is open at each frame."""
     state, is_open = WatchState(Watch.model_validate({"question": "is it there?", **settings})), []
     for frame, probability in enumerate(probabilities.tolist()):
         state.observe((frame + 1) / FPS, probability)
@@ -170,7 +170,7 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
 
 
 def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Iterator[Line]:
-    """Yield one line: frames a second with and without watches, in turn, with the questions asked together or one by one."""
+    """Yield a line: frames per second with and without watches, and ms of asking questions together and one by one."""
     questions = are_there([f"{color} {shape}" for shape in SHAPES for color in COLORS][:WATCHES])
     pictures, _ = shown([0], COST_FRAMES)
     took: list[tuple[float, ...]] = []
@@ -192,7 +192,7 @@ def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, thr
 
 
 def rate(session: Session, pictures: Sequence[NDArray[np.uint8]], questions: Questions) -> float:
-    """Return frames a second while a separate thread repeats the questions."""
+    """Return the frames watched per second while a separate thread repeats the questions."""
     ending = threading.Event()
 
     def ask() -> None:

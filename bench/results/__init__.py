@@ -1,1 +1,1 @@
-"""Keep results in one append-only file, which ``bench all`` writes and ``bench report`` reads and compares."""
+"""Save benchmark results in an append-only file, and report and compare them."""

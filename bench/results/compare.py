@@ -1,4 +1,4 @@
-"""Compare two runs line by line: how many times worse each timed field is, and whether that exceeds chance and a margin."""
+"""Compare two runs line by line: how many times worse each timed field is, and whether by more than chance and a margin."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edgevlm.bench.results.journal import Run, number
 from edgevlm.errors import UserError
 
 OURS = "edgevlm"
-SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")  # in machines whose numbers can be compared
-# strings that are results; all other strings, and these numbers, identify a line's subject
+SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")  # equal on comparable machines
+# strings that are results; all other strings and the numbers in SETTINGS identify a line's subject
 RESULTS = ("policy_used", "stopped", "skipped", "left_out", "error")
 SETTINGS = (
     "threads", "frames", "context", "chunk", "held", "tokens_per_frame", "layers", "kv_heads", "head_dim", "tokens", "budget",
@@ -22,14 +22,14 @@ TIMED = (
     "ms_per_token", "ms_per_frame", "ratio", "ttft_ms_p50", "tpot_ms_p50", "ms_p50", "ttft_ms", "ms", "frame_ms", "hold_ms",
     "write_ms", "joules_per_frame", "joules_per_token", "fps", "fps_ratio", "tokens_ratio",
 )  # fmt: skip
-TWICE = 2.0  # times worse: a single measurement is hardly ever this far off by chance
+TWICE = 2.0  # times worse; single measurements rarely differ this much by chance
 MORE_IS_BETTER = ("fps", "fps_ratio", "tokens_ratio")
 
 Subject = tuple[tuple[str, Any], ...]
 
 
 def difference(one: Line, other: Line) -> str:
-    """Return the differences between two machines that affect speed; empty for the same machine."""
+    """Return the differences between two machines that affect speed, or ``""`` if there are none."""
     if not one or not other:
         return "a file does not name its machine"
     found = [name for name in SAME if one.get(name) != other.get(name)]
@@ -37,11 +37,11 @@ def difference(one: Line, other: Line) -> str:
 
 
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
-    """Return a line for each timed field that both runs measured, worst first: how many times worse the new median is.
+    """Return how many times worse the new median is, in a line for each timed field that both runs measured, worst first.
 
-    Where that exceeds ``margin`` (0.2 is 20 %), ``verdict`` is ``worse`` if the gap between the spreads is larger than their
-    widths together, otherwise ``chance``. Without spreads it is ``worse`` from TWICE on, otherwise ``no spread``: measure
-    again. Raises UserError for different machines, unless forced, and for runs without a common line.
+    If it is worse by more than ``margin`` (0.2 is 20 %), ``verdict`` is ``worse`` if the gap between the spreads exceeds the
+    sum of their widths, else ``chance``. Without spreads, it is ``worse`` from TWICE on, else ``no spread``. Raises UserError
+    for different machines, unless forced, and for runs without a common line.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
         raise UserError(f"{new.id} and {old.id} cannot be compared ({apart}); --force does it all the same")
@@ -54,7 +54,7 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
 
 
 def _placed(lines: Sequence[Line]) -> dict[Subject, Line]:
-    """Return the lines of one run by subject; lines with the same subject are distinguished by their order."""
+    """Return a run's lines by subject. Lines with the same subject are numbered in order."""
     seen, placed = Counter[Subject](), dict[Subject, Line]()
     for line in lines:
         if line.get("runtime", OURS) == OURS:
@@ -86,7 +86,7 @@ def _ends(name: str, line: Line) -> list[str]:
 
 
 def _verdict(new: list[float | None], old: list[float | None], worse: float) -> str:
-    """Return ``worse`` if the spreads, each widened by its own width, are disjoint: a few rounds' quartiles are too narrow."""
+    """Return ``worse`` if the spreads are disjoint even when each is widened by its own width, and ``chance`` if not."""
     if len(new) != 2 or len(old) != 2 or None in (*new, *old):
         return "worse" if worse >= TWICE else "no spread"
     (low, high), (old_low, old_high) = ([value or 0.0 for value in spread] for spread in (new, old))

@@ -1,9 +1,9 @@
-"""Keep results as JSON lines in an append-only file, written by ``bench all``, read by ``bench report`` and comparisons.
+"""Read benchmark results: JSON lines in an append-only file that ``bench all`` writes.
 
-A run's header is ``{"event": "run", "id", "at", "quick", "versions", "machine"}``. A command in it is ``{"event": "begin",
-"run", "entry", "command", "at"}``, its own lines with ``run`` and ``entry`` before them, and ``{"event": "end", .. "seconds"}``
-or ``{"event": "failed", .. "code", "error"}``. A command that begins again in the same run replaces its earlier lines. Lines
-without a run, such as one command's output, form a run named after their file.
+A run's header is ``{"event": "run", "id", "at", "quick", "versions", "machine"}``. Each command follows as ``{"event": "begin",
+"run", "entry", "command", "at"}``, its lines with ``run`` and ``entry`` added, and ``{"event": "end", .. "seconds"}`` or
+``{"event": "failed", .. "code", "error"}``. A command that begins again in a run replaces its earlier lines. Lines without a
+run, such as one command's output, form a run named after their file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "results.jsonl"
 
 @dataclass(slots=True)
 class Entry:
-    """One command of a run: its lines without ``run``, ``entry`` and ``schema``; ``seconds`` is None until it has succeeded."""
+    """One command of a run. ``lines`` lack ``run``, ``entry`` and ``schema``; ``seconds`` is None until success."""
 
     name: str
     command: str = ""
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Run:
-    """The commands of one ``bench all``; ``header`` is empty for lines without one."""
+    """The commands of one ``bench all``. ``header`` is empty if the file has none."""
 
     id: str
     header: Line = field(default_factory=dict)
@@ -45,12 +45,12 @@ class Run:
         return [line for entry in self.entries.values() for line in entry.lines]
 
     def section(self, name: str) -> Line:
-        """Return the header's ``machine`` or ``versions``; empty if it has none."""
+        """Return the header's ``machine`` or ``versions``, or an empty dict if it has none."""
         found = self.header.get(name)
         return found if isinstance(found, dict) else {}
 
     def take(self, line: Line) -> None:
-        """Add one line other than the header."""
+        """Add a line other than the header to the run."""
         name, event = str(line.get("entry", line.get("bench", "?"))), line.get("event")
         if event == "begin":
             self.entries.pop(name, None)
@@ -72,7 +72,7 @@ def number(line: Line, key: str) -> float | None:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """Return the runs in files, or in directories with a results.jsonl, in order; ``PATH#ID`` names one run.
+    """Return the runs in files, or in directories' results.jsonl, in order. ``PATH#ID`` names a single run.
 
     Raises UserError for a path that cannot be read, does not hold JSON lines, or has no run with that id.
     """
@@ -87,7 +87,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def runs_of(lines: Iterable[Line], name: str) -> list[Run]:
-    """Return lines sorted into runs; lines without a run become the run ``name``."""
+    """Group lines into runs. Lines without a run become the run ``name``."""
     runs: dict[str, Run] = {}
     for line in lines:
         is_header = line.get("event") == "run"

@@ -1,4 +1,4 @@
-"""Write ``edgevlm bench report``: results as tables in one self-contained HTML page."""
+"""Write the self-contained HTML page of ``edgevlm bench report``, with results as tables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edgevlm.bench.output import Line, beside, cell, head, plain
 from edgevlm.bench.results.journal import Entry, Run
 
 NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]|[\U0001fffe-\U0001ffff]")
-LONG = 24  # a table with this many rows is folded
+LONG = 24  # tables with this many rows are collapsed
 
 
 def page(runs: Sequence[Run], changes: Sequence[Line] = ()) -> str:
-    """Return a page of HTML about the runs, newest first, and their ``changes`` from a baseline."""
+    """Return an HTML page of the runs, newest first, and of their ``changes`` from a baseline."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {"clean": clean, "plain": plain}
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
@@ -26,13 +26,13 @@ def page(runs: Sequence[Run], changes: Sequence[Line] = ()) -> str:
 
 
 def clean(text: object, longest: int = 200) -> str:
-    """Replace characters that XML does not allow with U+FFFD, and cut a long text."""
+    """Replace characters that XML does not allow with U+FFFD, and shorten long text."""
     found = NOT_XML.sub("\ufffd", str(text))
     return found if len(found) <= longest else found[: longest - 1] + "…"
 
 
 def tables(entry: Entry) -> list[dict[str, Any]]:
-    """Return a command's lines as tables: lines with the same fields share one."""
+    """Return a command's lines as tables, one for each set of fields."""
     groups: dict[tuple[str, ...], list[Line]] = {}
     for line in entry.lines:
         groups.setdefault(tuple(line), []).append(line)
@@ -40,7 +40,7 @@ def tables(entry: Entry) -> list[dict[str, Any]]:
 
 
 def table_of(group: Sequence[Line]) -> dict[str, Any]:
-    """Return ``heads`` and ``rows`` of text; ``fixed``: the fields that are equal in all lines, printed above the table."""
+    """Return a table's ``heads`` and ``rows`` as text, and the fields with equal values in all lines as ``fixed``."""
     first = group[0]
     taken = {"bench"} | {part for name in first for part in beside(name, first)}
     names = [name for name in first if name not in taken]

@@ -31,8 +31,8 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.files import JsonLines
 
 PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]
-PATIENCE_S = 10.0  # to wait for a process that was asked to end
-SOURCE = Path(__file__).resolve().parents[2]  # a checkout if it has .git
+PATIENCE_S = 10.0  # time for a terminated process to end
+SOURCE = Path(__file__).resolve().parents[2]  # a git checkout if it has .git
 PACKAGES = (
     "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python",
     "openvino", "nncf", "opencv-python", "opencv-python-headless", "av",
@@ -42,7 +42,7 @@ QUICK, FULL = _PLAN["quick"], _PLAN["full"]
 
 
 def planned(quick: bool, only: str | None) -> dict[str, str]:
-    """Return the plan: name -> arguments of ``edgevlm bench``. only: names or commands, separated by commas.
+    """Return the plan (name -> arguments of ``edgevlm bench``). only: keep these names or commands, separated by commas.
 
     Raises UserError for a name that is not in the plan.
     """
@@ -62,10 +62,10 @@ def typed(text: str) -> str:
 
 
 def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, machine: Machine | None = None) -> Run:
-    """Run the commands that the run in ``folder`` lacks; return the run with its results read back.
+    """Run the planned commands that the last run in ``folder`` has not done; return the run with its results.
 
-    Continues the last run if its kind, machine and versions are the same, else begins a new one. A command that fails leaves a
-    line with its error, and the others still run. Raises UserError if the folder cannot be written.
+    A new run begins if ``quick``, the machine or the versions differ from the last run's. If a command fails, its error is
+    saved and the others still run. Raises UserError if the folder cannot be written.
     """
     machine = machine or Machine()
     header: Line = {"quick": quick, "versions": versions(machine), "machine": describe(machine)}
@@ -97,7 +97,7 @@ def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, 
 
 
 def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
-    """Run a command, storing each JSON object from its stdout at once; return its exit code and its last line of stderr."""
+    """Run a command and save each JSON object that it prints immediately; return its exit code and its last line on stderr."""
     command = [*PROGRAM, *shlex.split(text), "--json"]
     with TemporaryFile("w+", errors="backslashreplace") as said:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, text=True) as process:
@@ -115,7 +115,7 @@ def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
 
 
 def _object(text: str) -> Line | None:
-    """Return the JSON object in a line, with NaN and infinities replaced by None; None if the line is anything else."""
+    """Return a line's JSON object, with NaN and infinities replaced by None, or None for any other line."""
     try:
         line = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError):
@@ -142,9 +142,8 @@ def _now() -> str:
 
 
 def versions(machine: Machine) -> dict[str, str]:
-    """Return the versions of edgevlm (with its commit in a checkout, ``+`` for uncommitted changes), Python and the installed
-    packages.
-    """
+    """Return the versions of edgevlm, Python and installed packages. In a checkout, ``commit`` ends in ``+`` if files
+    changed."""
     installed, found = machine.packages(), {"edgevlm": __version__}
     if (SOURCE / ".git").exists():
         commit = (machine.run(["git", "-C", str(SOURCE), "rev-parse", "--short=12", "HEAD"]) or "").strip()

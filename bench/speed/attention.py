@@ -23,7 +23,7 @@ SHAPES = {
     "seeded-3b": (36, 16, 2, 128),
 }  # layers, query heads, KV heads, head_dim
 GQA, READ = "GroupQueryAttention", "read"
-MOST_MB = 1500  # of keys and values in memory at a time: layers beyond that are skipped
+MOST_MB = 1500  # of keys and values in memory; layers beyond that are skipped
 
 
 def attention(
@@ -35,10 +35,10 @@ def attention(
     threads: int = 1,
     rounds: int = 5,
 ) -> Iterator[dict[str, Any]]:
-    """Time the attention of one token or of whole frames, after ``held`` tokens of noise, in all layers of a model's shape.
+    """Time the attention of one token or of whole frames over ``held`` tokens of noise, in all layers of a model's shape.
 
-    frames: number in a call; 0: one token. ``ratio``: our time over GroupQueryAttention's on fp32; ``gb_s`` counts keys and
-    values once; ``read``: numpy's maximum of the same fp32 memory. Raises UserError for an unknown shape or precision.
+    frames: frames per call; 0 for one token. ``ratio``: our time divided by GroupQueryAttention's on fp32. ``gb_s`` counts keys
+    and values once. ``read``: numpy's maximum over the same fp32 memory. Raises UserError for an unknown shape or precision.
     """
     for name in model:
         if name not in SHAPES:
@@ -90,7 +90,7 @@ def _measured(name: str, held: int, rows: int, kv: Sequence[str], threads: int, 
 
 
 def _gqa(query: np.ndarray, key: np.ndarray, value: np.ndarray, memory: np.ndarray, threads: int) -> Callable[[], object]:
-    """Return a function that calls GroupQueryAttention for each layer of ``memory``, to which it appends in place."""
+    """Return a function that calls GroupQueryAttention for each layer and appends to ``memory`` in place."""
     (rows, width), (_, _, kv_heads, capacity, dim) = query.shape, memory.shape
     part = [1, kv_heads, capacity, dim]
     sizes = {
@@ -111,7 +111,7 @@ def _gqa(query: np.ndarray, key: np.ndarray, value: np.ndarray, memory: np.ndarr
     model = helper.make_model(helper.make_graph([node], GQA, inputs, outputs), opset_imports=imports, ir_version=9)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # else its workers keep the cores that ours need
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # otherwise its workers keep the cores that ours need
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     given = [query[None], key[None], value[None], np.array([[capacity - 1]], np.int32), np.array([capacity], np.int32)]
     out, bindings = np.empty((1, rows, width), np.float32), []

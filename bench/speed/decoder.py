@@ -18,13 +18,13 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.progress import show, to_stderr
 from edgevlm.runtime.kv import DTYPES
 
-TOKENS_PER_FRAME = {"demo": 16}  # other models: 196
+TOKENS_PER_FRAME = {"demo": 16}  # 196 for all other models
 Place = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` earlier ones; only a single row has logits."""
+    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` earlier ones, with logits only for a single row."""
 
     held: int
     rows: int = 1
@@ -33,7 +33,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One runtime's rounds, at one precision of weights and one of the KV cache."""
+    """One runtime's timings of ``work``, with one weight precision and one KV precision."""
 
     runtime: str
     precision: str
@@ -63,7 +63,7 @@ def decode(
 ) -> Iterator[Place]:
     """Time one token: its embedding, its decoding after ``held`` rows, and its logits.
 
-    Yields a line for each precision of weights and KV cache, ``held`` and runtime, then our ratios (see :func:`pairs`). Raises
+    Yields a line for each weight precision, KV precision, ``held`` and runtime, then our ratios (see :func:`pairs`). Raises
     UserError for an unknown runtime or precision, and for more rows than the model has positions.
     """
     for name in model:
@@ -83,7 +83,7 @@ def prefill(
     threads: int = 1,
     rounds: int = 3,
 ) -> Iterator[Place]:
-    """Time prefill per frame in calls of ``frames`` frames after ``held`` tokens, no logits; lines as in :func:`decode`."""
+    """Time prefill per frame, in calls of ``frames`` frames after ``held`` tokens. Lines are as in :func:`decode`."""
     for name in model:
         p, text = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), open_text_model(name)
         works = [Append(rows, count * p, count) for rows in held for count in frames]
@@ -95,7 +95,7 @@ def _compared(
     text: TextModel, against: Sequence[str], precisions: Sequence[str], works: Sequence[Append], rounds: int,
     kv: Sequence[str], place: Place,
 ) -> Iterator[Place]:  # fmt: skip
-    """Yield a line for each timing, then the ratios."""
+    """Yield a line for each timing, then our ratios to other runtimes."""
     known = {"against": [name for name in RUNTIMES if name != OURS], "kv": RUNTIMES[OURS].kv}
     for option, typed in (("against", against), ("kv", kv)):
         if unknown := [name for name in typed if name not in known[option]]:
@@ -116,7 +116,7 @@ def _compared(
 
 
 def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
-    """Return the MB that one token reads: the matrices of all layers, the head, and the keys and values of ``held`` tokens."""
+    """Return the MB that decoding a token reads: all layers' matrices, the head, and ``held`` tokens' keys and values."""
     attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
     layouts = load_precision(precision).onnxruntime
@@ -129,9 +129,9 @@ def measure(
     model: TextModel, against: Sequence[str], precision: str, works: Sequence[Append], threads: int, rounds: int,
     kinds: Sequence[str] = ("fp32",),
 ) -> Iterator[Timing]:  # fmt: skip
-    """Time ours and each of ``against`` that is installed and has ``precision``, with each KV precision in ``kinds`` it has.
+    """Time our runtime and those of ``against`` that are installed and have ``precision``, with each of ``kinds`` of KV cache.
 
-    All are loaded at once and take turns, fewest rows held first. A note lists skipped runtimes.
+    All runtimes are loaded together and take turns, with the fewest held rows first. Skipped runtimes are reported.
     """
     capacity = max(work.held + work.rows for work in works)
     with ExitStack() as stack:
@@ -156,7 +156,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Yield the pairs to compare, ours and another runtime: with the same KV precision, then the fastest of each."""
+    """Yield pairs of our timing and another runtime's: those with the same KV precision, then the fastest of each."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

@@ -1,4 +1,4 @@
-"""Run llama.cpp through llama-cpp-python on a GGUF file of the same tensors; its KV cache is float16, float32 or Q8_0."""
+"""Run llama.cpp through llama-cpp-python on a GGUF file of the same tensors, with a float32, float16 or Q8_0 KV cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgevlm.errors import UserError
 
 BATCH = 512
 KV = {"fp32": Kind.F32, "fp16": Kind.F16, "int8": Kind.Q8_0}
-# precision -> (the layers' matrices, embedding and head), as in an export of that precision
+# precision -> types of the layers' matrices and of embedding and head, as in an export
 KINDS = {
     "fp32": (Kind.F32, Kind.F32),
     "fp16": (Kind.F16, Kind.F16),
@@ -37,7 +37,7 @@ _silence = lib.llama_log_callback(lambda level, text, data: None)
 
 
 class LlamaCpp:
-    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`; the rows held are computed."""
+    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. It decodes the rows that it holds."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         lib.llama_log_set(_silence, ctypes.c_void_p(0))
@@ -77,14 +77,14 @@ class LlamaCpp:
         lib.llama_model_free(self._model)
 
     def _decode(self, ids: Sequence[int]) -> None:
-        """Decode after the rows in memory, and compute the last row's logits."""
+        """Decode tokens after the rows in memory, and compute the last token's logits."""
         tokens = (lib.llama_token * len(ids))(*ids)
         if failed := lib.llama_decode(self._context, lib.llama_batch_get_one(tokens, len(ids))):
             raise RuntimeError(f"llama_decode failed on {len(ids)} tokens: {failed}")
 
 
 def write_gguf(path: Path, model: TextModel, precision: str) -> None:
-    """Write ``model`` without a tokenizer; rows are rounded to ``precision``, integers in blocks of 32."""
+    """Write ``model`` to a GGUF file without a tokenizer. Its rows are rounded to ``precision``, integers in blocks of 32."""
     s, writer = model.shape, gguf.GGUFWriter(path, model.backbone)
     writer.add_tokenizer_model("none")
     sizes = {
@@ -107,7 +107,7 @@ def write_gguf(path: Path, model: TextModel, precision: str) -> None:
 
 
 def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield each tensor's name in the file, and its numbers."""
+    """Yield the GGUF name and the numbers of each tensor."""
     s, tensor = model.shape, model.tensors.tensor
     yield "token_embd.weight", tensor("text.embed_tokens.weight", (s.vocab, s.hidden))
     yield "output_norm.weight", tensor("text.norm.weight", (s.hidden,))
@@ -129,7 +129,7 @@ def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
 
 
 def _llama_order(model: TextModel, part: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a llama model's query and key rows in llama.cpp's order: it rotates neighbouring rows, not halves."""
+    """Return a llama model's query and key rows in llama.cpp's order, which rotates neighbouring rows instead of halves."""
     if model.backbone != "llama" or part not in ("self_attn.q_proj", "self_attn.k_proj"):
         return rows
     halves = rows.reshape(-1, 2, model.shape.head_dim // 2, *rows.shape[1:])

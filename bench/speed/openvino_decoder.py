@@ -1,9 +1,9 @@
-"""Run OpenVINO on the CPU: transformers' decoder, converted, with weights compressed by nncf and OpenVINO's stateful KV cache.
+"""Run transformers' decoder in OpenVINO on the CPU, with weights compressed by nncf and OpenVINO's stateful KV cache.
 
-The steps are those of optimum-intel's stateful export, which cannot be installed with this version of transformers: past keys
-and values become inputs and outputs and are gathered by ``beam_idx``; each pair becomes a state, which the CPU plugin fuses
-with attention. Weights follow that export's defaults: int8 has a scale and zero point for each row of a matrix; int4 has one
-for each group of at most 128 numbers, and 8 bits for embedding and head.
+The conversion follows optimum-intel's stateful export, which cannot be installed with this version of transformers. Past keys
+and values become inputs and outputs and are gathered by ``beam_idx``. Each pair becomes a state, which the CPU plugin fuses
+with attention. Weights follow that export's defaults: int8 has a scale and zero point per matrix row; int4 has one per group of
+at most 128 numbers, and 8 bits for embedding and head.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ LARGEST_GROUP = 128
 
 
 class OpenVino:
-    """See :class:`edgevlm.bench.speed.runtimes.Runtime`. The rows held are noise."""
+    """OpenVINO as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The rows that it holds are noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         self._shape, self._held = model.shape, 0
         converted, group = stateful(model), math.gcd(model.shape.hidden, model.shape.intermediate, LARGEST_GROUP)
         nncf.set_log_level(logging.ERROR)
-        with redirect_stdout(StringIO()):  # its progress
+        with redirect_stdout(StringIO()):  # hides nncf's progress
             if precision == "int8":
                 nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT8_ASYM)
             elif precision == "int4":
                 nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT4_ASYM, ratio=1.0, group_size=group)
         settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads)}
-        settings |= {"INFERENCE_PRECISION_HINT": "f32"} if precision == "fp32" else {}  # not bfloat16
+        settings |= {"INFERENCE_PRECISION_HINT": "f32"} if precision == "fp32" else {}  # prevents bfloat16
         compiled = ov.Core().compile_model(converted, "CPU", {**settings, "KV_CACHE_PRECISION": KV[kv]})
         self._request = compiled.create_infer_request()
         self.hold(0)
@@ -60,7 +60,7 @@ class OpenVino:
         return self._append(ids, self._held)
 
     def forget(self) -> None:
-        """Refill all states except for one row, and decode that row: this makes room for as many rows again."""
+        """Refill the states with all held rows but one, and decode that one."""
         for state in self._request.query_state():
             state.state = ov.Tensor(self._noise)
         if self._held:
@@ -79,7 +79,7 @@ class OpenVino:
 
 
 class WithCache(torch.nn.Module):
-    """transformers' decoder with keys and values as inputs and outputs; it returns the last row's logits."""
+    """transformers' decoder with keys and values as inputs and outputs. It returns the last row's logits."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ class WithCache(torch.nn.Module):
 
 
 def stateful(model: TextModel) -> Any:
-    """Return the float32 decoder with a state for each layer's keys and values, gathered by an input ``beam_idx``."""
+    """Return the float32 decoder with states for each layer's keys and values, gathered by the input ``beam_idx``."""
     s, rows, before = model.shape, 3, 5
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # the values that tracing treats as constants are constant
+        warnings.simplefilter("ignore")  # tracing warns of values that it treats as constants; they are
         converted = ov.convert_model(WithCache(load(model)), example_input=(*inputs, *past))
     names = {f"past{index}": f"present{index}" for index in range(2 * s.layers)}
     for (taken, given), node, output in zip(names.items(), converted.inputs[3:], converted.outputs[1:], strict=True):
@@ -115,7 +115,7 @@ def stateful(model: TextModel) -> Any:
     index = opset13.parameter(name="beam_idx", dtype=ov.Type.i32, shape=ov.PartialShape([-1]))
     index.output(0).get_tensor().add_names({"beam_idx"})
     converted.add_parameters([index])
-    for name in names:  # the past of the sequences in beam_idx, as for beam search: the plugin looks for this
+    for name in names:  # the plugin looks for this gather of the beams' past
         past = converted.input(name)
         readers = past.get_target_inputs()
         gathered = opset13.gather(past, index, opset13.constant(0))
@@ -126,7 +126,7 @@ def stateful(model: TextModel) -> Any:
     batch = opset13.gather(opset13.shape_of(converted.input("input_ids"), "i64"), opset13.constant([0]), opset13.constant(0))
     rest = opset13.constant(np.array([s.kv_heads, 0, s.head_dim], np.int64))
     for node in converted.get_ops():
-        if node.get_type_name() == "ReadValue":  # states hold no rows at first
+        if node.get_type_name() == "ReadValue":  # make states start without rows
             shape = opset13.concat([batch, rest], 0)
             node.set_arguments([opset13.broadcast(opset13.constant(np.float32(0)), shape)])
     converted.validate_nodes_and_infer_types()

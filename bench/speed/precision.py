@@ -23,15 +23,15 @@ from edgevlm.runtime.engine import Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
 
-PASSAGE = 500  # tokens of text per context
+PASSAGE = 500  # tokens per text
 CHUNK = 125  # tokens appended per call
-STEPS = 30  # single tokens timed, in turn with float32, after BEFORE tokens of a passage
+STEPS = 30  # tokens timed singly, taking turns with float32, after BEFORE tokens of text
 BEFORE = 300
 WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 
 
 class Forced:
-    """A decoder with a cache of ``PASSAGE`` rows, fed given tokens (teacher-forced)."""
+    """A decoder with a cache of ``PASSAGE`` rows that is fed given tokens (teacher forcing)."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.bundle = model, model.bundle
@@ -42,7 +42,7 @@ class Forced:
         self.cache.evict([np.zeros((self.cache.kv_heads, int(n)), np.bool_) for n in self.cache.lengths])
 
     def logits(self, ids: Sequence[int] | NDArray[np.int64], *, keep: bool = True) -> Float32:
-        """Return the logits after each of the tokens, ``[n, vocabulary]``; they stay in the cache unless ``keep`` is False."""
+        """Return the logits ``[n, vocabulary]`` after each token. The tokens stay in the cache unless ``keep`` is False."""
         count, held = len(ids), int(self.cache.lengths[0])
         position = np.repeat(np.arange(held, held + count, dtype=np.int32)[:, None], self.cache.axes, 1)
         tables = rope_tables(position, self.bundle.inv_freq, self.cache.pair_axis)
@@ -73,7 +73,7 @@ def weights(
 ) -> Iterator[dict[str, Any]]:
     """Export a checkpoint in float32 and in each precision, and compare them on ``tokens`` tokens of Python's help topics.
 
-    ``top1``: how often the most likely token is the same; ``kl``: KL(fp32 || precision), mean nats; single tokens are timed in
+    ``top1``: how often the most likely token is the same. ``kl``: KL(fp32 || precision), mean nats. Single tokens are timed in
     turn. Raises UserError for an unknown precision and a checkpoint that cannot be exported or is already quantized.
     """
     with needs("exporting a checkpoint"):
@@ -123,7 +123,7 @@ def weights(
 
 
 def compare(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:
-    """Compare ``other``'s logits on the texts with ``expected`` (``plain``'s), and time single tokens of both in turn."""
+    """Compare ``other``'s logits on the texts with ``expected``, which are ``plain``'s; time single tokens of both in turn."""
     same, nats, first = [], [], 0
     for found in other.texts(texts):
         wanted = np.asarray(expected[first : first + len(found)])

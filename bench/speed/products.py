@@ -1,4 +1,4 @@
-"""Time products with a layer's matrices in each layout, compared with float32 and with a plain read of the same bytes."""
+"""Time products with a layer's matrices in each weight layout, compared with float32 and with a plain read of the weights."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def products(
     threads: int = 1,
     rounds: int = 11,
 ) -> Iterator[dict[str, Any]]:
-    """Time each matrix (of noise) in a layer of a model's shape, and all of them, with one row or whole frames of rows.
+    """Time products of one row or whole frames' rows with each matrix (of noise) in a layer of a model's shape, and with all.
 
-    frames: number in a call; 0: one row. ``ratio``: to float32's time; ``gflop_s`` counts two operations per weight and row,
-    ``gb_s`` the stored bytes once; ``read``: numpy's maximum of the float32 matrix. The whole ``layer`` is also timed as the
-    extension's int4 product with norms, gate and rotation. Raises UserError for an unknown shape.
+    frames: frames per call; 0 for one row. ``ratio``: the time divided by float32's. ``gflop_s`` counts two operations per
+    weight and row, ``gb_s`` the stored bytes once. ``read``: numpy's maximum over the float32 matrix. The whole ``layer`` is
+    also timed as the extension's int4 product with norms, gate and rotation. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:
@@ -93,7 +93,7 @@ def _read(weights: Sequence[np.ndarray]) -> None:
 
 
 def _layer(shape: DecoderShape, weights: Sequence[np.ndarray], rows: int, threads: int) -> Callable[[], object]:
-    """Return a function that calls the extension for the dense part of a layer with these matrices."""
+    """Return a function that calls the extension for a layer's dense part with these matrices."""
     parts, none = [LAYOUTS[BLOCKS].parts(weight) for weight in weights], [None] * 4
     codes, scales = ([part[name] for part in parts] for name in ("codes", "scales"))
     part = kernels.RowPart(codes, scales, none, none, shape.norm_eps, shape.kv_heads, shape.head_dim, 1)

@@ -1,4 +1,4 @@
-"""List the runtimes that decode the same weights: edgevlm's own decoder, and those it is compared with."""
+"""List the runtimes that decode the same weights: edgevlm's decoder and those that it is compared with."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ OURS = "edgevlm"
 class Runtime(Protocol):
     """A decoder of one :class:`TextModel`, with its own KV cache.
 
-    hold: fill the cache with ``rows`` rows of any content; not timed. append: decode ``ids`` after them; return the last one's
-    logits ``[vocab]``, or None without ``scores``. forget: go back to the rows of the last hold.
+    hold: fill the cache with ``rows`` rows of any content, untimed. append: decode ``ids`` after them and return the last
+    token's logits ``[vocab]``, or None without ``scores``. forget: drop the appended rows.
     """
 
     def hold(self, rows: int) -> None: ...
@@ -37,7 +37,7 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeKind:
-    """A runtime's class, the precisions of weights and KV cache it has here, and how to install it."""
+    """A runtime's class, the weight and KV precisions it is measured with, and how to install it."""
 
     path: str
     precisions: tuple[str, ...]
@@ -45,7 +45,7 @@ class RuntimeKind:
     install: str = ""
 
     def lacks(self, precision: str) -> str:
-        """Return why a runtime cannot be measured (a missing package, or the precision); empty if it can."""
+        """Return why the runtime cannot be measured (a package or the precision is missing), or ``""`` if it can."""
         try:
             import_module(self.path.partition(":")[0])
         except ModuleNotFoundError as error:
@@ -53,7 +53,7 @@ class RuntimeKind:
         return "" if precision in self.precisions else f"it has no {precision} weights here"
 
     def start(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str = "fp32") -> Runtime:
-        """Return the runtime with ``model``'s weights and an empty cache of ``capacity`` rows."""
+        """Start the runtime with ``model``'s weights and an empty cache of ``capacity`` rows."""
         module, _, name = self.path.partition(":")
         runtime: Runtime = getattr(import_module(module), name)(model, precision, threads, capacity, kv)
         return runtime
@@ -76,7 +76,7 @@ RUNTIMES = {
 
 
 class Ours:
-    """edgevlm's decoder on the CPU engine; see :class:`Runtime`. The rows held are noise."""
+    """edgevlm's decoder on the CPU engine as a :class:`Runtime`. The rows that it holds are noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: KVType) -> None:
         self._folder, shape = TemporaryDirectory(prefix="edgevlm-bench-"), model.shape

@@ -16,7 +16,7 @@ KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 class TorchDecoder:
-    """See :class:`edgevlm.bench.speed.runtimes.Runtime`. The rows held are noise."""
+    """transformers as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The rows that it holds are noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         if (precision, kv) != ("fp32", "fp32"):
@@ -47,7 +47,7 @@ class TorchDecoder:
 
 
 def load(model: TextModel) -> Any:
-    """Return the transformers model of ``model``'s shape with its tensors."""
+    """Load ``model``'s tensors into a transformers model of its shape."""
     s, kind = model.shape, KINDS[model.backbone]
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,

@@ -1,4 +1,4 @@
-"""Time SigLIP's vision tower with random weights, in fp32 and int8, against transformers' own."""
+"""Time SigLIP's vision tower with random weights in fp32 and int8, compared with transformers."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def vision(
     threads: int = 1,
     rounds: int = 3,
 ) -> Iterator[dict[str, Any]]:
-    """Time tower and projector by precision and ``frames`` per call; then yield ratios and the error of int8's features.
+    """Time tower and projector for each precision and number of ``frames`` per call; then yield ratios and int8's error.
 
-    Frames and weights are random. ``working_mb``: the process's growth in a runtime's first call; ``max_error``: the largest
-    difference of int8's features from fp32's, over their root mean square. Raises UserError for an unknown precision.
+    Frames and weights are random. ``working_mb``: the process's growth in a runtime's first call. ``max_error``: the largest
+    difference between int8's and fp32's features, over their root mean square. Raises UserError for an unknown precision.
     """
     for name in precisions:
         vision_precision(ONNXRUNTIME, name, name)
     torch.set_num_threads(threads)
     config = llava_onevision_config(layers)
     text, side = config.text_config, config.vision_config.image_size
-    config.text_config = transformers.Qwen2Config(  # a decoder that never runs
+    config.text_config = transformers.Qwen2Config(  # for a decoder that never runs
         vocab_size=512, hidden_size=text.hidden_size, intermediate_size=64, num_hidden_layers=1, tie_word_embeddings=True,
         num_attention_heads=text.num_attention_heads, num_key_value_heads=text.num_key_value_heads,
     )  # fmt: skip
@@ -79,7 +79,7 @@ def vision(
 
 
 def _grown(run: Callable[[], object]) -> int:
-    """Return the process's growth during a call, in MB."""
+    """Return how many MB of memory the process gains during a call."""
     before = psutil.Process().memory_info().rss
     run()
     return round((psutil.Process().memory_info().rss - before) / 1e6)
@@ -91,7 +91,7 @@ def noise(count: int, side: int) -> Float32:
 
 
 def error(exact: Float32, rounded: Float32) -> dict[str, float]:
-    """Return the cosine of all features, and their largest difference divided by the root mean square of the exact ones."""
+    """Return the features' cosine similarity, and their largest difference divided by the exact ones' root mean square."""
     cosine = float(np.vdot(exact, rounded) / (np.linalg.norm(exact) * np.linalg.norm(rounded)))
     largest = float(np.abs(exact - rounded).max() / np.sqrt(np.mean(exact**2)))
     return {"cosine": round(cosine, 6), "max_error": round(largest, 4)}

@@ -1,1 +1,1 @@
-"""``edgevlm bench stream``: a stream as it grows, where a frame's time goes, and how both compare with transformers."""
+"""``edgevlm bench stream``: measure growing streams, whole frames against changes only, and edgevlm against transformers."""

@@ -1,4 +1,4 @@
-"""Compare a stream with transformers: the same checkpoint, frames, policy and budget in both, chunks and answers in turn."""
+"""Compare edgevlm with transformers on a stream, with the same checkpoint, frames, policy and budget, taking turns."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from edgevlm.runtime.settings import ALL
 
 OURS, OTHER = "edgevlm", "transformers"
 POLICY = "infinipot-v"
-BUDGET = 8  # frames, by default
+BUDGET = 8  # default, in frames
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's precision -> the tower's; int8 for integers
+VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's precision -> the tower's; int8 for all others
 
 
 @dataclass(slots=True)
 class Side:
-    """One runtime's times: per frame in each chunk, and each answer's ms to the first token and ms per further token.
+    """One runtime's times: each chunk's per frame, and each answer's ms to the first token and ms per further token.
 
-    ``parts``: milliseconds so far in each part, after each chunk.
+    ``parts``: each part's total milliseconds after each chunk.
     """
 
     frames: list[Took] = field(default_factory=list)
@@ -46,9 +46,9 @@ class Side:
     parts: list[dict[str, float]] = field(default_factory=list)
 
     def line(self, count: int) -> dict[str, Any]:
-        """Return medians over warm measurements; the first chunk and the first answer have separate fields.
+        """Return medians over warm measurements. The first chunk and the first answer are cold and have separate fields.
 
-        ``count``: frames in the warm chunks. Answers that end with their first token have no rate; None if there are no others.
+        ``count``: frames in the warm chunks. The token rate is None if every answer ended with its first token.
         """
         frame, (first, last) = figures("frame", self.frames[1:]), (self.parts[0], self.parts[-1])
         tokens = spread((ms for ms in self.tpot_ms[1:] if ms), "tpot_ms", "tpot_low", "tpot_high")
@@ -69,12 +69,12 @@ def against(
     theirs: str = "fp32",
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each precision and for transformers in ``theirs``, then ratios of our frames and tokens a second.
+    """Yield a line for each precision and for transformers in ``theirs``, then our ratios of frames and tokens per second.
 
-    ``model``: a LLaVA-OneVision checkpoint, by default one of the 0.5B shape with random weights. All runtimes are loaded at
-    once and take turns, chunk by chunk; frames are prepared once for all of them, untimed. Raises UserError for a checkpoint of
-    another family, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks: one is cold, and a median needs
-    two.
+    ``model``: a LLaVA-OneVision checkpoint, by default one of the 0.5B shape with random weights. All runtimes are loaded
+    together and take turns, chunk by chunk. Frames are prepared once for all of them, untimed. Raises UserError for a
+    checkpoint of another family, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks, as the first is
+    cold.
     """
     count, threads = frames // chunk, threads or default_threads()
     if count < 3:
@@ -117,14 +117,14 @@ def against(
 
 
 def baseline_of(model: Any, session: Session) -> TorchBaseline:
-    """Return the baseline with a session's prefix and budget."""
+    """Return a PyTorch baseline with the session's prefix and budget."""
     bundle = session.model.bundle
     prefix = session._chat.prefix
     return TorchBaseline(model, prefix, session.budget, bundle.vision.tokens_per_frame, bundle.chat.stop_ids)
 
 
 def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
-    """Chunk by chunk, let all watch, then ask all; return the sides, the baseline last."""
+    """Let all runtimes watch each chunk and then ask each; return their sides, the baseline's last."""
     ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))

@@ -1,4 +1,4 @@
-"""Compare whole frames with only their changes: one model, the same clips, chunks in turn."""
+"""Compare watching whole frames with watching only their changes, on the same model and clips, chunk by chunk in turn."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import parse_append, parse_encode
 
-BUDGET = 8  # frames, by default
+BUDGET = 8  # default, in frames
 
 
 @dataclass(slots=True)
 class TimedStream:
-    """A session with the time and counters for each chunk; the first chunk is not counted."""
+    """A session with each chunk's time and counters. The first chunk is not counted."""
 
     session: Session
     took: list[Took] = field(default_factory=list)
@@ -41,7 +41,7 @@ class TimedStream:
         self.counters.append({**parts_ms(self.session), **counts})
 
     def line(self, frames: int) -> dict[str, Any]:
-        """Return medians over the warm chunks, which hold ``frames`` in total."""
+        """Return medians over the warm chunks, which have ``frames`` frames in total."""
         first, last = self.counters[0], self.counters[-1]
         more, frame = {name: last[name] - first[name] for name in last}, figures("frame", self.took[1:])
         return {
@@ -66,11 +66,11 @@ def changed(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each model, policy, clip, ``append`` and ``encode``; ratios are to a clip's first line.
+    """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios are to the clip's first line.
 
-    Sessions of one model watch the same frames, chunks in turn; before a clip every memory is full. ``ceiling``: the ratio if
-    tower and prefill took time in proportion to the fractions. ``model``: a bundle, or SEEDED, exported on the spot with
-    ``layers`` layers of tower and decoder (default: all). The first chunk is not counted. Raises UserError for under three.
+    Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the time
+    of tower and prefill were proportional to the fractions. ``model``: a bundle, or SEEDED, which is exported with ``layers``
+    layers each in tower and decoder (default: all). Raises UserError for under three chunks, of which the first is not counted.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:
@@ -112,15 +112,15 @@ def changed(
 
 
 def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> float:
-    """Return the highest ratio of frames a second to ``full`` that the fractions allow."""
+    """Return the highest ratio of frames per second to ``full``'s that the fractions allow."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
-    frame = fmean(once.wall for once in first.took[1:])  # not its median: the stages' times are means
+    frame = fmean(once.wall for once in first.took[1:])  # the mean, as the stages' times are means too
     return round(frame / (frame - saved), 3)
 
 
 def fill(session: Session, chunk: int) -> None:
-    """Watch noise, in which everything changes, until the memory is full."""
+    """Watch noise, of which every patch changes, until the memory is full."""
     random, most = np.random.default_rng(0), 4 * session.budget // session.model.bundle.vision.tokens_per_frame + chunk
     for _ in range(-(-most // chunk)):
         for _ in range(chunk):
@@ -132,7 +132,7 @@ def fill(session: Session, chunk: int) -> None:
 
 @contextmanager
 def bundle_of(name: str, precision: str, layers: int | None) -> Iterator[str | Path]:
-    """Yield a bundle's directory, or ``demo``; SEEDED is written and exported into a temporary directory."""
+    """Yield a bundle's directory or ``demo``. SEEDED is written and exported to a temporary directory."""
     if name != SEEDED:
         if layers is not None:
             raise UserError(f"--layers: is of {SEEDED}, and {name} has its own")

@@ -1,7 +1,7 @@
-"""Measure a stream as it grows: memory, speed, answers and energy at given lengths, for each policy, including full KV.
+"""Measure a growing stream's memory, speed, answers and energy at given lengths, for each policy, including full KV.
 
 The measurements follow InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Policies run one after another, each in a
-separate process, whose peak memory is then its own. Frames are the demo world's, shown as fast as they are watched.
+separate process, so that its peak memory is measured alone. Demo frames are shown as fast as they are watched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GrowthWork:
-    """The work of one process. ``marks``: numbers of frames, ascending. ``budget``: vision tokens; None: the default."""
+    """The work of one process. ``marks``: frames after which to measure, ascending. ``budget``: None for the default."""
 
     model: str
     policy: str
@@ -47,7 +47,7 @@ class GrowthWork:
     engine: str = DEFAULT_ENGINE
 
     def place(self, mark: int) -> dict[str, Any]:
-        """Return the fields of a line that identify its subject."""
+        """Return the fields that identify what a line measures."""
         about = {name: getattr(self, name) for name in ("model", "policy", "chunk")}
         return {"bench": "stream", **about, "frames": mark, "threads": self.threads or default_threads()}
 
@@ -64,8 +64,8 @@ def growth(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model, policy, chunk and number of frames.
 
-    Full KV that would not fit is not started; a process that the system kills while memory is short yields a line with ``oom``.
-    Raises UserError for an invalid policy or model.
+    Full KV is not started if it would not fit. If the system kills a process for lack of memory, its lines have ``oom``. Raises
+    UserError for an invalid policy or model.
     """
     for name in policy:
         if name != AUTO:
@@ -90,12 +90,12 @@ def growth(
 
 
 def measured(**work: Any) -> Iterator[dict[str, Any]]:
-    """Measure in a separate process. work: the fields of a GrowthWork."""
+    """Call :func:`measure` in a separate process. work: the fields of a GrowthWork."""
     return measure(GrowthWork(**work))
 
 
 def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
-    """Yield a line at each mark. Raises UserError for an invalid model or policy."""
+    """Yield a line of measurements at each mark. Raises UserError for an invalid model or policy."""
     with ExitStack() as stack:
         model = stack.enter_context(open_model(work.model, work.threads or default_threads(), work.engine))
         session, marks, refused = _opened(model, work)
@@ -107,7 +107,7 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
 
 
 def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, ...], str]:
-    """Return a session, the marks that an unbounded cache can reach, and why it cannot reach the next one."""
+    """Return a session, the marks that its cache has room for, and why it has none for the next mark."""
     bounded, refused = work.policy == AUTO or create_policy(work.policy).bounded, ""
     for count in range(len(work.marks), 0, -1):
         budget = work.budget if bounded else work.marks[count - 1] * model.rows_per_frame
@@ -151,7 +151,7 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:
-    """Ask the same question several times; return ms to the first token and per further token. The first answer is cold."""
+    """Ask the same question several times; return ms to the first token and ms per further token. The first answer is cold."""
     most, energy = min(ANSWER_TOKENS, session.text_budget.answer), Energy(meter) if meter else None
     cold, answers = session.ask(QUESTION, max_tokens=most), []
     cold.settle()

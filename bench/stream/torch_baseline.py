@@ -1,8 +1,8 @@
-"""Run InfiniPot-V in plain PyTorch over transformers, as its authors' program does: the baseline of ``bench stream against``.
+"""Run InfiniPot-V in PyTorch on transformers, like its authors' program, as the baseline of ``bench stream against``.
 
-A chunk of frames is encoded and appended to a DynamicCache; before it exceeds the budget, TaR and value norms choose the tokens
-that stay (arXiv 2506.15745, Alg. 1, as ``tests/parity`` has it: the i-th oldest token stands for patch ``i % p``, keys are
-compared rotated), and these are gathered into new tensors. The batch is 1.
+A chunk of frames is encoded and appended to a DynamicCache. Before the cache exceeds the budget, TaR and value norms choose the
+tokens to keep (arXiv 2506.15745, Alg. 1), which are gathered into new tensors. As in ``tests/parity``, the i-th oldest token is
+taken for patch ``i % p``, and keys are compared with their rotation. The batch size is 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def load(checkpoint: Path, attention: str, dtype: torch.dtype = torch.float32) -
 
 
 class TorchBaseline:
-    """One stream. ``stops``: tokens that end an answer."""
+    """One stream with its cache. ``stops``: tokens that end an answer."""
 
     def __init__(self, model: Any, prefix: Sequence[int], budget: int, per_frame: int, stops: Collection[int]) -> None:
         self._model, self._decoder, self._stops = model, model.model.language_model, stops
@@ -36,7 +36,7 @@ class TorchBaseline:
         self._append(self._embedded(prefix))
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return rotated keys, and values, ``[kv_heads, n, head_dim]``: the prefix, then the other rows, oldest first."""
+        """Return a layer's rotated keys and its values, ``[kv_heads, n, head_dim]``: the prefix, then others, oldest first."""
         kept = self._cache.layers[layer]
         return kept.keys[0], kept.values[0]
 
@@ -62,7 +62,7 @@ class TorchBaseline:
 
     @torch.inference_mode()
     def ask(self, ids: Sequence[int], most: int) -> tuple[list[int], float, float]:
-        """Return the greedy answer's tokens, ms to the first and ms per further token; leave the memory unchanged."""
+        """Answer greedily without changing the memory; return the tokens, ms to the first one and ms per further one."""
         before, position = self._cache.get_seq_length(), self._position
         said, times = list[int](), [time.perf_counter()]
         embeds = torch.cat([self._model.model.image_newline[None], self._embedded(ids)])
@@ -103,14 +103,14 @@ class TorchBaseline:
 
 
 def target_of(budget: int, per_frame: int) -> int:
-    """Return how many tokens a compression leaves: whole frames, with room for one more."""
+    """Return how many tokens a compression keeps: whole frames, at least one frame below the budget."""
     return min(int(TARGET * budget) // per_frame, budget // per_frame - 1) * per_frame
 
 
 def chosen(keys: Tensor, values: Tensor, budget: int, per_frame: int) -> Tensor:
-    """Return the indices that stay, ascending, int64 ``[kv_heads, target]``.
+    """Return the indices of the tokens to keep, int64 ``[kv_heads, target]``, ascending.
 
-    keys, values: ``[kv_heads, n, head_dim]``, oldest first; n: whole frames of ``per_frame`` tokens.
+    keys, values: ``[kv_heads, n, head_dim]``, oldest first, where n is a number of whole frames of ``per_frame`` tokens.
     """
     count, target = keys.shape[1], target_of(budget, per_frame)
     new = per_frame * max(1, int(RECENT * (count // per_frame)))
