@@ -1,4 +1,4 @@
-"""Build the C++ extension and package ``edgevlm/``, whose links lead to ``runtime/``, ``engines/`` and the other folders."""
+"""Build the C++ extension, and package ``edgevlm/``, which links to ``runtime/``, ``engines/`` and the other folders."""
 
 import os
 import runpy
@@ -27,7 +27,7 @@ NEEDED = (
 
 
 class BuildExt(build_ext):
-    """The extension, and the CUDA kernels where nvcc is."""
+    """Builds the C++ extension and, if nvcc is installed, the CUDA kernels."""
 
     def run(self) -> None:
         try:
@@ -45,7 +45,7 @@ class BuildExt(build_ext):
 ParallelCompile("EDGEVLM_BUILD_JOBS", default=2).install()
 setup(
     packages=find_packages(include=["edgevlm", "edgevlm.*"]),
-    package_dir={"": "."},  # an editable install is then a path file, which type checkers and editors follow
+    package_dir={"": "."},  # makes an editable install a path file, which type checkers and editors follow
     ext_modules=[
         Pybind11Extension(
             "edgevlm.runtime._native",

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from edgevlm.runtime.model import Model
     from edgevlm.runtime.session import Session
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this on import; unset, it reports usage to its makers
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this on import; without it, it sends telemetry
 
-if not glob(f"{__path__[0]}/runtime/_native*.so"):  # Python started in a clone that was installed elsewhere: use that copy
+if not glob(f"{__path__[0]}/runtime/_native*.so"):  # in a clone without a built extension, use the installed copy
     built = [found for entry in sys.path if (found := glob(f"{entry}/edgevlm/runtime/_native*.so"))]
     __path__ = [os.path.dirname(os.path.dirname(built[0][0]))] if built else __path__
 
@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import names on first use, so that the command starts at once."""
+    """Import each name on first use, so that the command starts quickly."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""The command ``edgevlm``, and ``python -m edgevlm``."""
+"""Run the command ``edgevlm`` or ``python -m edgevlm``."""
 
 import os
 import signal

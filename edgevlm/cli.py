@@ -17,10 +17,10 @@ from edgevlm.apps.credentials import mask_argv, mask_credentials
 from edgevlm.errors import NoThreads, UserError, is_fault, reason
 from edgevlm.progress import guard_streams, note_stopped, plain, silence
 
-ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click bundled with typer
+ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # from click, or from the click bundled with typer
 
 WATCH, MODELS, MACHINE = "Watch", "Models and policies", "This machine"
-COMMANDS = {  # in the order of --help
+COMMANDS = {  # listed in --help in this order
     "run": ("edgevlm.apps.commands.watch:run", "Watch a stream and answer questions about it.", WATCH),
     "watch": ("edgevlm.apps.commands.watch:watch", "Report when the answer to a question becomes yes.", WATCH),
     "serve": ("edgevlm.apps.commands.watch:serve", "Serve cameras over HTTP, with a page.", WATCH),
@@ -79,10 +79,10 @@ def _common(version: Version = False) -> None: ...
 
 
 def main() -> None:
-    """Run the command line; user errors print one line and exit with status 2."""
+    """Run the command line. A user error prints one line and exits with status 2."""
     mask_argv()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored, and stays so
+        if signal.getsignal(number) is signal.SIG_DFL:  # keeps SIGHUP ignored under nohup
             signal.signal(number, signal.default_int_handler)
     guard_streams()
     first, *rest = sys.argv[1:] or [""]
@@ -121,7 +121,7 @@ def main() -> None:
         if isinstance(error, Exception) or not is_fault(error):
             raise
         _fail(str(UserError(f"a library has failed ({error}); EDGEVLM_DEBUG=1 shows where")))
-    if code == 130:  # typer's exit code for ctrl-C, too
+    if code == 130:  # also typer's exit code after ctrl-C
         note_stopped()
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -134,7 +134,7 @@ def _fail(line: str) -> NoReturn:
 
 
 def _failure(error: OSError) -> str:
-    """Describe a failed system call: its file, or else the function that made it, and how to fix it."""
+    """Describe a failed system call: name its file, or the function that made it and what to do."""
     why = error.strerror or str(error)
     if error.filename:
         return f"{os.fsdecode(error.filename)}: cannot be read or written ({why})"

@@ -1,4 +1,4 @@
-"""Errors that edgevlm raises; every folder imports them."""
+"""The errors that edgevlm raises."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-_LONGEST = 1500  # characters in a message
+_LONGEST = 1500  # most characters in a message
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class UserError(Exception):
-    """An error that the user can fix: one line on stderr, exit status 2, never a traceback.
+    """An error that the user can fix. The command line prints it in one line without a traceback, and exits with status 2.
 
-    The message names the problem and what to do next. Control characters in quoted names become blanks, and the middle of a
-    long message is cut.
+    The message names the problem and what to do next. Control characters in it become blanks, and a long message loses its
+    middle.
     """
 
     def __init__(self, message: object) -> None:
@@ -28,12 +28,12 @@ class UserError(Exception):
 
 
 def is_fault(error: BaseException) -> bool:
-    """Return whether an error is a fault: an Exception, or a Rust panic, which pyo3 derives from BaseException."""
+    """Return whether an error is an Exception or a Rust panic, which pyo3 derives from BaseException."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class NoThreads(UserError):
-    """The system does not let this process start another thread."""
+    """The system does not let this process start more threads."""
 
     def __init__(self) -> None:
         super().__init__("no more threads can be started; raise ulimit -u, docker's --pids-limit or systemd's TasksMax")
@@ -61,7 +61,7 @@ class SourceError(UserError):
 
 
 class SourceRefused(SourceError):
-    """A camera refused and will refuse again, because of a wrong password or an unknown stream."""
+    """A camera refuses the connection and would refuse it again, because the password is wrong or the stream is unknown."""
 
 
 class SnapshotError(UserError):
@@ -69,7 +69,7 @@ class SnapshotError(UserError):
 
 
 class CacheError(RuntimeError):
-    """A caller misused the KV cache; raised before any byte changes."""
+    """A caller misused the KV cache. This error is raised before any byte changes."""
 
 
 class CacheFull(CacheError):
@@ -77,27 +77,27 @@ class CacheFull(CacheError):
 
 
 def refuse_fork(pid: int, what: str) -> None:
-    """Raise UserError in a process forked from ``pid``, which lacks the threads of ``what``."""
+    """Raise UserError in a process forked from ``pid``, where the threads of ``what`` do not exist."""
     if pid != os.getpid():
         raise UserError(f"{what} was opened before this process was forked; open it here, or start processes with 'spawn'")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: ``did you mean 'x'?``, or ``there are: a, b`` if nothing is near."""
+    """Return the end of a message about an unknown word: ``did you mean 'x'?``, or ``there are: a, b`` without a near one."""
     names = list(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"
 
 
 def reason(message: str) -> str:
-    """Return a validation message without the words that pydantic or typer puts before it."""
+    """Return a validation message without pydantic's prefix."""
     return message.removeprefix("Value error, ")
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return where a value breaks its schema, and why, in a few words."""
+    """Return briefly where and why a value breaks its schema."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     first = max((each for each in found if each["loc"][:1] == found[0]["loc"][:1]), key=lambda each: len(each["loc"]))
-    fields = (str(part) for part in first["loc"] if not re.search(r"\[|constrained-", str(part)))  # without a union's members
+    fields = (str(part) for part in first["loc"] if not re.search(r"\[|constrained-", str(part)))  # omits a union's members
     where, why = ".".join(fields)[:120], reason(first["msg"])[:120]
     return f"{where}: {why}" if where else why

@@ -1,7 +1,7 @@
 """The interface for your own policies, sources, sinks, model families, engines and precisions.
 
-It is documented and stable; changes are in the changelog. docs/guide/extend.md has a page on each, and ``edgevlm check`` tests
-them.
+The interface is stable, and the changelog lists its changes. docs/guide/extend.md explains each kind of extension, and
+``edgevlm check`` tests them.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Import packages that only some commands need; if one is missing, one line names it and the command that installs it."""
+"""Import packages that only some commands need. If one is missing, a one-line error names it and how to install it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgevlm.errors import UserError
 
 
 def install(extra: str) -> str:
-    """Return the command that installs ``extra``, from this clone if it is one, otherwise by name."""
+    """Return the command that installs ``extra``, from this clone if edgevlm runs from one, else by name."""
     clone = Path(__file__).resolve().parents[1]
     return f"pip install -e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"pip install 'edgevlm[{extra}]'"
 
@@ -48,6 +48,6 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def needed(module: str, what: str, extra: str | None = None) -> Any:
-    """Import a module of edgevlm that imports optional packages; raises UserError in the same cases as :func:`needs`."""
+    """Import an edgevlm module that needs optional packages. Raises UserError in the same cases as :func:`needs`."""
     with needs(what, extra):
         return import_module(module)

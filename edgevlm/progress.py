@@ -1,4 +1,4 @@
-"""The process's standard output and error, and a progress line on a terminal."""
+"""Guard standard output and error, and show a progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, Protocol, TextIO
 Notify = Callable[[str], object]  # called with a line for the user
 
 OUTPUT = "the output"  # standard output, as the file name of an OSError
-CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # for terminals and text direction
-SLOW_MS = 1000  # how long a message waits for its reader
+CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # of terminals and text direction
+SLOW_MS = 1000  # how long a message waits for a stuck reader
 
 
 class Lost(str):
@@ -26,7 +26,7 @@ class Lost(str):
 
 
 def plain(text: str) -> str:
-    """Escape terminal control sequences in text from outside. Line ends and tabs stay."""
+    """Escape control characters in untrusted text, except line ends and tabs."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -39,13 +39,13 @@ def to_stderr(line: str) -> None:
 
 
 def to_stderr_if_lost(line: str) -> None:
-    """Print the line only if it is one that --quiet shows."""
+    """Print a line on stderr only if --quiet shows it too."""
     if isinstance(line, Lost):
         to_stderr(line)
 
 
 class StandardOutput(io.FileIO):
-    """Standard output: its OSErrors name it, and it waits for a slow reader even if the descriptor does not block."""
+    """Standard output that waits for a slow reader, even on a non-blocking descriptor, and that its OSErrors name."""
 
     def write(self, data: Any) -> int:
         try:
@@ -57,7 +57,7 @@ class StandardOutput(io.FileIO):
 
 
 class StandardError(io.FileIO):
-    """Standard error: drops text that cannot be written (disk full, reader gone) or not within SLOW_MS (reader stuck)."""
+    """Standard error that drops text if writing fails (disk full, reader gone) or would take over SLOW_MS (reader stuck)."""
 
     wait_ms = SLOW_MS
 
@@ -75,7 +75,7 @@ class StandardError(io.FileIO):
 def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
     """Open standard streams that were closed before the start; wrap stdout in ``stdout`` and stderr in StandardError.
 
-    A character that the terminal cannot show is written as an escape. Streams that were replaced stay as they are.
+    Characters that a stream's encoding lacks are escaped. Streams that were replaced stay as they are.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -86,12 +86,12 @@ def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
             stream.reconfigure(errors="backslashreplace")
         if stream is getattr(sys, f"__{name}__"):
             buffer = io.BufferedWriter(kind(stream.fileno(), "w", closefd=False))
-            by_line = stream.line_buffering or stream.write_through  # write_through: under PYTHONUNBUFFERED
+            by_line = stream.line_buffering or stream.write_through  # PYTHONUNBUFFERED sets write_through
             setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=by_line))
 
 
 def silence(stream: TextIO) -> None:
-    """Send a stream and its buffer to the null device, so that the interpreter's flush at exit does not fail again."""
+    """Redirect a stream to the null device, so that the interpreter's flush at exit does not fail again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -103,7 +103,7 @@ class Report(Protocol):
 
 
 class Step:
-    """A :class:`Report` that rewrites the line. ``doing``: the last report of any step."""
+    """A :class:`Report` that updates the progress line. ``doing``: the work last reported by any step."""
 
     doing = ""
 
@@ -119,7 +119,7 @@ class Step:
             self._display.update(self._task, description=what, completed=done or 0, total=total, count=count)
 
     def _pace(self, done: int, total: int) -> str:
-        """Return the time left and, for a download, its speed; empty during the first second."""
+        """Return the time left and, for a download, its speed, or ``""`` during the first second."""
         took, gained = time.monotonic() - self._first[0], done - self._first[1]
         if took < 1 or gained <= 0:
             return ""
@@ -134,7 +134,7 @@ _shown: Step | None = None  # rich draws one display at a time
 
 
 def note_stopped() -> None:
-    """Print, after ctrl-C ended a download, that the same command resumes it."""
+    """If ctrl-C ended a download, print that the same command resumes it."""
     if Step.doing.startswith("downloading"):
         to_stderr("stopped; the same command resumes the download")
 
@@ -147,9 +147,9 @@ def show(what: str) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Step]:
-    """Show ``what`` on stderr, if it is a terminal, while the block runs; the line is gone afterwards.
+    """Show ``what`` in a line on stderr while the block runs, if stderr is a terminal.
 
-    Lines printed meanwhile appear above it. A nested block changes the line.
+    Text printed meanwhile appears above this line. A nested block changes the line's text.
     """
     global _shown
     if _shown is not None:

@@ -1,6 +1,6 @@
-"""Checks of users' extensions, for ``edgevlm check`` and for pytest.
+"""Check users' extensions, for ``edgevlm check`` and for pytest.
 
-Each returns a line per passed check, and raises UserError, one line, for the first failure.
+Each function returns a line per passed check, and raises a one-line UserError for the first failure.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 
 __all__ = ["check", "check_engine", "check_family", "check_policy", "check_source"]
-FRAMES, RESUMED = 72, 40  # of the demo that a policy watches, and of them before a snapshot
-BUDGETS = (48, 200, 333)  # tokens: three frames, and two that are not multiples of a frame
-SLOW_MS = 10_000  # that a compression of LAYERS layers may take without a warning
+FRAMES, RESUMED = 72, 40  # demo frames that a policy watches, and those before a snapshot
+BUDGETS = (48, 200, 333)  # tokens: three frames, and two numbers that are not whole frames
+SLOW_MS = 10_000  # a compression of LAYERS layers may take this long without a warning
 LAYERS, ROWS = 36, 6076
-OFF = 0.02  # of the largest number, that an engine or a tower may be off
+OFF = 0.02  # an engine may differ by this fraction of the largest number
 
 
 def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
     """Check a policy, source, family or engine: an installed name or ``./file.py:Thing``.
 
-    checkpoint: a folder to try a family on.
+    checkpoint: a folder with a checkpoint for the family to read.
     """
     if is_file(name):
         made, group = load_class("policies", name.removesuffix(":")), ""
@@ -64,7 +64,7 @@ def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
 
 
 def check_policy(policy: str | Policy | type[Policy]) -> list[str]:
-    """Check masks, scores, budgets, questions and snapshots of a policy on the demo, and time it at 6,000 rows a layer."""
+    """Check a policy's masks, scores, budgets, questions and snapshots on the demo, and time it at 6,000 rows per layer."""
     frames, model = list(islice(open_source("demo"), FRAMES)), Model.load("demo")
 
     def opened(budget: int, append: str = "all", **more: Any) -> Session:
@@ -118,7 +118,7 @@ def _speed(policy: str | Policy | type[Policy]) -> str:
 
 
 def check_source(source: str, frames: int = 64) -> list[str]:
-    """Check the types, times, end and close of a source, given as ``--camera`` is; reads ``frames`` of it at most."""
+    """Check a source's types, times, end and close on at most ``frames`` frames. source: what ``--camera`` takes."""
     opened = open_source(source, None, SourceOptions())
     try:
         found = list(islice(opened, frames))
@@ -137,9 +137,9 @@ def check_source(source: str, frames: int = 64) -> list[str]:
 
 
 def check_engine(engine: str, model: str | Path = "demo") -> list[str]:
-    """Compare an engine with onnxruntime-cpu: features, embeddings, and layer by layer keys, values, queries, then logits.
+    """Compare an engine with onnxruntime-cpu: features, embeddings, each layer's keys, values and queries, and logits.
 
-    Three calls on one cache are compared, with many rows, several and one. ``model``: a bundle that both can load.
+    Three calls on one cache are compared: with many rows, with several and with one. ``model``: a bundle for both engines.
     """
     with ExitStack() as stack:
         ours, theirs = (Model.load(model, engine=name) for name in (DEFAULT_ENGINE, engine))
@@ -195,7 +195,7 @@ def _close(engine: str, what: str, ours: Any, theirs: Any, worst: dict[str, floa
 
 
 def check_family(family: str, checkpoint: str | Path) -> list[str]:
-    """Export a checkpoint by a family and run it; compare its tower and tokens with transformers' where that is installed."""
+    """Export a checkpoint with a family and run it. If transformers is installed, compare tower and tokens with it."""
     from edgevlm.export import export_checkpoint
 
     with TemporaryDirectory(prefix="edgevlm-check-") as folder, ExitStack() as stack:

@@ -1,6 +1,6 @@
 """Your own camera: `edgevlm run --camera ./examples/camera.py:bars --ask "how many objects are there now?"`.
 
-A package offers it with an entry point, as `--camera bars` and `--camera bars://64`:
+A package provides it through an entry point, for `--camera bars` and `--camera bars://64`:
 
 [project.entry-points."edgevlm.sources"]
 bars = "my_package.camera:bars"
@@ -12,8 +12,8 @@ import numpy as np
 
 
 def bars(target: str, fps: float) -> Iterator[tuple[float, np.ndarray]]:
-    """Yield a bright bar that sweeps over 32 frames, or as many as `target` says: `...:bars:64`."""
+    """Yield 32 frames with a moving bright bar, or the number of frames in `target`: `...:bars:64`."""
     for number in range(int(target or 32)):
         image = np.full((56, 56, 3), 40, np.uint8)  # RGB
         image[:, number % 56] = 255
-        yield number / fps, image  # or the image alone: frames then come at --fps
+        yield number / fps, image  # or only the image; frames then come at --fps

@@ -1,7 +1,7 @@
-"""A family with a decoder of its own, Gemma 3: `edgevlm export google/gemma-3-4b-it --family ./examples/gemma3.py:Gemma3`.
+"""A family with its own decoder, Gemma 3: `edgevlm export google/gemma-3-4b-it --family ./examples/gemma3.py:Gemma3`.
 
-Five of six layers see a window of the newest positions and turn by a rotary base of their own; the patches of a frame see one
-another. The CPU engine computes both.
+Five of six layers attend to a window of the newest positions, with their own rotary base. A frame's patches attend to one
+another. The CPU engine supports both.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import numpy as np
 
 from edgevlm.extend import Backbone, Checkpoint, DecoderShape, EncoderTower, Family, FamilyParts, LayerWeights, VisionGraph
 
-TEXT = {  # what published files leave out
+TEXT = {  # defaults for what published configs omit
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096,
     "query_pre_attn_scalar": 256, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
@@ -23,7 +23,7 @@ VISION = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "model_type
 
 @dataclass(frozen=True, slots=True)
 class GemmaShape(DecoderShape):
-    """factor: what positions are divided by in layers that see all. query: what queries are multiplied by."""
+    """A decoder's shape. factor: divides positions in layers with full attention. query: multiplies queries."""
 
     factor: float = 1.0
     query: float = 1.0
@@ -33,7 +33,7 @@ class GemmaShape(DecoderShape):
 
 
 class GemmaDecoder(Backbone):
-    """Norms of gain 1 + weight, also behind attention and MLP, a GELU gate, embeddings times the root of their width."""
+    """A decoder with norms of gain 1 + weight, also after attention and MLP, and embeddings times the root of their width."""
 
     def shape(self, config: dict[str, Any], tied: bool) -> DecoderShape:
         text = TEXT | {name: value for name, value in config.items() if value is not None}
@@ -71,18 +71,18 @@ class GemmaDecoder(Backbone):
 
     def final_norm(self, checkpoint: Checkpoint, s: DecoderShape) -> np.ndarray:
         gain = 1 + super().final_norm(checkpoint, s)
-        return gain / np.float32(s.hidden**0.5) if s.tied else gain  # a tied head is the embedding, times that root
+        return gain / np.float32(s.hidden**0.5) if s.tied else gain  # a tied head is the scaled embedding
 
 
 class GemmaTower(EncoderTower):
-    """SigLIP, the mean of squares of patches, a norm and a linear."""
+    """A SigLIP tower, followed by the mean of each square of patches, a norm and a linear layer."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(VISION | checkpoint.section("vision_config"))
         self.few = isqrt(checkpoint.config.get("mm_tokens_per_image", 256))
-        self.residual = 0  # the projector reads what is not rotated
+        self.residual = 0  # the projector needs unrotated columns
         self.tokens, self.width = self.few**2, (TEXT | checkpoint.section("text_config"))["hidden_size"]
-        self.squares = np.repeat(np.eye(self.few, dtype=np.float32), self.side // self.few, 1)  # which patches make a token
+        self.squares = np.repeat(np.eye(self.few, dtype=np.float32), self.side // self.few, 1)  # the patches of each token
         self.reach = (self.squares, self.squares)
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
@@ -99,7 +99,7 @@ class GemmaTower(EncoderTower):
 
 
 class Gemma3(Family):
-    """Frames between two tokens and two newlines; transformers has four newlines between images."""
+    """Gemma 3, with two newlines between frames where transformers has four between images."""
 
     content_type, token_keys = "image", ("image_token_id", "image_token_index")
     placeholder = "<start_of_image>"  # what the chat template writes for an image

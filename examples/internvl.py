@@ -1,6 +1,6 @@
-"""A model family of your own, InternVL 3: `edgevlm export OpenGVLab/InternVL3-1B-hf --family ./examples/internvl.py:InternVL`.
+"""Your own model family, InternVL 3: `edgevlm export OpenGVLab/InternVL3-1B-hf --family ./examples/internvl.py:InternVL`.
 
-A package offers it with an entry point whose name is the checkpoint's model_type, and then no option is needed:
+A package provides it through an entry point named after the checkpoint's model_type; then no option is needed:
 
 [project.entry-points."edgevlm.families"]
 internvl = "my_package.internvl:InternVL"
@@ -12,7 +12,7 @@ from edgevlm.extend import Checkpoint, Family, FamilyParts, Tower, VisionGraph
 
 
 class InternVLTower(Tower):
-    """InternViT, squares of 2 x 2 patches joined, a norm and two linears. A layer's name is that of its tensors."""
+    """An InternViT tower, then joined squares of 2 x 2 patches, a norm and two linears. Layers are named like their tensors."""
 
     class_tokens = 1
 
@@ -23,7 +23,7 @@ class InternVLTower(Tower):
         self.side, self.size, self.head_dim = image // self.patch, (image, image), self.columns // self.heads
         self.patch_grid, self.tokens = (self.side, self.side), (self.side // 2) ** 2
         self.width = checkpoint.section("text_config")["hidden_size"]
-        self.reach = (np.repeat(np.eye(self.side // 2, dtype=np.float32), 2, 1),) * 2  # which patches make a token
+        self.reach = (np.repeat(np.eye(self.side // 2, dtype=np.float32), 2, 1),) * 2  # the patches of each token
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
         g, columns, name = graph, self.columns, "vision.embeddings"

@@ -1,4 +1,4 @@
-"""Merge what leaves into what stays: `edgevlm run --policy ./examples/merging_policy.py:Merge`."""
+"""Merge evicted tokens into kept ones: `edgevlm run --policy ./examples/merging_policy.py:Merge`."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from edgevlm.extend import Layer, Policy, setting
 
 @dataclass
 class Merge(Policy):
-    """Evict tokens at even distances in the stream; the kept token with the most similar key takes each in."""
+    """A policy that evicts tokens evenly along the stream and merges each into the kept token with the most similar key."""
 
-    weight: float = setting(0.2, "of a token that leaves, beside 1 of the token that takes it in", above=0, at_most=1)
+    weight: float = setting(0.2, "weight of an evicted token; the token it is merged into has weight 1", above=0, at_most=1)
 
     def compress(self, layer: Layer) -> None:
-        rank = layer.seq.argsort(1).argsort(1).astype(float)  # of each row, by its place in the stream
+        rank = layer.seq.argsort(1).argsort(1).astype(float)  # each row's place in the stream
         keep = layer.top((rank * layer.target / len(rank[0])) % 1, layer.target)
         gone, into = layer.free & ~keep, np.zeros(keep.shape, int)
         keys = layer.keys / (np.linalg.norm(layer.keys, axis=-1, keepdims=True) + 1e-9)

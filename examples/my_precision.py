@@ -1,4 +1,4 @@
-"""A weight precision of your own: `edgevlm export CHECKPOINT --precision int8-wide`, by the entry point's name.
+"""Your own weight precision, named by its entry point: `edgevlm export CHECKPOINT --precision int8-wide`.
 
 [project.entry-points."edgevlm.precisions"]
 int8-wide = "my_package.my_precision:WIDE"
@@ -6,5 +6,5 @@ int8-wide = "my_package.my_precision:WIDE"
 
 from edgevlm.extend import Blocks, Layouts, Precision
 
-# 8 bits with a scale for each 64 weights; embedding and head as int8 has them. A Layout of your own stores and multiplies.
+# 8 bits with a scale per 64 weights; embedding and head are as in int8. Your own Layout can store weights in another way.
 WIDE = Precision(onnxruntime=Layouts(Blocks(8, size=64), Blocks(8)), tensorrt=None)

@@ -1,4 +1,4 @@
-"""A sink of your own: `kind = "./examples/my_sink.py:LogFile"` in a table [[sinks]] of edgevlm.toml."""
+"""Your own sink: `kind = "./examples/my_sink.py:LogFile"` in a [[sinks]] table of edgevlm.toml."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ class LogFile(Sink):
         self.path, self.words = path, words
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
-        """Write the event; if this raises, it is sent again later."""
+        """Write the event to the file. If this raises, the event is sent again later."""
         line = f"{event.camera}: {event.question} {event.state}" if self.words else event.line()
         with open(self.path, "a") as file:
             file.write(line + "\n")

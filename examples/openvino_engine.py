@@ -1,7 +1,7 @@
-"""An engine of your own: `edgevlm run --engine ./examples/openvino_engine.py:OpenVino` (pip install openvino).
+"""Your own engine: `edgevlm run --engine ./examples/openvino_engine.py:OpenVino` (pip install openvino).
 
-A package offers it by name instead, with an entry point of the group "edgevlm.engines" in its pyproject.toml. All that an
-engine must have is in edgevlm.extend.Engine; this one runs tower and decoder by OpenVINO, and inherits the rest.
+A package provides it by name, through an entry point in the group "edgevlm.engines" of its pyproject.toml.
+edgevlm.extend.Engine lists what an engine must have. This one runs tower and decoder in OpenVINO and inherits the rest.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from edgevlm.extend import Decoder, KVBuffer, OnnxRuntimeCpu, StepResult, arrays
 
 
 class OpenVino(OnnxRuntimeCpu):
-    """Tower and decoder on OpenVINO's CPU device, in float32."""
+    """An engine that runs tower and decoder on OpenVINO's CPU device, in float32."""
 
     by_layer = False  # the decoder is one graph
 
@@ -27,14 +27,14 @@ class OpenVino(OnnxRuntimeCpu):
     def _compiled(self, name: str) -> Any:
         settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": self.threads}
         graph = ov.Core().read_model(str(self.bundle.file(name)))
-        for node in graph.get_ops():  # where ONNX Runtime reads cosines and sines from row 0 on, OpenVINO reads row 0
+        for node in graph.get_ops():  # OpenVINO would read only row 0 of cosines and sines
             if node.get_type_name() == "Gather" and node.input_value(1).get_node().get_friendly_name() == "rotary.start":
                 node.output(0).replace(node.input_value(0))
         return ov.Core().compile_model(graph, "CPU", settings)
 
     def encode(self, pixels: np.ndarray) -> np.ndarray:
         """Encode normalised frames [F, 3, H, W] to features [G, tokens_per_frame, row_width]."""
-        if self.bundle.vision.group > 1:  # frames that a tower merges come as one
+        if self.bundle.vision.group > 1:  # the tower merges frames
             return super().encode(pixels)
         return np.array(self._tower([np.ascontiguousarray(pixels)])[0])
 

@@ -1,4 +1,4 @@
-"""A robot with threads: one captures, one drives, and a callback hears when an answer changes: `python examples/robot.py`."""
+"""A robot with a thread that captures, a thread that drives and a callback for changed answers: `python examples/robot.py`."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""An asyncio program: two cameras on one model, and answers piece by piece: `python examples/service.py`."""
+"""An asyncio program with two cameras on one model and streamed answers: `python examples/service.py`."""
 
 import asyncio
 from itertools import islice

@@ -6,8 +6,8 @@ from edgevlm import Session, open_source
 
 with Session.open("demo", budget="1k") as session:
     for frame in islice(open_source("demo"), 64):
-        session.watch(frame.image, frame.time_s)  # any uint8 RGB [H, W, 3]; Session.open(bgr=True) takes OpenCV's
+        session.watch(frame.image, frame.time_s)  # uint8 RGB [H, W, 3]; Session.open(bgr=True) takes OpenCV's frames
     print(session.ask("how many objects are there now?"))
-    for piece in session.ask("which shape came first?"):  # as it comes; `async for` works too
+    for piece in session.ask("which shape came first?"):  # as it is generated; `async for` works too
         print(piece, end="", flush=True)
     print(f"\n{session.stats.frames} frames, {session.stats.tokens} tokens kept")
