@@ -1,1 +1,1 @@
-"""The cache and its kernels on a CUDA device. Nothing here imports a CUDA package until a device is needed."""
+"""The cache and its kernels on a CUDA device. CUDA packages are imported only when a device is needed."""

@@ -1,6 +1,6 @@
-"""Compiles ``csrc/kernels.cu``, which includes every kernel, with nvcc.
+"""Compile ``csrc/kernels.cu``, which includes every kernel, with nvcc.
 
-Needs only the standard library: setup.py runs this file.
+This file imports only the standard library, because setup.py runs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLAGS = ("-std=c++17", "-O3", "--fatbin", "-Werror", "all-warnings")
 
 
 def nvcc() -> str | None:
-    """Return the compiler, on PATH or in CUDA_HOME; None if there is none, or EDGEVLM_CUDA=0 disables it."""
+    """Return the path of nvcc from PATH or CUDA_HOME, or None if it is missing or EDGEVLM_CUDA=0 disables it."""
     if os.environ.get("EDGEVLM_CUDA") == "0":
         return None
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
@@ -28,6 +28,6 @@ def nvcc() -> str | None:
 
 
 def compile_kernels(compiler: str, source: Path, target: Path) -> None:
-    """Compile one module for all of :data:`TARGETS`. Raises subprocess.CalledProcessError; nvcc writes the reason to stderr."""
+    """Compile a module for all TARGETS. Raises subprocess.CalledProcessError if nvcc fails; it writes the reason to stderr."""
     target.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([compiler, *FLAGS, *TARGETS, "-o", str(target), str(source)], check=True)

@@ -1,8 +1,8 @@
-"""The ring cache of one stream with its keys and values in device memory.
+"""Keep the cache of one stream with its keys and values in device memory.
 
-Rows' metadata stays in the host's memory, where policies read it as arrays. A ledger keeps it: a C++ cache with rows of one
-rotary pair. The ledger checks every call before a byte is changed, keeps marks, and moves its rows; the device then moves keys
-and values in the same way.
+The rows' metadata stays in host memory, where policies read it as arrays. It is kept by the ledger, a C++ cache whose rows have
+only one rotary pair. The ledger checks every call before any byte changes, keeps marks, and moves its rows. The device then
+moves keys and values in the same way.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from edgevlm.runtime.kv import DTYPES, KVScales
 
 
 class CudaCache(KVCache):
-    """A :class:`~edgevlm.runtime.cache.KVCache` on a device, fp32 or fp16, with the same arguments, methods and errors.
+    """A :class:`~edgevlm.runtime.cache.KVCache` on a device, in fp32 or fp16, with the same arguments, methods and errors.
 
-    The arena is one block of device memory, mapped from the host's if they share it, and zeroed at the start. Each layer
-    ``l`` has these arrays, aligned to 256 bytes::
+    The arena is one block of device memory, zeroed at the start. If the device shares the host's memory, the arena is mapped
+    from there. Each layer ``l`` has these arrays in it, aligned to 256 bytes::
 
         key_l, value_l   [Hkv, C_l, D]   dtype, keys rotated
         norm_l [Hkv, C_l] f32, of the values, once a policy needs it
 
-    :meth:`key` and :meth:`value` return :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; everything else is as on the CPU.
-    Methods return when the device is done, so an engine with its own stream may continue at once. driver: the device's driver,
-    by default the first device's. Raises UserError for int8, without a device, or if the arena does not fit.
+    :meth:`key` and :meth:`value` return :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; all other methods return the same as
+    on the CPU. Methods return after the device has finished, so an engine may continue on a different stream. driver: by
+    default the first device's. Raises UserError for int8, if there is no device, or if the arena does not fit.
     """
 
     __slots__ = ("_arena", "_reserved", "_row", "address", "kernels", "known")
@@ -45,7 +45,7 @@ class CudaCache(KVCache):
         if rotary.get("dtype") == "int8" or scales is not None:
             raise UserError("the CUDA cache holds fp16 and fp32, not int8: export the model again with --kv fp16")
         native = native_shape(*shape, **rotary)
-        _native.Cache._bytes_for(*native)  # checks them all
+        _native.Cache._bytes_for(*native)  # raises if an argument is invalid
         _native.Cache.__init__(self, *_ledger(*native))
         self._describe(native)
         self.known = [0] * self.layers  # rows [0, known) of a layer have norms
@@ -55,13 +55,15 @@ class CudaCache(KVCache):
         *starts, end = _starts(native[0], self.kv_heads, self.head_dim, self.dtype)
         self._arena = driver.allocate(end)
         weakref.finalize(self, driver.free, self._arena)
-        self.address = [tuple(self._arena.address + start for start in layer) for layer in starts]  # of keys, values and norms
+        self.address = [
+            tuple(self._arena.address + start for start in layer) for layer in starts
+        ]  # those of keys, values and norms
         driver.clear(self._arena.address, end, end, 1)
         driver.main.synchronize()
 
     @classmethod
     def bytes_for(cls, *shape: Any, **rotary: Any) -> int:
-        """Return ``nbytes`` of the cache that the same arguments, without ``scales``, would make. Allocates nothing."""
+        """Return the ``nbytes`` of a cache with these arguments, without allocating it."""
         native = native_shape(*shape, **rotary)
         _native.Cache._bytes_for(*native)
         capacities, kv_heads, head_dim, _, _, dtype, *_ = native
@@ -69,12 +71,12 @@ class CudaCache(KVCache):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the arena and the ledger. The kernels' working memory, which grows with the calls, is not counted."""
+        """The bytes of the arena and the ledger. The kernels' working memory is not counted."""
         return super().nbytes + self._arena.nbytes
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """A copy of the ledger's block, then of the arena: ``[nbytes]``."""
+        """A copy of the ledger's memory followed by the arena, ``[nbytes]``."""
         arena = np.empty(self._arena.nbytes, np.uint8)
         self.kernels.driver.copy_out(arena, self._arena.address)
         self.kernels.driver.main.synchronize()
@@ -96,7 +98,7 @@ class CudaCache(KVCache):
         return self.kernels.value_norms(self.value(layer))
 
     def table(self, layers: Sequence[int], lengths: Sequence[int]) -> NDArray:
-        """Return a table of layers of these lengths for kernels, with the dtype :data:`edgevlm.runtime.cuda.calls.LAYER`."""
+        """Return the table of layers that kernels read, of the dtype :data:`edgevlm.runtime.cuda.calls.LAYER`."""
         table = np.zeros(len(layers), calls.LAYER)
         for row, layer in zip(table, layers, strict=True):
             row["key"], row["value"], row["norm"] = self.address[layer]
@@ -107,7 +109,7 @@ class CudaCache(KVCache):
         return table
 
     def copy_out(self, out: NDArray, layer: int, address: int) -> None:
-        """Copy rows of a layer's keys, values or norms to a dense array ``[kv_heads, n, ..]``."""
+        """Copy rows of a layer's keys, values or norms to a contiguous array ``[kv_heads, n, ..]``."""
         width = out[0].nbytes
         pitch = int(self.capacities[layer]) * (width // max(1, out.shape[1]))
         self.kernels.driver.copy_rows(out, width, address, pitch, width, len(out))
@@ -170,7 +172,7 @@ class CudaCache(KVCache):
         self.kernels.driver.main.synchronize()
 
     def held(self, layer: int) -> dict[str, NDArray]:
-        """Return a layer's arrays by name: copies of keys and values in the host's memory, and views of the rest."""
+        """Return a layer's arrays by name: copies of the keys and values in host memory, and views of the other arrays."""
         held = KVCache.held(self, layer)
         return {name: array.copy() if isinstance(array, DeviceRows) else array for name, array in held.items()}
 
@@ -192,7 +194,7 @@ class CudaCache(KVCache):
         """Write keys and values ``[kv_heads, n, head_dim]`` from row ``start`` on, rounded to the cache's dtype."""
         driver, pitch = self.kernels.driver, int(self.capacities[layer]) * self._row
         for address, array in zip(self.address[layer][:2], numbers, strict=True):
-            with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite, as on the CPU
+            with np.errstate(over="ignore"):  # numbers too large for float16 become infinite, as on the CPU
                 stored = np.ascontiguousarray(array, self.dtype)
             width = stored.shape[1] * self._row
             driver.copy_rows(address + start * self._row, pitch, stored, width, width, self.kv_heads)
@@ -209,18 +211,18 @@ class CudaCache(KVCache):
             kernels.turn(self, moved)
 
 
-CudaCache.__new__(CudaCache)  # as for KVCache: pybind11 registers the subclass now
+CudaCache.__new__(CudaCache)  # makes pybind11 register the subclass now, as for KVCache
 
 
 def _ledger(
     capacities: list[int], kv_heads: int, head_dim: int, inv_freq: Any, axes: int, dtype: str, pair_axis: Any, local: Any
 ) -> tuple[Any, ...]:
-    """Return the arguments of a device cache's ledger: a C++ cache with one rotary pair that does not turn."""
+    """Return the arguments of a device cache's ledger, a C++ cache with one rotary pair that is never rotated."""
     return capacities, kv_heads, 2, np.zeros(1), axes, "fp16", None if pair_axis is None else np.zeros(1, np.uint8)
 
 
 def _starts(capacities: list[int], kv_heads: int, head_dim: int, dtype: np.dtype) -> list[Any]:
-    """Return the offsets of each layer's keys, values and norms in the arena, and last the arena's size, in bytes."""
+    """Return the byte offsets of each layer's keys, values and norms in the arena, followed by the arena's size."""
     starts: list[Any] = []
     end = 0
     for rows in capacities:

@@ -1,4 +1,4 @@
-"""Call our kernels: their structs, and the arrays on the host and the device that these point to."""
+"""Call edgevlm's CUDA kernels: fill their structs, and the arrays in device memory that the structs point to."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edgevlm.errors import CacheError
 Masks = Sequence[NDArray[np.bool_]]
 DeviceCache = Any  # edgevlm.runtime.cuda.cache.CudaCache, which imports this module
 
-ALIGNMENT = 256  # bytes
-THREADS = 256  # of every block
+ALIGNMENT = 256  # alignment of arrays, in bytes
+THREADS = 256  # threads of every block
 TILE = 64  # rows of a block that multiplies matrices
 
-# Structs have the same fields as in ``csrc/*.cu``; addresses are the device's.
+# The structs have the same fields as in ``csrc/*.cu``. Addresses are in device memory.
 LAYER = np.dtype(
     [
         *((name, np.uint64) for name in ("key", "value", "norm")),
@@ -35,7 +35,7 @@ _TWO_PI = Fraction(Decimal("6.28318530717958647692528676655900576839433879875021
 
 
 def _struct(name: str, *fields: str | tuple[type, str]) -> type[ctypes.Structure]:
-    """Return a struct whose fields are addresses unless a type is given with the name."""
+    """Return a struct type. A field is an address unless its name comes with a type."""
     typed = [(c_uint64, field) if isinstance(field, str) else field for field in fields]
     return type(name, (ctypes.Structure,), {"_fields_": [(each, kind) for kind, names in typed for each in names.split()]})
 
@@ -65,17 +65,17 @@ AttentionCall = _struct(
 
 
 def named(kernel: str, dtype: np.dtype) -> str:
-    """Return the name of the kernel for rows of a dtype."""
+    """Return the name of a kernel's variant for rows of ``dtype``."""
     return f"{kernel}_{'fp16' if dtype == np.float16 else 'fp32'}"
 
 
 def blocks(rows: int, lanes: int = 1) -> int:
-    """Return the number of blocks for ``rows`` rows of ``lanes`` lanes each; at least one."""
+    """Return the number of blocks for ``rows`` rows with ``lanes`` lanes each, at least one."""
     return max(1, -(-rows * lanes // THREADS))
 
 
 def slots_for(rows: int) -> int:
-    """Return the number of slots of a hash table for ``rows`` keys: a power of two that keeps it at most half full."""
+    """Return the number of slots of a hash table for ``rows`` keys, a power of two that keeps it at most half full."""
     return 1 << max(5, (2 * rows).bit_length())
 
 
@@ -83,7 +83,7 @@ def slots_for(rows: int) -> int:
 def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
     """Return how far each rotary pair turns in one step, in units of 2^-64 of a full turn, uint64 ``[pairs]``.
 
-    A product with a number of steps overflows exactly at full turns, so it is exact for any number of steps.
+    Multiplying by a number of steps overflows exactly at full turns, so the product is exact for any number of steps.
     """
     full = 1 << 64
     return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)
@@ -96,10 +96,10 @@ def aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """Rows ``[kv_heads, n, head_dim]`` of a layer in device memory, heads ``capacity`` rows apart; keeps the cache alive.
+    """A layer's rows ``[kv_heads, n, head_dim]`` in device memory, with heads ``capacity`` rows apart.
 
-    :mod:`edgevlm.runtime.kernels` takes it wherever it takes an array of keys or values. Any other use, indexing included,
-    makes a copy in the host's memory.
+    :mod:`edgevlm.runtime.kernels` accepts an instance in place of an array of keys or values. Any other use, including
+    indexing, copies the rows to host memory. An instance keeps the cache alive.
     """
 
     cache: DeviceCache = field(repr=False)
@@ -117,7 +117,7 @@ class DeviceRows:
         return self.cache.kernels
 
     def copy(self) -> NDArray:
-        """Return the rows in the host's memory, dense ``[kv_heads, n, head_dim]``."""
+        """Return a contiguous copy of the rows in host memory, ``[kv_heads, n, head_dim]``."""
         out = np.empty(self.shape, self.dtype)
         self.cache.copy_out(out, self.layer, self.address)
         return out
@@ -133,7 +133,7 @@ class DeviceRows:
 
 
 def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Raise CacheError for anything but an array of this dtype and shape."""
+    """Raise CacheError if ``array`` is not an array of this dtype and shape."""
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
         raise CacheError(f"{name} must be {dtype}, not {getattr(array, 'dtype', type(array).__name__)}")
     if array.shape != shape:
@@ -141,16 +141,17 @@ def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
 
 
 class KernelCall:
-    """A call over layers of a cache, all heads at once: name its arrays, :meth:`send`, :meth:`launch` kernels, :meth:`fetch`.
+    """A kernel call over layers of a cache, with all heads at once.
 
-    Its inputs are adjacent in device memory, so one copy sends them; arrays that start as zero follow, so one call clears them.
-    Arrays of rows hold one layer after another. lengths: rows of each layer, by default the cache's.
+    Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so one
+    copy sends them. Arrays that start as zero follow, so one call clears them. Arrays of rows hold one layer after another.
+    lengths: the number of rows of each layer, by default the cache's.
     """
 
     def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: Sequence[int] | None = None) -> None:
         self.cache, self.kernels, self.layers = cache, cache.kernels, layers
         self.lengths = [int(cache.lengths[layer]) for layer in layers] if lengths is None else list(lengths)
-        self.total = sum(self.lengths) * cache.kv_heads  # rows of all layers and heads
+        self.total = sum(self.lengths) * cache.kv_heads  # the number of rows in all layers and heads
         self.tasks = len(layers) * cache.kv_heads
         self._inputs: dict[str, Sequence[NDArray]] = {"layers": [cache.table(layers, self.lengths)]}
         self._made: dict[str, tuple[int, np.dtype]] = {}  # arrays on the device: size and dtype
@@ -158,34 +159,34 @@ class KernelCall:
         self._address: dict[str, int] = {}
 
     def put(self, name: str, *arrays: NDArray) -> None:
-        """Add inputs of one dtype, one after the other."""
+        """Declare an input that consists of ``arrays`` of one dtype, one after another."""
         self._inputs[name] = arrays
 
     def know(self, *names: str) -> None:
-        """Send the metadata of the cache's rows."""
+        """Declare metadata of the cache's rows, such as ``seq``, as inputs."""
         for name in names:
             self.put(name, *(getattr(self.cache, name)(layer) for layer in self.layers))
 
     def masks(self, name: str, masks: Masks) -> None:
-        """Send one mask per layer, bool ``[kv_heads, n_l]``."""
+        """Declare an input with one mask per layer, bool ``[kv_heads, n_l]``."""
         for mask, n in zip(masks, self.lengths, strict=True):
             require(name, mask, np.dtype(np.bool_), (self.cache.kv_heads, n))
         self.put(name, *masks)
 
     def turns(self) -> None:
-        """Send the rotation of keys, for a struct's field ``how``."""
+        """Declare the rotation of keys as inputs, for a struct's field ``how``."""
         axis = np.zeros(len(self.cache.inv_freq), np.uint8) if self.cache.pair_axis is None else self.cache.pair_axis
         self.put("turns", turns_of(*self.cache.inv_freq.tolist()))
         self.put("axis", np.ascontiguousarray(axis))
 
     def make(self, dtype: type[np.generic], *names: str, size: int | None = None, zero: bool = False) -> None:
-        """Reserve arrays of ``size`` numbers, by default one per row, to be written on the device. zero: clear them first."""
+        """Declare arrays of ``size`` numbers, by default one per row, that kernels write. zero: clear them first."""
         for name in names:
             self._made[name] = self.total if size is None else size, np.dtype(dtype)
             self._zeroed.update([name] if zero else [])
 
     def lay_out(self) -> None:
-        """Assign every array's address; inputs may still change in place."""
+        """Assign an address to each array. Inputs may still change in place until :meth:`send`."""
         sizes = {name: aligned(sum(array.nbytes for array in arrays)) for name, arrays in self._inputs.items()}
         self._sent = sum(sizes.values())
         made = sorted(self._made, key=lambda name: name not in self._zeroed)
@@ -196,7 +197,7 @@ class KernelCall:
         self._cleared = sum(sizes[name] for name in self._zeroed)
 
     def send(self) -> None:
-        """Copy the inputs to the device and clear the buffers that start as zero."""
+        """Copy the inputs to the device, and clear the arrays that start as zero."""
         if not self._address:
             self.lay_out()
         host, driver = self._host(self._sent), self.kernels.driver
@@ -209,13 +210,13 @@ class KernelCall:
         driver.clear(self._base + self._sent, self._cleared, self._cleared, 1)
 
     def __getitem__(self, name: str) -> int:
-        """Return the address of an array."""
+        """Return the device address of an array."""
         return self._address[name]
 
     def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
-        """Return a kernel's struct: the addresses of the arrays named like its fields, and ``others``.
+        """Return a kernel's struct, filled with ``others`` and with the addresses of the arrays named like its fields.
 
-        turned: rotate the keys; otherwise take them as stored.
+        turned: whether the kernel rotates the keys or uses them as stored.
         """
         cache, pairs, each = self.cache, self.cache.head_dim // 2, 16 // self.cache.dtype.itemsize
         wide = pairs % each == 0
@@ -227,8 +228,9 @@ class KernelCall:
         return kind(**{name: given[name] for name, *_ in kind._fields_})
 
     def launch(self, name: str, arguments: Any, *, of_rows: bool = False, over: int | None = None) -> None:
-        """Launch a kernel over every layer and head, with a group of lanes per row of keys (``of_rows``), ``over`` blocks, or a
-        thread per row.
+        """Launch a kernel over every layer and head, by default with one thread per row.
+
+        of_rows: use a group of lanes per row. over: use this many blocks for each layer and head.
         """
         longest = max(self.lengths, default=0)
         across = blocks(longest, arguments.rows.lanes) if of_rows else over or blocks(longest)
@@ -236,7 +238,7 @@ class KernelCall:
         self.kernels.launch(kernel, (across, self.cache.kv_heads, len(self.layers)), arguments)
 
     def fetch(self, name: str) -> list[NDArray]:
-        """Return a copy of an array of rows after all earlier launches: ``[kv_heads, n_l]`` per layer."""
+        """Wait for all launches, and return a copy of an array of rows, ``[kv_heads, n_l]`` per layer."""
         size, dtype = self._made[name]
         host, driver = self._host(size * dtype.itemsize), self.kernels.driver
         driver.copy_out(host, self[name])

@@ -1,7 +1,7 @@
 """Use a CUDA device through pycuda: memory, copies and streams.
 
-It uses the device's primary context, as ONNX Runtime and TensorRT do, so addresses are valid in all of them, from any thread.
-Sizes and pitches are in bytes. Without a stream, work goes to the driver's own, :attr:`Driver.main`.
+The driver uses the device's primary context, as ONNX Runtime and TensorRT do, so all of them can use the same addresses, from
+any thread. Sizes and pitches are in bytes. Work without a stream goes to :attr:`Driver.main`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """A device as the driver describes it. integrated: whether it shares the host's memory, as a Jetson's does."""
+    """The driver's description of a device. integrated: whether the device shares the host's memory, as on a Jetson."""
 
     name: str
     compute_capability: tuple[int, int]
     integrated: bool
     memory_bytes: int
-    cuda: str  # the newest CUDA version that the driver runs, such as 13.0
+    cuda: str  # the newest CUDA version that the driver supports, such as 13.0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A block of memory that a device sees at ``address``, aligned to 256 bytes or more.
+    """A block of memory that has ``address`` on a device, aligned to at least 256 bytes.
 
-    host: uint8 ``[nbytes]``, the same bytes if the block is mapped from the host's memory; else None.
+    host: the same bytes as an array, uint8 ``[nbytes]``, if the block is mapped from host memory, else None.
     """
 
     address: int
@@ -47,7 +47,7 @@ class DeviceMemory:
 
 
 class CudaStream:
-    """A queue of work that the device does in order. handle: the ``CUstream``; own: pycuda's stream."""
+    """A queue of work that the device executes in order. handle: the ``CUstream``. own: the pycuda stream."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -61,15 +61,15 @@ class CudaStream:
 
 
 class Driver:
-    """One device. Any thread may call it; a call that fails raises RuntimeError with the driver's message.
+    """The driver of one device. Any thread may call it. Methods raise RuntimeError with the CUDA driver's message.
 
-    Raises UserError without pycuda and for a missing device.
+    Raises UserError if pycuda or the device is missing.
     """
 
     def __init__(self, ordinal: int) -> None:
         with needs("a CUDA device", "cuda"):
             import pycuda  # noqa: F401
-        import pycuda.driver as cuda  # ImportError: the machine has no driver
+        import pycuda.driver as cuda  # raises ImportError if the machine has no driver
 
         self._cuda = cuda
         cuda.init()
@@ -86,7 +86,7 @@ class Driver:
             cuda=f"{version // 1000}.{version % 1000 // 10}",
         )
         self._context = device.retain_primary_context()
-        weakref.finalize(self, self._context.detach)  # pycuda's destructor would treat it as a context that it made
+        weakref.finalize(self, self._context.detach)  # pycuda's destructor would treat it as pycuda's own context
         self.main = self.stream()
 
     @contextmanager
@@ -108,9 +108,9 @@ class Driver:
             return free
 
     def allocate(self, nbytes: int, mapped: bool | None = None) -> DeviceMemory:
-        """Allocate at least one byte, not cleared; ``mapped`` from the host's memory, by default if the device shares it.
+        """Allocate ``nbytes`` bytes, at least one, without clearing them. Raises UserError if too little memory is free.
 
-        Raises UserError if the device has too little.
+        mapped: whether to map them from host memory, by default only if the device shares the host's memory.
         """
         try:
             with self.entered() as cuda:
@@ -132,13 +132,13 @@ class Driver:
             memory.owner.free()
 
     def copy_in(self, address: int, array: NDArray, stream: CudaStream | None = None) -> None:
-        """Copy a dense array to the device. It must not change before the stream is synchronised."""
+        """Copy a contiguous array to the device. The array must not change before the stream is synchronised."""
         if array.size:
             with self.entered() as cuda:
                 cuda.memcpy_htod_async(address, array, self._own(stream))
 
     def copy_out(self, array: NDArray, address: int, stream: CudaStream | None = None) -> None:
-        """Copy from the device to a dense array, complete once the stream is synchronised."""
+        """Copy from the device to a contiguous array. The copy is complete once the stream is synchronised."""
         if array.size:
             with self.entered() as cuda:
                 cuda.memcpy_dtoh_async(array, address, self._own(stream))
@@ -153,7 +153,7 @@ class Driver:
         rows: int,
         stream: CudaStream | None = None,
     ) -> None:
-        """Copy ``width`` bytes of each of ``rows`` rows, ``pitch`` bytes apart, between device addresses and dense arrays."""
+        """Copy ``width`` bytes of each of ``rows`` rows between addresses or arrays. A pitch is the distance between rows."""
         if width and rows:
             with self.entered() as cuda:
                 copy = cuda.Memcpy2D()
@@ -163,7 +163,7 @@ class Driver:
                 copy(self._own(stream))
 
     def clear(self, address: int, pitch: int, width: int, rows: int) -> None:
-        """Zero ``width`` bytes of each of ``rows`` rows, ``pitch`` apart."""
+        """Zero ``width`` bytes of each of ``rows`` rows, which are ``pitch`` bytes apart."""
         if width and rows:
             with self.entered() as cuda:
                 cuda.memset_d2d8_async(address, pitch, 0, width, rows, self.main.own)
@@ -172,7 +172,7 @@ class Driver:
         return CudaStream(self)
 
     def launch(self, function: Any, grid: tuple[int, int, int], block: int, arguments: bytes) -> None:
-        """Launch a pycuda function; arguments: the bytes of the one struct that each of our kernels takes."""
+        """Launch a pycuda function. arguments: the bytes of the struct that is the kernel's only parameter."""
         with self.entered():
             function(np.frombuffer(arguments, np.uint8), grid=grid, block=(block, 1, 1), stream=self.main.own)
 
@@ -181,18 +181,18 @@ class Driver:
 
 
 class WorkingMemory:
-    """Named blocks of memory for one call at a time, which grow to the largest size requested; freed with the object."""
+    """Named blocks of device memory, used by one call at a time. A block grows to the largest size requested."""
 
     def __init__(self, driver: Driver, stream: CudaStream) -> None:
         self._driver, self._stream, self._held = driver, stream, dict[str, DeviceMemory]()
         weakref.finalize(self, _free_all, driver, self._held)
 
     def block(self, name: str, nbytes: int, mapped: bool | None = False) -> DeviceMemory:
-        """Return at least ``nbytes`` bytes, not cleared; in a new block if that is more than before."""
+        """Return a block of at least ``nbytes`` bytes, without clearing it. A block that is too small is replaced."""
         held = self._held.get(name)
         if held is None or held.nbytes < nbytes:
             if held is not None:
-                self._stream.synchronize()  # it may still be in use
+                self._stream.synchronize()  # the old block may still be in use
                 self._driver.free(self._held.pop(name))
             held = self._held[name] = self._driver.allocate(max(nbytes, 1), mapped)
         return held
@@ -205,12 +205,12 @@ def _free_all(driver: Driver, held: dict[str, DeviceMemory]) -> None:
 
 @cache
 def open_driver(ordinal: int = 0) -> Driver:
-    """Return the device with this number, one object for the process. Raises a one-line UserError if it cannot be used."""
+    """Return a device's driver, the same object at each call. Raises a one-line UserError if the device cannot be used."""
     try:
         return Driver(ordinal)
     except UserError:
         raise
-    except Exception as error:  # an old driver, or none: pycuda's errors have no common base without it
+    except Exception as error:  # with an old or missing driver, pycuda's errors have no common base class
         raise UserError(
             f"no CUDA device can be used ({error}); edgevlm doctor lists what is missing, "
             "--engine onnxruntime-cpu runs without one"

@@ -1,6 +1,6 @@
-"""The CUDA twins of :mod:`edgevlm.runtime.kernels` for rows on a device, and the kernels that a cache there needs.
+"""Run the kernels of :mod:`edgevlm.runtime.kernels` on a CUDA device, and those that a cache in device memory needs.
 
-The host sends rows' metadata with each call: up to 31 bytes per row, compared with 512 or more for its key and value.
+The host sends the rows' metadata with each call. That is up to 31 bytes per row; a row's key and value have 512 or more.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from edgevlm.runtime.cuda import calls
 from edgevlm.runtime.cuda.calls import TILE, DeviceCache, DeviceRows, KernelCall, Masks, blocks, named
 from edgevlm.runtime.cuda.driver import Driver, WorkingMemory
 
-FATBIN = "kernels.fatbin"  # built by setup.py where nvcc is
+FATBIN = "kernels.fatbin"  # setup.py builds it if nvcc is installed
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 
 def load_fatbin() -> bytes:
-    """Return the compiled kernels; raises UserError if edgevlm was installed without nvcc."""
+    """Return the compiled kernels. Raises UserError if edgevlm was installed without nvcc."""
     fatbin = files(__package__).joinpath(FATBIN)
     if not fatbin.is_file():
         raise UserError(
@@ -50,7 +50,7 @@ def _function(driver: Driver, name: str) -> Any:
 
 
 class Kernels:
-    """The kernels of one cache, on its driver's main stream, in their own working memory; one call at a time."""
+    """The kernels of one cache. They run on the driver's main stream in their own working memory, one call at a time."""
 
     def __init__(self, driver: Driver) -> None:
         _module(driver)
@@ -58,7 +58,7 @@ class Kernels:
         self.memory = WorkingMemory(driver, driver.main)
 
     def launch(self, name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
-        """Launch one kernel; does nothing for a grid without blocks."""
+        """Launch one kernel, or do nothing if the grid has no blocks."""
         if min(grid):
             self.driver.launch(_function(self.driver, name), grid, calls.THREADS, bytes(call))
 
@@ -136,7 +136,7 @@ class Kernels:
         keep_recent: bool = True,
         rotated: bool = False,
     ) -> list[Bool]:
-        """See :func:`edgevlm.runtime.kernels.infinipot_select`; only the masks come back from the device."""
+        """See :func:`edgevlm.runtime.kernels.infinipot_select`. Only the masks are copied back from the device."""
         if min(recent_frames, distinctive, target) < 0:
             raise CacheError("cannot choose a negative number of rows or frames")
         if len(thresholds) not in (0, 3):
@@ -176,7 +176,7 @@ class Kernels:
     def newer_similarity(
         self, cache: DeviceCache, layer: int, valid: Bool, since: int = 0, *, rotated: bool = False
     ) -> Float32:
-        """See :func:`edgevlm.runtime.kernels.newer_similarity`; the host computes the order of tokens."""
+        """See :func:`edgevlm.runtime.kernels.newer_similarity`. The host sorts the tokens."""
         if not 0 <= layer < cache.layers:
             raise CacheError(f"there is no layer {layer} in a cache of {cache.layers}")
         check_turned(cache, rotated)
@@ -203,8 +203,9 @@ class Kernels:
 
 
 def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
-    """Fill the holes of layers of ``lengths`` rows from their tails. keep: bool ``[kv_heads, n_l]``, the same number in each
-    head.
+    """Move rows from the end of each layer to the places of evicted rows. lengths: each layer's rows before the eviction.
+
+    keep: each layer's mask of rows to keep, bool ``[kv_heads, n_l]``, with the same number in each head.
     """
     work = KernelCall(cache, list(keep), [int(lengths[layer]) for layer in keep])
     kept = np.array([mask[0].sum() for mask in keep.values()], np.int32)
@@ -224,7 +225,7 @@ def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32])
 
 
 def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
-    """Turn the keys of layers by these steps, int32 ``[kv_heads, n_l, axes]``."""
+    """Rotate layers' keys. by: the steps of each layer's rows, int32 ``[kv_heads, n_l, axes]``."""
     work = KernelCall(cache, list(by))
     work.put("by", *by.values())
     work.turns()
@@ -234,7 +235,7 @@ def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
 
 
 def complete_norms(work: KernelCall) -> None:
-    """Write the missing norms of values into the arena."""
+    """Compute the value norms that are missing in the arena."""
     known = work.cache.known
     if any(known[layer] < n for layer, n in zip(work.layers, work.lengths, strict=True)):
         work.launch("value_norms", work.at(calls.NormsCall), of_rows=True)
@@ -243,14 +244,14 @@ def complete_norms(work: KernelCall) -> None:
 
 
 def norms(cache: DeviceCache, layer: int) -> Float32:
-    """Return the norms of a layer's values, float32 ``[kv_heads, n_l]``, from the arena."""
+    """Return a layer's value norms from the arena, float32 ``[kv_heads, n_l]``."""
     out = np.empty((cache.kv_heads, int(cache.lengths[layer])), np.float32)
     cache.copy_out(out, layer, cache.address[layer][2])
     return out
 
 
 def check_turned(cache: DeviceCache, rotated: bool) -> None:
-    """Raise CacheError if keys must be un-rotated and the axes are unknown."""
+    """Raise CacheError if keys must be un-rotated but the cache does not know the axis of each rotary pair."""
     if not rotated and cache.axes > 1 and cache.pair_axis is None:
         raise CacheError(
             f"cannot un-rotate keys with {cache.axes} position axes: open the cache with the sections that each axis turns"
@@ -258,7 +259,7 @@ def check_turned(cache: DeviceCache, rotated: bool) -> None:
 
 
 def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) -> Callable[[], None]:
-    """Declare the arrays for temporal similarity; call the returned function once they are sent."""
+    """Declare the arrays for temporal similarity, and return a function that launches its kernels after they are sent."""
     cache = work.cache
     check_turned(cache, rotated)
     work.masks("recent", recent)
@@ -288,7 +289,7 @@ def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) ->
 
 
 def _cells(cache: DeviceCache, layer: int, mask: Bool) -> int:
-    """Return an upper limit of the patches that a mask's rows have: the size of their bounding rectangle."""
+    """Return an upper limit on the number of patches in a mask's rows, the area of their bounding rectangle."""
     if not mask.any():
         return 0
     row, col = cache.row(layer)[mask].astype(int), cache.col(layer)[mask].astype(int)
