@@ -1,1 +1,1 @@
-"""Trains the demo model, the vision tower first, then the decoder: `python examples/train_demo --help`."""
+"""Train the demo model, first its vision tower and then its decoder: `python examples/train_demo --help`."""

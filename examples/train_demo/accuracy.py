@@ -1,6 +1,6 @@
 """Run `edgevlm bench accuracy` in the world of photographs: `python examples/train_demo/accuracy.py --model BUNDLE`.
 
-The other options are those of the command, with one worker.
+Other options are those of `edgevlm bench accuracy`, which runs with one worker.
 """
 
 import sys

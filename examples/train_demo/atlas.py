@@ -1,6 +1,6 @@
-"""Cut the photo world's atlas, photos.jpg, out of photographs of scikit-image's wheel; photos.txt says whose they are.
+"""Make the photo world's atlas, photos.jpg, from photographs in scikit-image's wheel, whose authors photos.txt names.
 
-python -m train_demo.atlas FOLDER, in examples/, which is skimage/data of scikit-image 0.26's wheel, unpacked.
+Run python -m train_demo.atlas FOLDER in examples/. FOLDER is skimage/data in the unpacked wheel of scikit-image 0.26.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from .photo_world import ATLAS, GROUND, THING
 
-# One row per ground: photograph, its scale, and (left, top) of the crop that training sees and of the one held out.
+# One row per background: photograph, scale, and (left, top) of the crop for training and of the held-out crop.
 GROUNDS = (
     ("brick.png", 0.6, (0, 0), (160, 160)),
     ("grass.png", 0.6, (0, 0), (160, 160)),
@@ -27,7 +27,7 @@ GROUNDS = (
     ("coffee.png", 0.6, (0, 0), (232, 112)),
 )
 
-# One row per thing, in the order of SHAPES: photograph and box (left, top, right, bottom), cut along what GrabCut finds there.
+# One row per thing, in the order of SHAPES: photograph and box (left, top, right, bottom), in which GrabCut finds the outline.
 THINGS = (
     ("astronaut.png", (360, 5, 470, 245)),  # a space shuttle
     ("coins.png", (300, 11, 370, 77)),  # a coin
@@ -35,7 +35,7 @@ THINGS = (
     ("chelsea.png", (60, 0, 380, 300)),  # a cat's face
     ("camera.png", (75, 50, 345, 512)),  # a photographer
     ("coffee.png", (70, 10, 490, 385)),  # a cup on its saucer
-    ("horse.png", (10, 5, 395, 320)),  # a horse: a drawn outline with the gravel in it
+    ("horse.png", (10, 5, 395, 320)),  # a horse: a drawn silhouette filled with gravel
     ("astronaut.png", (275, 335, 512, 512)),  # a helmet
 )
 
@@ -50,7 +50,7 @@ def ground(folder: Path, name: str, scale: float, corner: tuple[int, int]) -> np
 
 
 def thing(folder: Path, name: str, box: tuple[int, int, int, int]) -> np.ndarray:
-    """uint8 [2, THING, THING]: its grey levels, spread from 0 to 255, and its mask."""
+    """Return a thing's grey levels, stretched to 0..255, and its mask: uint8 [2, THING, THING]."""
     left, top, right, bottom = box
     picture = np.asarray(cv2.imread(str(folder / name)))
     if name == "horse.png":

@@ -1,8 +1,8 @@
-"""Batches for the decoder: streams cut down to the tokens kept, with about 20 blocks of questions packed behind each.
+"""Make batches for the decoder: streams of kept tokens, each followed by about 20 packed blocks of questions.
 
-A block is up to three turns about one moment; it sees the frames up to that moment and itself. Streams come as a memory
-may hold them: whole; thinned, at their original positions; thinned, with the older part re-indexed to dense positions; or
-as what is left of a long stream, asked only about now. In some, the first frames are far behind the prefix.
+A block is up to three turns about one moment. It attends to itself and to the frames up to that moment. Streams look as in a
+memory: whole; thinned at their original positions; thinned with the older part re-indexed to dense positions; or reduced to the
+rest of a long stream, with questions only about now. In some, the first frames are far from the prefix.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from edgevlm.runtime.taught import KINDS
 
 from .model import PATCHES, TRAINED_LENGTH, prefix_ids, turn_ids
 
-UNKNOWN = -100  # a label that no loss counts
+UNKNOWN = -100  # a label that losses ignore
 
 
 @dataclass(slots=True)
 class TrainingStream:
-    """T frames with the labels that the losses need."""
+    """A stream of T frames, with labels for the losses."""
 
     frames: np.ndarray  # uint8 [T, H, W, 3]
-    owners: np.ndarray  # int32 [T, 16], number of the object in the patch or -1
+    owners: np.ndarray  # int32 [T, 16]: number of the object in the patch, or -1
     facts: np.ndarray  # int64 [T, 16, len(FACTS)], class labels or UNKNOWN
     asked: dict[int, History]  # frame -> history after it
 
     @property
     def occupied(self) -> np.ndarray:
-        """bool [T, 16]."""
+        """Which patches show an object: bool [T, 16]."""
         return self.owners >= 0
 
 
-# What a token should know after the third layer (auxiliary losses), with the number of classes. Per object: the entry before
-# their own (class 8 for the first object), and how many of their colour came before. For the last patch of each frame: how many
-# objects are present, and which left last (class 8: none did).
+# What a token should know after the third layer (for auxiliary losses), with the number of classes. For each object: the object
+# that entered before # it (class 8 for the first), and how many of its colour came before. For the last patch of each frame:
+# how many # objects are present, and which one left last (class 8 for none).
 OF_OBJECTS = {"prior_color": 9, "prior_shape": 9, "quadrant": 4, "entering": 2, "entries": 16, "alike": 4}
 FACTS = OF_OBJECTS | {"present": 4, "gone_color": 9, "gone_shape": 9}
 
@@ -53,7 +53,7 @@ def make_stream(
     hard: bool = False,
     make_world: Callable[..., World] = World,
 ) -> TrainingStream:
-    """Return the first `length` frames of the world of this seed, with histories after the frames `asked`."""
+    """Return the first `length` frames of the seed's world, with histories after the frames in `asked`."""
     world = make_world(seed, event_rate, hard)
     history = world.history
     stream = TrainingStream(
@@ -62,7 +62,7 @@ def make_stream(
         facts=np.full((length, 16, len(FACTS)), UNKNOWN, dtype=np.int64),
         asked={},
     )
-    identities = [(8, 8)]  # (colour, shape) by number + 1, so that the entry before the first is a class of its own
+    identities = [(8, 8)]  # (colour, shape) by number + 1; what precedes the first object has its own class
     for time in range(length):
         stream.frames[time] = world.step()
         stream.owners[time] = world.owners
@@ -82,34 +82,34 @@ def make_stream(
     return stream
 
 
-WEIGHTS = {  # how often each kind is drawn
+WEIGHTS = {  # relative frequency of each kind of question
     "now_count": 1.2, "now_color": 2.5, "now_shape": 1.5, "now_where": 2.0, "now_seen": 2.0,
     "past_color": 4.0, "past_shape": 1.5, "past_where": 2.0, "past_seen": 2.0, "first_shape": 0.7, "first_color": 0.7,
     "before": 2.5, "left_last": 2.0, "count_color": 1.5,
 }  # fmt: skip
 MAX_FRAMES = 136
-LENGTHS = {0.1: (4, 16), 0.25: (4, 40), 0.5: (4, 72), 1.0: (4, MAX_FRAMES)}  # frames, up to this progress
-LONG_FRAMES = 240  # of the streams of which little is left
-HARD_FRACTION = 0.3  # of streams with a moving background
+LENGTHS = {0.1: (4, 16), 0.25: (4, 40), 0.5: (4, 72), 1.0: (4, MAX_FRAMES)}  # progress -> least and most frames until then
+LONG_FRAMES = 240  # frames of a stream of which little is kept
+HARD_FRACTION = 0.3  # fraction of streams with a moving background
 TEXT_ROOM = 64  # positions kept free for a conversation
 
 
 @dataclass(slots=True)
 class Batch:
-    """B streams, padded on the right to V vision tokens (prefix included) and Q of questions; N vision tokens unpadded."""
+    """B streams, padded on the right to V vision tokens (prefix included) and Q question tokens; N vision tokens in all."""
 
-    patches: torch.Tensor  # uint8 [F, H, W, 3]: the frames that hold a kept token
-    sources: torch.Tensor  # int64 [N]: which of the F * 16 patches each vision token is
-    places: torch.Tensor  # int64 [N]: where in the flattened [B * V] it goes
+    patches: torch.Tensor  # uint8 [F, H, W, 3]: the frames with kept tokens
+    sources: torch.Tensor  # int64 [N]: each vision token's index among the F * 16 patches
+    places: torch.Tensor  # int64 [N]: each vision token's index in the flattened [B * V]
     prefix: torch.Tensor  # int64 [P]
     questions: torch.Tensor  # int64 [B, Q]
     positions: torch.Tensor  # int64 [B, V + Q]
     mask: torch.Tensor  # bool [B, 1, Q, V + Q]
-    labels: torch.Tensor  # int64 [B, Q]: the next token where it belongs to an answer, else UNKNOWN
-    evidence: torch.Tensor  # bool [B, Q, V]: the tokens that show the answer of which the next token is a word
+    labels: torch.Tensor  # int64 [B, Q]: the next token if it belongs to an answer, else UNKNOWN
+    evidence: torch.Tensor  # bool [B, Q, V]: the vision tokens that show the answer with the next token
     facts: torch.Tensor  # int64 [N, len(FACTS)]
     blocks: torch.Tensor  # int64 [B, Q]: the block of each question token, -1 for padding
-    kinds: list[list[str]]  # [B][blocks]: the kind of each block's last turn
+    kinds: list[list[str]]  # [B][blocks]: the kind of question in each block's last turn
 
     @property
     def vision_length(self) -> int:
@@ -118,25 +118,25 @@ class Batch:
 
 @dataclass(slots=True)
 class Turn:
-    """A question about one moment with its answer, and where the answer can be seen."""
+    """A question about one moment, its answer, and where the answer can be seen."""
 
     kind: str
     question: str
     answer: str
-    subject: int | None = None  # number of the object that shows the answer, if it is one
+    subject: int | None = None  # number of the object that shows the answer, if one does
     since: int = 0  # first frame that may show it
 
 
 @dataclass(slots=True)
 class QuestionBlock:
-    """Turns written as n tokens that see the frames up to `moment`."""
+    """Turns as n tokens, which attend to the frames up to `moment`."""
 
     kind: str  # of the last turn
     moment: int
     start: int  # position of the first token
     tokens: list[int]  # n
-    labels: list[int]  # n: the next token where it is learned, else UNKNOWN
-    turns: list[Turn | None]  # n: the turn whose answer the next token is a word of, if it is learned
+    labels: list[int]  # n: the next token if it is learned, else UNKNOWN
+    turns: list[Turn | None]  # n: the turn whose answer has the next token, if that is learned
 
 
 @dataclass(slots=True)
@@ -145,19 +145,19 @@ class BatchPlan:
 
     streams: int
     frames: int
-    moments: int  # asked about, per stream
-    blocks: int = 12  # of questions, per stream
+    moments: int  # per stream, to ask about
+    blocks: int = 12  # blocks of questions per stream
     talks: bool = True  # whether blocks may have earlier turns
     thinned: bool = False
     reindexed: bool = False
-    remnant: bool = False  # little left of a long stream; asked only about now
-    far: bool = False  # a gap between prefix and first frame
+    remnant: bool = False  # keeps little of a long stream; asks only about now
+    far: bool = False  # leaves a gap between prefix and first frame
 
 
 def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True, most: int = MAX_FRAMES) -> BatchPlan:
-    """Draw a plan; `progress` 0..1 through the run makes streams longer and whole ones more frequent; all, without `thin`.
+    """Draw a plan. With `progress` (0..1), streams get longer and more of them are whole. Without `thin`, all are whole.
 
-    most: frames of the longest stream.
+    most: the longest stream's length in frames.
     """
     luck = rng.random()
     if thin and luck < (0.05 if progress < 0.2 else 0.1):
@@ -178,7 +178,7 @@ def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True, mos
 def make_batch(
     seed: list[int], plan: BatchPlan, tokenizer: PreTrainedTokenizerFast, make_world: Callable[..., World] = World
 ) -> Batch:
-    """Return the batch of this seed and plan: always the same."""
+    """Return the batch that a seed and a plan determine."""
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(plan.streams):
@@ -194,7 +194,7 @@ def make_batch(
 
 
 def keep(stream: TrainingStream, moments: list[int], plan: BatchPlan, rng: np.random.Generator) -> np.ndarray:
-    """bool [T, 16], the tokens kept. The frames just before each moment stay whole, as every policy keeps them."""
+    """Choose the tokens to keep, bool [T, 16]. Frames just before each moment stay whole, as every policy keeps them."""
     shape = stream.owners.shape
     if not plan.thinned:
         return np.ones(shape, dtype=bool)
@@ -206,7 +206,7 @@ def keep(stream: TrainingStream, moments: list[int], plan: BatchPlan, rng: np.ra
 
 
 def place(kept: np.ndarray, plan: BatchPlan, rng: np.random.Generator) -> np.ndarray:
-    """int64 [N], the positions of the kept tokens, in order; the prefix is before them."""
+    """Return the positions of the kept tokens, int64 [N], in order after the prefix."""
     frames = np.nonzero(kept)[0]
     if plan.reindexed:
         cut = plan.frames - 8 if plan.remnant else int(rng.integers(plan.frames))
@@ -229,7 +229,7 @@ def ask_blocks(
     rng: np.random.Generator,
     tokenizer: PreTrainedTokenizerFast,
 ) -> list[QuestionBlock]:
-    """Return the packed blocks of one stream."""
+    """Return the packed question blocks of one stream."""
     names = [kind for kind in WEIGHTS if kind in KINDS and (is_about_now(kind) or not plan.remnant)]
     weights = np.array([WEIGHTS[name] for name in names])
     frames = np.nonzero(kept)[0]
@@ -239,7 +239,7 @@ def ask_blocks(
         moment = moments[index % len(moments)]
         start = int(positions[frames <= moment].max()) + 1
         earlier = [asked for asked in moments if asked <= moment]
-        then = moment if rng.random() < 0.7 else earlier[int(rng.integers(len(earlier)))]  # of the conversation so far
+        then = moment if rng.random() < 0.7 else earlier[int(rng.integers(len(earlier)))]  # when earlier turns were asked
         talk = int(rng.choice(3, p=(0.75, 0.15, 0.1))) if plan.talks else 0
         turns = [draw_turn(names, weights, stream.asked[then], rng) for _ in range(talk)]
         turns.append(draw_turn(names, weights, stream.asked[moment], rng))
@@ -248,7 +248,7 @@ def ask_blocks(
 
 
 def draw_turn(names: list[str], weights: np.ndarray, history: History, rng: np.random.Generator) -> Turn:
-    """Return a random question that can be asked, and its answer; occasionally it lacks its question mark."""
+    """Return a random question that has an answer, and the answer. Some questions lack their question mark."""
     while True:
         kind = str(rng.choice(names, p=weights / weights.sum()))
         if drawn := draw(kind, history, rng):
@@ -261,7 +261,7 @@ def draw_turn(names: list[str], weights: np.ndarray, history: History, rng: np.r
 def write_block(
     turns: list[Turn], moment: int, start: int, tokenizer: PreTrainedTokenizerFast, learn_all: bool = False
 ) -> QuestionBlock:
-    """Turns as tokens in the template's way, at positions from `start`; the last answer is learned, or all are."""
+    """Write turns as tokens, as the chat template does, at positions from `start`. The last answer is learned, or all are."""
     user = prefix_ids(tokenizer)[-1]
     block = QuestionBlock(turns[-1].kind, moment, start, [], [], [])
     for turn in turns:
@@ -285,7 +285,7 @@ def collate(rows: list[tuple], tokenizer: PreTrainedTokenizerFast) -> Batch:
     labels = np.full((size, asked), UNKNOWN, dtype=np.int64)
     block_of = np.full((size, asked), -1, dtype=np.int64)
     moment_of = np.full((size, asked), -1, dtype=np.int64)
-    frame_of = np.full((size, vision), 1 << 30, dtype=np.int64)  # padding is later than any moment
+    frame_of = np.full((size, vision), 1 << 30, dtype=np.int64)  # padding counts as later than any moment
     evidence = np.zeros((size, asked, vision), dtype=bool)
     patches, sources, places, facts = [], [], [], []
     held = 0  # frames in `patches` so far

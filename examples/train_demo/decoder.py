@@ -1,4 +1,4 @@
-"""The packed forward pass of the decoder, its losses, and its accuracy per kind of question on held-out streams."""
+"""Run the decoder on packed batches; compute its losses, and its accuracy by kind of question on held-out streams."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from edgevlm.runtime.taught import KINDS
 from .batch import FACTS, UNKNOWN, Batch, BatchPlan, Turn, collate, make_stream, place, write_block
 from .model import build_tokenizer, features
 
-FACT_LAYER = 3  # after this many layers, so that the last one can read the facts from the cache
+FACT_LAYER = 3  # facts are read after this many layers, so that the last layer can find them in the cache
 FACT_WEIGHT = 0.15
 EVIDENCE_WEIGHT = 1.0
 
 
 class FactHeads(nn.Module):
-    """Linear readers of what a vision token should know; dropped from the checkpoint that is shipped."""
+    """Linear heads that read what a vision token should know. The shipped checkpoint does not have them."""
 
     def __init__(self, width: int):
         super().__init__()
         self.heads = nn.ModuleList(nn.Linear(width, classes) for classes in FACTS.values())
 
     def loss(self, hidden: torch.Tensor, facts: torch.Tensor) -> torch.Tensor:
-        """hidden [N, E], facts int64 [N, len(FACTS)]; the sum of the mean losses."""
+        """Return the sum of the mean losses. hidden: [N, E]. facts: int64 [N, len(FACTS)]."""
         return sum(
             cross_entropy(head(hidden[known]), facts[known, column])
             for column, head in enumerate(self.heads)
@@ -43,8 +43,8 @@ class FactHeads(nn.Module):
 def forward(
     model: LlavaForConditionalGeneration, batch: Batch, asked_of: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns question tokens' last hidden states [B, Q, E] and vision tokens' after FACT_LAYER layers [N, E]."""
-    with torch.no_grad():  # the tower is trained before, and frozen
+    """Return the question tokens' last hidden states [B, Q, E] and the vision tokens' after FACT_LAYER layers [N, E]."""
+    with torch.no_grad():  # the tower was trained first and is frozen
         seen = features(model, batch.patches).flatten(0, 1)[batch.sources]
     decoder = model.model.language_model
     rows, vision, width = len(batch.questions), batch.vision_length, decoder.config.hidden_size
@@ -65,7 +65,7 @@ def forward(
 
 
 def loss(model: LlavaForConditionalGeneration, heads: FactHeads, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss to minimise and its part that is about answers."""
+    """Return the loss to minimise, and the part of it for answers."""
     asked_of: list[tuple[torch.Tensor, torch.Tensor]] = []
     hidden, known = forward(model, batch, asked_of)
     wanted = batch.labels != UNKNOWN
@@ -75,7 +75,7 @@ def loss(model: LlavaForConditionalGeneration, heads: FactHeads, batch: Batch) -
 
 
 def evidence_loss(query: torch.Tensor, key: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """How far the last layer's first KV head, query [B, G, Q, D] and key [B, V + Q, D], is from looking at the evidence."""
+    """Return how far a KV head's attention is from the evidence. query: [B, G, Q, D]. key: [B, V + Q, D]."""
     rows = batch.evidence.any(-1)
     scores = query @ key[:, None].transpose(-1, -2) / key.shape[-1] ** 0.5
     attended = scores.float().masked_fill(~batch.mask, float("-inf")).transpose(1, 2)[rows].log_softmax(-1)  # [n, G, V + Q]
@@ -85,7 +85,7 @@ def evidence_loss(query: torch.Tensor, key: torch.Tensor, batch: Batch) -> torch
 
 @torch.no_grad()
 def right_answers(model: LlavaForConditionalGeneration, batch: Batch) -> list[tuple[int, str, bool]]:
-    """(stream, kind, right) of every block: right if greedy decoding would write exactly the answer and its end."""
+    """Return (stream, kind, right) of each block: right if greedy decoding would give exactly the answer and its end."""
     hidden, _ = forward(model, batch)
     wrong = (model.lm_head(hidden).argmax(-1) != batch.labels) & (batch.labels != UNKNOWN)
     return [
@@ -95,7 +95,7 @@ def right_answers(model: LlavaForConditionalGeneration, batch: Batch) -> list[tu
     ]
 
 
-HELD_OUT = 1_000_000  # first word of the seeds; training uses small ones
+HELD_OUT = 1_000_000  # first word of held-out seeds; training uses small ones
 DRAWS = 2  # questions of each kind per stream, all after its last frame
 AT_ONCE = 4  # streams per batch
 
@@ -117,7 +117,7 @@ def evaluate(
 
 
 def held_out_batch(seeds: list[list[int]], frames: int, make_world: Callable[..., World] = World) -> Batch:
-    """Whole streams, with every kind asked after the last frame, DRAWS times where it can be."""
+    """Return whole streams with DRAWS questions after the last frame of each kind that can be asked."""
     tokenizer, plan = build_tokenizer(), BatchPlan(len(seeds), frames, 1)
     rows = []
     for seed in seeds:

@@ -1,9 +1,9 @@
-"""Find the heads that look at what answers a question, and tell whether that is still held, on the demo world.
+"""On the demo world, find the heads that attend to a question's evidence, and a rule for whether the evidence is still held.
 
-`python examples/train_demo/evidence.py BUNDLE --streams 16` writes them into the bundle of a model trained on the demo world.
+`python examples/train_demo/evidence.py BUNDLE --streams 16` writes both into the bundle of a model trained on the demo world.
 
 The heads are chosen under full KV. The rule is a logistic regression on each head's best and median score over the frames'
-rows and its query's length, and on how sure the answer is, under policies that keep what was asked about and that lose it.
+rows, on its query's length, and on the answer's certainty, under policies that keep the evidence and others that lose it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 
-HEADS = 2  # that are looked at
+HEADS = 2  # heads to choose
 FRAMES = 128
 KEEPS, LOSES = ("last-seen", "infinipot-v"), ("sliding-window", "uniform", "random")
 BUDGETS = (1 / 8, 1 / 16)
-MISTAKEN = 0.04  # of the questions whose evidence is held, that may be reported as no longer in memory
+MISTAKEN = 0.04  # fraction of questions with held evidence that may be reported as no longer in memory
 STEPS, RATE, DECAY = 4000, 5.0, 1e-4  # of gradient descent
 
 Float64 = NDArray[np.float64]
 
 
 def select_evidence(model: Model, streams: int, progress: Notify = lambda _: None) -> EvidenceHeads:
-    """The layer, its heads, and the rule.
+    """Find the evidence layer, its heads, and the rule.
 
-    streams: number of demo streams of ``FRAMES`` frames each, half of them for the heads.
+    streams: the number of demo streams of ``FRAMES`` frames; half of them choose the heads.
     """
     spec, words = model.bundle.decoder, seed_words("0")
     cases = [make_case(words, stream, FRAMES) for stream in range(streams)]
@@ -70,7 +70,7 @@ def select_evidence(model: Model, streams: int, progress: Notify = lambda _: Non
 
 
 def by_head(attention: QuestionAttention) -> Iterator[QuestionAttention]:
-    """Yield the attention of each head by itself."""
+    """Yield the attention of each head separately."""
     for score, length, known in attention.scores:
         for head in range(len(score)):
             one = copy(attention)
@@ -79,7 +79,7 @@ def by_head(attention: QuestionAttention) -> Iterator[QuestionAttention]:
 
 
 def with_rule(heads: EvidenceHeads, features: Float64, held: NDArray[np.bool_]) -> EvidenceHeads:
-    """Fit the rule to features ``[n, 3 x heads + 3]``; ``MISTAKEN`` of those held fall below 0. Without both kinds: no rule."""
+    """Fit the rule to features ``[n, 3 x heads + 3]``; ``MISTAKEN`` of those held fall below 0. None is fitted to one kind."""
     if held.all() or not held.any():
         return heads
     mean, spread = features.mean(0), features.std(0) + 1e-9
@@ -96,7 +96,7 @@ def with_rule(heads: EvidenceHeads, features: Float64, held: NDArray[np.bool_]) 
 
 
 class AskedQuestion(NamedTuple):
-    """A question, where it looked, and what the memory held then: bool ``[layers, kv_heads, tokens of the stream]``."""
+    """A question, its attention, and what the memory held then: bool ``[layers, kv_heads, tokens of the stream]``."""
 
     case: Case
     question: CaseQuestion
@@ -108,7 +108,7 @@ class AskedQuestion(NamedTuple):
 
 
 def _ask(model: Model, heads: EvidenceHeads, cases: Sequence[Case], policy: str, budget: int) -> Iterator[AskedQuestion]:
-    """Yield each question with evidence that was answered right, or whose evidence is gone."""
+    """Yield each question that has evidence and was answered right, or whose evidence is gone."""
     used, grid = as_calibrated(model, evidence=heads), model.bundle.vision.grid
     for case in cases:
         with Session.open(used, policy=policy, budget=budget, text_budget=TEXT_BUDGET, append=ALL, encode=ALL) as session:
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Find the evidence heads of a model of the demo world.")
     parser.add_argument("bundle")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--out", type=Path, help="write a copy; leave the bundle alone")
+    parser.add_argument("--out", type=Path, help="write a copy instead of changing the bundle")
     options = parser.parse_args()
     model = Model.load(options.bundle)
     found = select_evidence(model, options.streams, print)

@@ -1,4 +1,4 @@
-"""The demo model: tokenizer, chat template, a LlavaForConditionalGeneration of 1.3 M parameters, checkpoint."""
+"""Make the demo model: its tokenizer, chat template, LlavaForConditionalGeneration of 1.3 M parameters, and checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAD, BOS, EOS, UNK, USER, ASSISTANT, IMAGE = SPECIAL = (
     "<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>", "<image>",
 )  # fmt: skip
 
-# The clip's placeholder is there once, in the first user turn: every frame's 16 tokens go there, without separators.
+# The clip's placeholder occurs once, in the first user turn. All frames' tokens, 16 each, go there without separators.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -43,7 +43,7 @@ CHAT_TEMPLATE = (
 
 
 def words() -> list[str]:
-    """Return every word and mark of every question and answer, sorted."""
+    """Return all words and marks in questions and answers, sorted."""
     phrasings = (text for kind in KINDS.values() for text in kind.phrasings)
     texts = (*phrasings, *ANSWERS, "an")
     return sorted({word for text in texts for word in re.findall(r"\w+|\?", re.sub(r"<\w+>", "", text))})
@@ -75,10 +75,10 @@ def packed_attention(
     asked_of: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """query [B, Hq, V + Q, D], key and value [B, Hkv, V + Q, D], attention_mask bool [B, 1, Q, V + Q].
+    """Return the attention of packed rows, [B, V + Q, Hq, D], as transformers expects it.
 
-    The mask is for the last Q rows. Returns [B, V + Q, Hq, D], as transformers wants it. `asked_of`
-    collects what the first KV head is asked in each layer: its queries [B, Hq / Hkv, Q, D] and keys [B, V + Q, D].
+    query: [B, Hq, V + Q, D]. key, value: [B, Hkv, V + Q, D]. attention_mask: bool [B, 1, Q, V + Q], for the last Q rows.
+    `asked_of` collects the first KV head's queries [B, Hq / Hkv, Q, D] and keys [B, V + Q, D] in each layer.
     """
     vision = query.shape[2] - attention_mask.shape[2]
     if asked_of is not None:
@@ -93,12 +93,12 @@ def packed_attention(
 AttentionInterface.register("edgevlm_packed", packed_attention)
 
 
-PATCHES = GRID**2  # vision tokens a frame
-TRAINED_LENGTH = 2368  # largest position trained, plus one
+PATCHES = GRID**2  # vision tokens per frame
+TRAINED_LENGTH = 2368  # the largest trained position, plus one
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, size: int = SIZE) -> LlavaForConditionalGeneration:
-    """Return a freshly initialised model (torch's global seed) for frames of `size` pixels, both ways."""
+    """Return a model for frames of `size` x `size` pixels, initialised with torch's global seed."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (PAD, BOS, EOS, IMAGE)}
     vision = SiglipVisionConfig(
         hidden_size=96,
@@ -138,7 +138,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, size: int = SIZE) -> LlavaFo
 
 
 def save_model(model: LlavaForConditionalGeneration, folder: Path) -> None:
-    """Write the standard checkpoint: config, weights, tokenizer, chat template, image processor, generation config."""
+    """Write a standard checkpoint: config, weights, tokenizer, chat template, image processor, generation config."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, size = build_tokenizer(), model.config.vision_config.image_size
     model.generation_config = GenerationConfig(
@@ -156,21 +156,21 @@ def save_model(model: LlavaForConditionalGeneration, folder: Path) -> None:
 
 
 def pixels(frames: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, H, W, 3] RGB to the tower's float32 [N, 3, H, W] of -1..1."""
+    """Convert RGB frames, uint8 [N, H, W, 3], to the tower's input, float32 [N, 3, H, W] in -1..1."""
     return frames.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def features(model: LlavaForConditionalGeneration, frames: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, H, W, 3] to the tower's features before the projector, float32 [N, 16, 96]."""
+    """Return the tower's features before the projector, float32 [N, 16, 96]. frames: uint8 [N, H, W, 3]."""
     return model.model.vision_tower(pixels(frames), output_hidden_states=True).hidden_states[-1]
 
 
 def prefix_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Return what the chat template puts before the vision tokens."""
+    """Return the tokens that the chat template puts before the vision tokens."""
     return tokenizer.convert_tokens_to_ids([BOS, USER])
 
 
 def turn_ids(tokenizer: PreTrainedTokenizerFast, question: str, answer: str) -> tuple[list[int], list[int]]:
-    """A turn as the template writes it after its <user>: (question and <assistant>, answer and <eos>)."""
+    """Return a turn's tokens after <user>, as the chat template writes them: (question and <assistant>, answer and <eos>)."""
     asked = tokenizer.encode(question, add_special_tokens=False) + tokenizer.convert_tokens_to_ids([ASSISTANT])
     return asked, [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]

@@ -1,4 +1,4 @@
-"""Muon in float32: torch.optim.Muon multiplies in bfloat16, which a processor without it emulates, ten times slower."""
+"""Muon in float32. torch.optim.Muon multiplies in bfloat16, which some processors only emulate, ten times slower."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import torch
 
-STEPS, COEFFICIENTS = 5, (3.4445, -4.775, 2.0315)  # of the Newton-Schulz iteration
+STEPS, COEFFICIENTS = 5, (3.4445, -4.775, 2.0315)  # for the Newton-Schulz iteration
 MOMENTUM = 0.95
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices; as torch.optim.Muon with Nesterov momentum and ``adjust_lr_fn="match_rms_adamw"``."""
+    """An optimizer of matrices, like torch.optim.Muon with Nesterov momentum and ``adjust_lr_fn="match_rms_adamw"``."""
 
     def __init__(self, matrices: Iterable[torch.Tensor], lr: float, weight_decay: float = 0.01) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Its singular vectors, with singular values of about one."""
+    """Return a matrix with the same singular vectors and singular values of about one."""
     a, b, c = COEFFICIENTS
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide = wide / wide.norm().clamp(min=1e-7)

@@ -1,10 +1,10 @@
-"""A second world, cut from photographs: other pictures, other motion, other light than the demo's; the questions are the same.
+"""A second world, cut from photographs. Its pictures, motion and light differ from the demo's; its questions are the same.
 
-A frame is uint8 [84, 84, 3] RGB, a 4x4 grid of 21-pixel patches. A shape's word names a photographed thing here (THINGS), a
-colour's word its tint. A thing wanders about its patch, turns, swells, shrinks and occasionally goes to another patch of its
-quadrant, where no other thing is; it may cover four patches, and wires hide up to half of it. Behind is a photograph with
-pieces of others on it, which pans, shakes and is cut to another; light swells, is switched, and falls from one side. All of it
-comes from photos.jpg; the backgrounds that training sees are not those of held-out streams (``unseen``), the things are.
+A frame is uint8 [84, 84, 3] RGB, a 4x4 grid of 21-pixel patches. A shape's word names a photographed thing (THINGS), and a
+colour's word its tint. A thing wanders about its patch, turns, grows, shrinks and occasionally moves to another patch of its
+quadrant, where no other thing is. It may cover four patches, and wires hide up to half of it. The background is a photograph
+with pieces of others on it, which pans, shakes and cuts to another. The light swells, switches, and falls from one side. All
+pictures come from photos.jpg. Held-out streams (``unseen``) show the same things as training, before different backgrounds.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 from edgevlm.calib.demo.world import GRID, MAX_PRESENT, Thing, World
 
 THINGS = ("shuttle", "coin", "head", "cat", "photographer", "cup", "horse", "helmet")
-"""What is shown where a question says square, circle, triangle, diamond, cross, ring, heart and star."""
+"""The things that square, circle, triangle, diamond, cross, ring, heart and star stand for in questions."""
 
 ATLAS = Path(__file__).with_name("photos.jpg")
-SIZE = 84  # pixels, both ways
+SIZE = 84  # pixels along each side
 CELL = SIZE // GRID
 HALF = SIZE // 2
 GROUND, THING = 128, 40  # pixels of a background and of a thing in the atlas
 GROUNDS = 10
-BOX = 28  # pixels of the square that a thing is drawn in
+BOX = 28  # side in pixels of the square that a thing is drawn in
 SIDES = (16.0, 21.0)  # pixels of a thing's longer side
-TILT = 0.3  # radians that a thing is turned, either way
-LEASH = 3.0  # pixels that a thing wanders from the middle of its patch, either way
-DASH = 7.0  # pixels a frame, on its way to another
-CUT_RATE = 1 / 40  # of the background, per frame
-SWITCH_RATE = 1 / 30  # of the light, per frame
-OWNED = 0.4  # of a thing's visible pixels in a patch make the patch its own; so does the most of them
+TILT = 0.3  # most radians by which a thing is turned, either way
+LEASH = 3.0  # most pixels that a thing wanders from its patch's centre, either way
+DASH = 7.0  # most pixels per frame on the way to another patch
+CUT_RATE = 1 / 40  # probability per frame that the background changes
+SWITCH_RATE = 1 / 30  # probability per frame that the light changes
+OWNED = 0.4  # a thing owns the patches with this fraction of its visible pixels, and the one with the most
 
 _TINTS = np.array(
     [
@@ -52,35 +52,35 @@ _TINTS = np.array(
 
 _Y, _X = np.mgrid[:BOX, :BOX].astype(np.float32) - (BOX - 1) / 2
 _RAMP = np.linspace(-1, 1, SIZE, dtype=np.float32)
-_GRAIN = np.random.default_rng(0).integers(-9, 10, 1 << 18).astype(np.float32)  # a frame's noise is a stretch of it
+_GRAIN = np.random.default_rng(0).integers(-9, 10, 1 << 18).astype(np.float32)  # each frame's noise is a section of this
 
 
 @dataclass(slots=True)
 class Pose:
-    """Where a thing is, in pixels (down, right), and how it is drawn."""
+    """A thing's place, in pixels (down, right), and how it is drawn."""
 
     centre: NDArray[np.float64]
-    home: NDArray[np.float64]  # the centre of its patch, about which it wanders
+    home: NDArray[np.float64]  # its patch's centre, about which it wanders
     angle: float  # radians
     side: float  # pixels
     tint: NDArray[np.float32]
-    flip: int  # 1, or -1 for its mirror image
+    flip: int  # 1, or -1 for the mirror image
 
 
 @dataclass(slots=True)
 class Backdrop:
-    """A background and objects in front of it. ground: float32 ``[3, 2G + 84, 2G + 84]``; the camera sees a window of it."""
+    """A background and the wires before it. ground: float32 ``[3, 2G + 84, 2G + 84]``, of which the camera sees a window."""
 
     ground: NDArray[np.float32]
-    wires: NDArray[np.bool_]  # [84, 84]: what hides what is behind it
-    wire: NDArray[np.float32]  # [3, 84, 84]
-    corner: NDArray[np.float64]  # of the window
-    pan: NDArray[np.float64]  # pixels a frame
+    wires: NDArray[np.bool_]  # [84, 84]: where a wire hides what is behind it
+    wire: NDArray[np.float32]  # [3, 84, 84]: the wires' pixels
+    corner: NDArray[np.float64]  # the window's, in pixels
+    pan: NDArray[np.float64]  # pixels per frame
     shake: float
 
 
 class PhotoWorld(World):
-    """An endless stream of photographed things; ``unseen``: before backgrounds that training never shows."""
+    """An endless stream of photographed things. ``unseen``: show backgrounds that training never shows."""
 
     size = SIZE
 
@@ -92,18 +92,18 @@ class PhotoWorld(World):
         self._poses: dict[int, Pose] = {}
         self._shown = np.full(GRID * GRID, -1, dtype=np.int32)
         self.visible: dict[int, float] = {}
-        """The part of each thing's pixels in the newest frame that nothing hides."""
+        """The fraction of each thing's pixels that is visible in the newest frame."""
         self._backdrop = self._new_backdrop()
         self._lamp, self._phase, self._side = 1.0, float(self._rng.uniform(0, 6)), self._rng.normal(0, 0.2, 2)
         self._cast = self._rng.uniform(0.95, 1.05, 3).astype(np.float32)
 
     @property
     def owners(self) -> NDArray[np.int32]:
-        """int32 [16]: the thing that shows in each patch of the newest frame, row-major; -1 where none does, or too little."""
+        """The thing that each patch of the newest frame shows, int32 [16], row-major; -1 for none or too little of one."""
         return self._shown
 
     def step(self) -> NDArray[np.uint8]:
-        """Move the world on and return its next frame, uint8 [84, 84, 3] RGB."""
+        """Advance the world and return its next frame, uint8 [84, 84, 3] RGB."""
         self.skip()
         return self._render()
 
@@ -117,7 +117,7 @@ class PhotoWorld(World):
         self.history.things = [thing for thing in self.history.things if self._remembered(thing)]
 
     def _free_cells(self) -> list[int]:
-        """Return those of quadrants without a thing."""
+        """Return the patches of quadrants without a thing."""
         taken = {thing.quadrant for thing in self.history.present}
         return [cell for cell in range(GRID * GRID) if cell // GRID // 2 * 2 + cell % GRID // 2 not in taken]
 
@@ -134,7 +134,7 @@ class PhotoWorld(World):
         return thing
 
     def _hop(self, thing: Thing) -> None:
-        """On its way to another patch of its quadrant, in about three frames."""
+        """Send a thing to another patch of its quadrant, which takes about three frames."""
         row, column = thing.quadrant // 2 * 2, thing.quadrant % 2 * 2
         cells = [(row + down) * GRID + column + right for down in (0, 1) for right in (0, 1)]
         self._poses[thing.number].home = _middle(self._pick([cell for cell in cells if cell != thing.cell]))
@@ -160,7 +160,7 @@ class PhotoWorld(World):
     def _new_backdrop(self) -> Backdrop:
         rng, grounds = self._rng, _atlas()[0][self._part]
         ground = _mirrored(grounds[rng.integers(GROUNDS)])
-        for _ in range(rng.integers(8, 17)):  # clutter: pieces of other photographs, as large as things
+        for _ in range(rng.integers(8, 17)):  # clutter: thing-sized pieces of other photographs
             piece, at, rim = grounds[rng.integers(GROUNDS)], rng.integers(0, 2 * GROUND - BOX, 2), rng.uniform(0.6, 1.4, 3)
             mask = (_X * rim[0]) ** 2 + (_Y * rim[1]) ** 2 + 8 * _X * np.sin(_Y * rim[2] / 5) < rng.uniform(5, 12) ** 2
             top, left = rng.integers(0, GROUND - BOX, 2)
@@ -200,7 +200,7 @@ class PhotoWorld(World):
             plain = np.zeros((SIZE, SIZE), bool)
             plain[here] = mask[inside] & ~backdrop.wires[here]
             if plain.sum() < mask[inside].sum() / 2:
-                plain[here] = mask[inside]  # it passes before the wires that would hide it
+                plain[here] = mask[inside]  # the thing passes before wires that would hide it
             painted = (0.45 + 0.55 * grey[inside]) * pose.tint[:, None, None]
             np.copyto(frame[:, here[0], here[1]], painted, where=plain[here])
             shown[place] = plain.reshape(GRID, CELL, GRID, CELL).sum((1, 3)).reshape(-1)
@@ -220,12 +220,12 @@ class PhotoWorld(World):
 
 
 def _middle(cell: int) -> NDArray[np.float64]:
-    """Return position of a patch, in pixels (down, right)."""
+    """Return a patch's centre, in pixels (down, right)."""
     return (np.array(divmod(cell, GRID)) + 0.5) * CELL
 
 
 def _drawn(shape: int, pose: Pose) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Return a thing's grey levels, float32 of 0..1, and its mask, both ``[BOX, BOX]``."""
+    """Return a thing's grey levels, float32 in 0..1, and its mask, both ``[BOX, BOX]``."""
     scale = THING / pose.side
     cos, sin = scale * np.cos(pose.angle), scale * np.sin(pose.angle)
     middle = (THING - 1) / 2
@@ -238,14 +238,14 @@ def _drawn(shape: int, pose: Pose) -> tuple[NDArray[np.float32], NDArray[np.bool
 
 
 def _mirrored(ground: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Twice as large both ways, without seams where it is repeated."""
+    """Mirror a picture to twice its height and width, so that it repeats without seams."""
     wide = np.concatenate([ground, ground[..., ::-1]], axis=2)
     return np.concatenate([wide, wide[:, ::-1]], axis=1)
 
 
 @cache
 def _atlas() -> tuple[NDArray[np.float32], tuple[NDArray[np.float32], NDArray[np.bool_]]]:
-    """Return backgrounds, float32 ``[2, 10, 3, G, G]`` RGB, training's and the unseen; and things' grey levels and masks."""
+    """Return the training and unseen backgrounds, float32 ``[2, 10, 3, G, G]`` RGB, and the things' grey levels and masks."""
     import cv2
 
     picture = np.asarray(cv2.imread(str(ATLAS)))[..., ::-1]

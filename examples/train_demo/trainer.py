@@ -1,4 +1,4 @@
-"""The training run: vision, then the decoder, for a number of minutes of processor time, resumable at any checkpoint."""
+"""Train the vision tower and then the decoder, for given minutes of processor time. A run can resume at any checkpoint."""
 
 import os
 import shutil
@@ -22,27 +22,26 @@ from .photo_world import PhotoWorld
 from .vision import pretrain_vision
 
 MUON_RATE, ADAM_RATE = 4e-3, 2e-3
-WARMUP = 50  # steps
+WARMUP = 50  # warm-up steps
 WORLDS: dict[str, tuple[type[World], Callable[..., World]]] = {
     "demo": (World, World),
     "photo": (PhotoWorld, partial(PhotoWorld, unseen=True)),
 }
-"""The settings that make a run's streams, held-out ones included."""
-DECAY = 0.6  # the last part of the run, in which the rates fall linearly
+"""World -> what makes its training streams and its held-out streams."""
+DECAY = 0.6  # the learning rates fall linearly over this last part of the run
 
 
 @dataclass(slots=True)
 class TrainSettings:
-    out: Path  # gets state.pt and checkpoint/
-    minutes: float  # of processor time, of the whole run, the vision tower's included
+    out: Path  # folder for state.pt and checkpoint/
+    minutes: float  # processor time of the whole run, including the vision tower
     seed: int = 0
-    bf16: bool = False  # multiply in bfloat16: faster where the processor can
-    thin: bool = True  # show some streams as a compressed memory holds them
+    bf16: bool = False  # multiply in bfloat16 thin: bool = True  # show some streams as a compressed memory holds them
     vision_minutes: float = 2.0
     world: str = "demo"  # one of WORLDS
-    most: int = MAX_FRAMES  # frames of the longest stream
-    save_every: float = 3.0  # minutes by the clock
-    evaluate_every: float = 8.0  # minutes by the clock
+    most: int = MAX_FRAMES  # the longest stream's frames
+    save_every: float = 3.0  # minutes of wall-clock time
+    evaluate_every: float = 8.0  # minutes of wall-clock time
 
     def __post_init__(self) -> None:
         if not 0 < self.vision_minutes < self.minutes:
@@ -50,15 +49,15 @@ class TrainSettings:
 
 
 class Trainer:
-    """Everything that a checkpoint holds, and one optimiser step at a time."""
+    """The state that a checkpoint saves, and the optimiser step that changes it."""
 
     def __init__(self, seed: int, bf16: bool = False, world: str = "demo"):
         torch.manual_seed(seed)
-        self.bf16 = bf16  # multiply in bfloat16: faster where the processor can
+        self.bf16 = bf16
         self.seed = seed
         self.world = world
         self.make_world, self.make_held_out = WORLDS[world]
-        self.steps = 0  # of the decoder
+        self.steps = 0  # of the decoder so far
         self.elapsed = 0.0  # seconds of processor time, over all runs
         self.tokenizer = build_tokenizer()
         self.model = build_model(self.tokenizer, WORLDS[world][0].size)
@@ -77,7 +76,7 @@ class Trainer:
         )
 
     def step(self, progress: float, thin: bool = True, most: int = MAX_FRAMES) -> float:
-        """Take one step; return the loss on answers. The batch depends on seed, number of the step and progress only."""
+        """Take one step and return the loss on answers. Only seed, step number and progress determine the batch."""
         scale = min(1.0, (self.steps + 1) / WARMUP) * min(1.0, max(0.02, (1 - progress) / DECAY))
         for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE), strict=True):
             optimizer.param_groups[0]["lr"] = rate * scale
@@ -95,7 +94,7 @@ class Trainer:
         return answers.item()
 
     def save(self, path: Path) -> None:
-        """Write the state atomically."""
+        """Save the state atomically."""
         state = {
             "seed": self.seed,
             "world": self.world,
@@ -121,7 +120,7 @@ class Trainer:
 
 
 def train(settings: TrainSettings, resume: bool = False) -> None:
-    """Run to the end of `settings.minutes`, counted over all runs. What else the machine does changes nothing but when."""
+    """Train for `settings.minutes` of processor time over all runs, so the machine's other work only delays the end."""
     state = settings.out / "state.pt"
     settings.out.mkdir(parents=True, exist_ok=True)
     going_on = resume and state.exists()

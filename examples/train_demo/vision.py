@@ -1,7 +1,7 @@
-"""Pretraining of vision tower and projector: each patch's colour, shape and quadrant, in the last one the objects' number.
+"""Pretrain vision tower and projector to show each patch's colour, shape and quadrant, and the number of objects in the last.
 
-The tower then stays frozen: what the projected patches do not show by well separated directions, the decoder learns late
-or never (a tower trained without the quadrants forgot them).
+The tower is frozen afterwards. What its projected patches do not show in well separated directions, the decoder learns late or
+never; a tower trained without quadrants forgot them.
 """
 
 import time
@@ -21,14 +21,14 @@ from .model import PATCHES, features
 from .muon import Muon
 
 QUADRANT_OF = np.add.outer(np.arange(GRID) // 2 * 2, np.arange(GRID) // 2).reshape(-1)  # int64 [16]
-EMPTY = 8  # the class of a patch without an object
-FRAMES = 128  # per step
+EMPTY = 8  # class of patches without an object
+FRAMES = 128  # frames per step
 RATE = 2e-3
-SHARPNESS = 16.0  # of the heads' softmax over cosines
+SHARPNESS = 16.0  # scales the cosines in the heads' softmax
 
 
 class CosineHead(nn.Module):
-    """Logits from the cosines of [..., E] with one direction per class, so that only well separated classes differ."""
+    """A head whose logits are cosines with one direction per class, so that only well separated classes differ."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()
@@ -39,7 +39,7 @@ class CosineHead(nn.Module):
 
 
 class PatchHeads(nn.Module):
-    """Readers of what a projected patch should show; dropped after the pretraining."""
+    """Heads that read what a projected patch should show. They are dropped after pretraining."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -49,21 +49,22 @@ class PatchHeads(nn.Module):
         self.present = CosineHead(width, 4)
 
     def loss(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """tokens [F, 16, E], labels int64 [F, 16, 4]; the loss, and the fraction of objects and counts told right."""
+        """Return the loss, and the fraction of right objects and counts. tokens: [F, 16, E]. labels: int64 [F, 16, 4]."""
         color, shape, quadrant, present = labels.unbind(-1)
         told = {"color": self.color(tokens), "shape": self.shape(tokens), "quadrant": self.quadrant(tokens)}
         count = self.present(tokens[:, -1])
         held = color != EMPTY
         total = cross_entropy(count, present[:, -1])
         for logits, classes in zip(told.values(), (color, shape, quadrant), strict=True):
-            # a half for the few objects, a half for the many empty patches
+            # the few objects weigh as much as the many empty patches
             total = total + cross_entropy(logits[held], classes[held]) + cross_entropy(logits[~held], classes[~held])
         right = torch.stack([told["color"].argmax(-1) == color, told["shape"].argmax(-1) == shape]).all(0)[held]
         return total, torch.cat([right, count.argmax(-1) == present[:, -1]]).float().mean()
 
 
 def make_frames(seed: list[int], make_world: Callable[..., World] = World) -> tuple[torch.Tensor, torch.Tensor]:
-    """Busy frames, uint8 [F, H, W, 3], and int64 [F, 16, 4]: colour and shape or EMPTY, quadrant, objects present."""
+    """Return busy frames, uint8 [F, H, W, 3], and labels, int64 [F, 16, 4]: colour, shape (or EMPTY), quadrant, object
+    count."""
     frames, labels = [], []
     for stream in range(FRAMES // 16):
         world = make_world([*seed, stream], event_rate=1.0, hard=stream % 2 == 0)
@@ -87,7 +88,7 @@ def pretrain_vision(
     report: Notify,
     make_world: Callable[..., World] = World,
 ) -> float:
-    """Train the tower for `minutes` of processor time; returns the accuracy over the last steps."""
+    """Train the tower for `minutes` of processor time; return the accuracy over the last steps."""
     tower, projector = model.model.vision_tower, model.model.multi_modal_projector
     heads = PatchHeads(model.config.text_config.hidden_size)
     trained = [*tower.parameters(), *projector.parameters(), *heads.parameters()]
