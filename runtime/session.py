@@ -1,4 +1,4 @@
-"""A session: watch frames, ask questions, from one thread or several."""
+"""A session that watches frames and answers questions."""
 
 from __future__ import annotations
 
@@ -46,16 +46,17 @@ from edgevlm.runtime.taught import never_taught, parse
 from edgevlm.runtime.time_window import TimeWindow
 
 T = TypeVar("T")
-ROUND_S = 0.5  # that questions of watches may hold up frames at once
-KNOWN_QUESTIONS = 256  # with choices, whose tokens are kept
+ROUND_S = 0.5  # how long one round of watches' questions may hold up frames
+KNOWN_QUESTIONS = 256  # how many questions with choices are kept tokenised
 
 
 @dataclass(eq=False)
 class SessionMemory:
-    """The part of a session that a snapshot holds, and the reasons of ``auto``; replaced as a whole.
+    """The part of a session that a snapshot holds, and why ``auto`` chose the policy; always replaced as a whole.
 
-    frames: number watched. chunks: number appended. time_s: the stream's time at the newest frame. asked: number of questions.
-    resumed: frames from a snapshot. started: when this process watched its first frame.
+    frames: the number of frames watched. chunks: the number of chunks appended. time_s: the stream's time at the newest frame.
+    asked: the number of questions. resumed: the number of frames from a snapshot. started: when this process watched its first
+    frame.
     """
 
     stream: Stream
@@ -71,12 +72,12 @@ class SessionMemory:
 
     @property
     def fps(self) -> float:
-        """Frames a second since this process watched its first."""
+        """The frames per second since this process watched its first frame."""
         elapsed = time.perf_counter() - self.started if self.started else 0.0
         return (self.frames - self.resumed) / elapsed if elapsed else 0.0
 
     def capture(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """Return a header and views of the session's arrays, to be copied before anything changes."""
+        """Return a snapshot's header and views of the session's arrays, which must be copied before the session changes."""
         numbers, held = self.stream.state()
         counts, waiting = self.chunk.state()
         turns = {name: list(of) for name, of in self.conversations.turns.items()}
@@ -84,7 +85,7 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`capture` returned. Raises any error if it does not fit; the object is then unusable."""
+        """Restore what :meth:`capture` returned. Raises any exception if it does not fit; this object is then unusable."""
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]
@@ -94,10 +95,10 @@ class SessionMemory:
 
 
 class HeldFrames(NamedTuple):
-    """The frames that have tokens in the memory, oldest first, ``[k]`` of each.
+    """The frames that have tokens in the memory, oldest first, as arrays ``[k]``.
 
-    number: number of a frame, from 0, or of a group of frames that the tower merges. seconds: the time it was seen. tokens: its
-    tokens in the layer and KV head that hold the most.
+    number: the number of each frame, from 0, or of each group of frames that the tower merges. seconds: when the frame was
+    seen. tokens: how many of its tokens are in the layer and KV head that hold the most of them.
     """
 
     number: NDArray[np.int64]
@@ -106,11 +107,11 @@ class HeldFrames(NamedTuple):
 
 
 class CallerError(Exception):
-    """A caller's ``logits_processor`` failed, or its result cannot be drawn from; see the cause."""
+    """Raised if a caller's ``logits_processor`` fails or no token can be drawn from its result; see the cause."""
 
 
 class Session:
-    """One stream within a fixed memory budget: watch its frames, ask about them.
+    """A session that watches one stream within a fixed memory budget and answers questions about it.
 
     For example::
 
@@ -122,26 +123,26 @@ class Session:
             session.save                                    # (folder): Session.open(state=folder) continues from it
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
-    Any thread of the process that opened it may call any method, and none of a process forked from that. The model's own thread
-    does the work (``model.scheduler``), questions first. A question starts at the next chunk boundary or earlier. It sees every
-    frame watched before it and none after, because ``watch`` waits while a question is open. The memory afterwards is as if the
-    question had not been asked, in the middle of a chunk too.
+    Any thread of the process that opened the session may call any method; a forked process may not. The model's own thread
+    (``model.scheduler``) does the work, questions first. A question starts at the next chunk boundary or earlier. It sees every
+    frame watched before it and none after, because ``watch`` waits while a question is open. A question leaves the memory as if
+    it had not been asked, even in the middle of a chunk.
 
-    Attributes: ``model``; ``text_budget``; ``notify``, called with each notice, one line, by default the logger ``edgevlm``;
-    ``rate``, intended frames a second, by which sessions on one model share its time; ``cache`` and ``store``, to read while
-    the session is idle.
+    ``notify`` is called with each one-line notice; by default, notices go to the logger ``edgevlm``. ``rate`` is the intended
+    frames per second; the sessions of a model share its time in proportion to their rates. ``cache`` and ``store`` may be read
+    while the session is idle.
     """
 
     def __init__(
         self, model: Model, settings: SessionSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None, bgr: bool
     ) -> None:
-        """Build the session on the model's thread; use :meth:`open` instead."""
+        """Build the session on the model's thread; callers use :meth:`open` instead."""
         self.model, self.text_budget, self.rate = model, text, 1 / PERIOD_S
         self.notify: Notify = logging.getLogger("edgevlm").warning
         self._settings, self._chat, self._writer = settings, chat, writer
         self._preprocess = Preprocessor(model.bundle.vision, bgr=bgr)
-        self._asking = threading.Lock()  # over the two that follow
-        self._answers: list[Answer] = []  # those not finished are among them
+        self._asking = threading.Lock()  # guards the next two attributes
+        self._answers: list[Answer] = []  # includes all unfinished answers
         self._standing: list[StandingQuestion] = []
         self._closed = self._reading = False
         self._ttft_ms = self._tpot_ms = 0.0
@@ -161,7 +162,7 @@ class Session:
             raise
 
     def _empty_memory(self) -> SessionMemory:
-        """Allocate the memory of a stream before its first frame."""
+        """Allocate the empty memory of a new stream."""
         settings, model = self._settings, self.model
         encoder = open_encoder(settings, model, self._writer)
         stream, why = open_stream(settings, model, self._chat, self.text_budget, self._writer)
@@ -176,7 +177,7 @@ class Session:
         return SessionMemory(stream, chunk, Conversations(self._chat, text.conversation, most), why)
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """Continue from ``snapshot``. If it does not fit, raises SnapshotError and empties the session again."""
+        """Continue from ``snapshot``. If it does not fit, empties the session again and raises SnapshotError."""
         try:
             restore(snapshot, self._memory.restore)
             self._memory.resumed = self._memory.frames
@@ -184,7 +185,7 @@ class Session:
         except SnapshotError as error:
             refused = type(error)(str(error))
         self._stream.close()
-        del self._memory  # before the next is allocated
+        del self._memory  # freed before the new one is allocated
         self._memory = self._empty_memory()
         raise refused
 
@@ -202,37 +203,36 @@ class Session:
         frame_size: tuple[int, int] | None = None,
         **fields: Any,
     ) -> Session:
-        """Allocate the memory of one stream and append the prefix.
+        """Open a session: allocate the memory of one stream and append the prefix.
 
-        model: ``demo``, a bundle's or a checkpoint's directory, ``ORG/NAME[@revision]`` of the hub, or a loaded model, which is
-        not closed with the session. A checkpoint is exported and a model of the hub downloaded once.
-        settings, fields: :class:`~edgevlm.runtime.settings.SessionSettings`, or keywords in place of its fields::
+        model: ``demo``, the directory of a bundle or a checkpoint, a hub model ``ORG/NAME[@revision]``, or a loaded model,
+        which is not closed with the session. A checkpoint is exported once, and a hub model is downloaded once.
+        settings, fields: :class:`~edgevlm.runtime.settings.SessionSettings`, or keywords that replace its fields::
 
             policy       ``name`` or ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this
                          session only), or ``auto``, the best one measured on this model
             budget       vision tokens per layer (|M|), a number or text like "6k"; for ``full`` the declared capacity
-            chunk        frames encoded and appended at once, 8
+            chunk        frames encoded and appended at once, by default 8
             reindexing   when kept positions are made dense, ``lazy`` or ``eager``
-            append       ``all`` tokens of each frame, or only those that ``changed[:tau=T,refresh=N,present=N]`` since they
-                         were last appended at their patch; every question then sees the newest frame, or the newest N,
-                         whole. ``auto``: ``changed``, unless calibration chose whole frames or the policy needs them
+            append       ``all`` tokens of each frame, or only those that ``changed[:tau=T,refresh=N,present=N]`` since their
+                         patch was last appended; every question then sees the newest frame, or the newest N, whole.
+                         ``auto``: ``changed``, unless calibration chose whole frames or the policy needs them
             encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they
                          were last encoded, with the whole frame every K frames. ``auto``: as calibrated, else ``changed``
-            store_bytes, host_bytes  limits of the file and the host memory that a retrieval policy keeps, like "8G"
-            max_question_tokens  maximum length of a question with its conversation, 8192. Memory for it is allocated when the
-                         question comes, within the model's positions; ignored with a ``text_budget``
+            store_bytes, host_bytes  limits of a retrieval policy's file and host memory, like "8G"
+            max_question_tokens  maximum length of a question with its conversation, by default 8192; its memory is allocated
+                         when it is asked, within the model's positions. Ignored if ``text_budget`` is given
 
         state: a directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session.
-        bgr: frames are BGR, as OpenCV reads them, not RGB.
-        engine: the backend that loads a model given by name.
-        system: the system prompt, instead of the chat template's own.
-        text_budget: tokens for conversation, question and answer.
-        frame_size: (height, width) of the coming frames, ``frame.shape[:2]``, for a model that keeps their aspect (Qwen's);
-        frames of another size are resized to it. By default the size of the export.
+        bgr: whether frames are BGR, as OpenCV reads them, instead of RGB. engine: the backend that loads a model given by name.
+        system: a system prompt that replaces the chat template's. text_budget: token limits for conversation, question and
+        answer. frame_size: the frames' (height, width), ``frame.shape[:2]``, for models that keep the aspect ratio (Qwen's).
+        Frames of a different size are resized to it. The default is the export's size.
 
-        Raises BundleError for a model that cannot be loaded; UserError for invalid settings or prompt, for a budget or chunk
-        that is less than a frame, exceeds the model's positions or does not fit in the free memory, for a state that is another
-        session's, in use, or not writable, and for store limits with a policy without a store.
+        Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt, and for a
+        budget or chunk that is smaller than a frame, exceeds the model's positions or does not fit in the free memory. Also
+        raises UserError for a state that cannot be written, is in use or belongs to a different session, and for store limits
+        with a policy that has no store.
         """
         settings = SessionSettings.checked(settings, **fields)
         writer = SnapshotWriter(state) if isinstance(state, str | Path) else state
@@ -250,7 +250,7 @@ class Session:
             if writer is not None:
                 writer.start()
         except BaseException:
-            if opening is not None and not opening.cancel():  # after an interrupt: what is being opened is closed again
+            if opening is not None and not opening.cancel():  # after an interrupt, close the session once it is open
                 opening.add_done_callback(_close_opened)
             if writer is not None:
                 writer.close()
@@ -263,17 +263,17 @@ class Session:
     def prepare(self, frame: NDArray[np.uint8]) -> Pixels:
         """Resize and normalise a frame, uint8 ``[H, W, 3]``, ahead of :meth:`watch`, in the calling thread.
 
-        Raises UserError for anything that is not such a frame.
+        Raises UserError for a wrong shape or dtype.
         """
         return Pixels(self._preprocess(frame), (frame.shape[0], frame.shape[1]))
 
     def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
-        """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (by default its number, from
-        0).
+        """Watch one frame, uint8 RGB ``[H, W, 3]``, or one from :meth:`prepare`.
 
-        It may come from :meth:`prepare`. Every ``chunk`` frames are encoded and appended. Waits while a question is being
-        answered. After an interrupt the frame is either absent or complete. Raises UserError for anything that is not such a
-        frame, for one earlier than the newest, when a policy that never compresses is full, and after :meth:`close`.
+        timestamp: when the frame was seen, in seconds of the stream; by default the frame's number, from 0. Frames are encoded
+        and appended ``chunk`` at a time. Waits while a question is being answered. After an interrupt, the frame is either
+        absent or complete. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest, if the memory of a
+        policy that never compresses is full, and after :meth:`close`.
         """
         pixels = self._pixels(frame)
         if timestamp is not None:
@@ -295,16 +295,16 @@ class Session:
         self._run(self._skip_to, timestamp)
 
     def flush(self) -> None:
-        """Append the frames of a chunk that is not full. Raises UserError as :meth:`watch` does."""
+        """Append the waiting frames without waiting for a full chunk. Raises UserError as :meth:`watch` does."""
         self._run(self._append_chunk)
 
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run ``work`` on the model's thread, in turn, and wait for it."""
+        """Run ``work`` on the model's thread when it is this session's turn, and return its result."""
         self._check_open()
         return self.model.scheduler.run(self, self._step, work, *arguments, period=1 / self.rate)
 
     def _step(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do ``work`` on the model's thread, blame errors on their source, and update the stats."""
+        """Do ``work`` on the model's thread and update the stats; errors name the engine or policy that caused them."""
         self._check_open()
         self._check_memory()
         memory, chunks = self._memory, self._memory.chunks
@@ -361,7 +361,7 @@ class Session:
             self._memory.chunks += 1
 
     def _append_pieces(self, *, complete: bool = True) -> None:
-        """Append the chunk's frames, or only ``complete`` pieces, as at the chunk's end."""
+        """Append the chunk's frames. complete: append only the pieces that frames still to come cannot change."""
         chunk = self._chunk
         try:
             if chunk.taken:
@@ -374,7 +374,7 @@ class Session:
     def check(self, question: str | Dialogue, choices: Sequence[str] = ()) -> None:
         """Raise UserError if ``question`` is longer than its budget, holds the video's placeholder, or is not Unicode.
 
-        choices: also raise it for choices that :meth:`classify` cannot distinguish.
+        choices: raise UserError for choices that :meth:`classify` cannot distinguish, too.
         """
         if choices:
             self._classifier(str(question), choices)
@@ -387,7 +387,7 @@ class Session:
         return tokens
 
     def most_pictures(self, question: str | Dialogue) -> int:
-        """Return how many pictures fit beside a question. Raises UserError as :meth:`check` does."""
+        """Return how many pictures can accompany a question. Raises UserError as :meth:`check` does."""
         tokens, text, frame = (
             self._check_length(question, self.max_question_tokens),
             self.text_budget,
@@ -417,27 +417,27 @@ class Session:
         since: float | None = None,
         until: float | None = None,
     ) -> Answer:
-        """Ask about everything watched so far. Returns at once: print the answer, or iterate it for its text as it comes.
+        """Ask about everything watched so far. Returns at once: print the answer, or iterate over its growing text.
 
-        The memory afterwards is what it was before; docs/guide/asking.md has the one exception, "What a question changes".
-        question: a text, or a conversation of the caller's own, with tools and their results (:class:`Dialogue`).
-        conversation: the turns to continue from and to add this one to. history: turns of the caller's own in its place,
-        (question, answer), oldest first. max_tokens: length limit of the answer, by default its whole budget.
-        Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, top_k the
-        likeliest k, min_p those with at least that fraction of the highest probability, and seed, 0 or more, fixes the draws.
-        repetition_penalty: for tokens in prompt and answer, 1 for none, by default the model's (generation_config.json).
-        presence_penalty, frequency_penalty: OpenAI's, over the tokens of the answer. ``choices`` are drawn without any of them.
-        logprobs: record each token's log-probability before penalties and temperature, and those of this many likeliest tokens.
-        choices: the answer is one of these texts, with the ``probabilities`` of all; max_tokens does not cut it.
-        logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
-        token is drawn from the logits that it returns; minus infinity excludes a token. ``choices`` are applied first.
-        pictures: frames for this question only, placed after the watched ones; at most :meth:`most_pictures`.
-        since, until: attend only to frames of this time, seconds of the stream.
+        A question leaves the memory unchanged; "What a question changes" in docs/guide/asking.md names the one exception.
+        question: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. conversation: the name
+        of a conversation that this turn continues and is added to. history: earlier turns (question, answer), oldest first,
+        instead of a named conversation. max_tokens: the answer's maximum length, by default the whole budget for answers.
+        Decoding is greedy unless ``temperature`` > 0. Then top_p keeps the smallest set of tokens whose probability reaches it,
+        top_k the likeliest k, and min_p those with at least that fraction of the highest probability; seed, 0 or more, fixes
+        the draws. repetition_penalty: a penalty for tokens of the prompt and the answer; 1 means none, and the default is the
+        model's (generation_config.json). presence_penalty, frequency_penalty: OpenAI's penalties for tokens of the answer.
+        ``choices`` are drawn without any penalty. logprobs: record each token's log-probability before penalties and
+        temperature, and those of this many likeliest tokens. choices: answer with one of these texts, uncut by max_tokens, and
+        the ``probabilities`` of all. logits_processor: a function called for each token with the ids so far and the logits
+        ``[vocabulary]``, on the model's thread. The token is drawn from the logits that it returns, where minus infinity
+        excludes a token. ``choices`` replace it. pictures: frames for this question only, placed after the watched ones; at
+        most :meth:`most_pictures`. since, until: attend only to frames from this period, in seconds of the stream.
 
-        If none of them is held, reading the answer raises NothingHeld. Raises UserError for a question that is longer than its
-        budget or contains the video's placeholder, for sampling settings out of range, for choices that cannot be distinguished
-        or are longer than an answer, for too many pictures, for a time window that ends before it begins or that policy or
-        engine do not support, and after :meth:`close`.
+        If the memory holds no frame of this period, reading the answer raises NothingHeld. Raises UserError for a question that
+        is longer than its budget or contains the video's placeholder, and for sampling settings out of range. Also raises
+        UserError for choices that cannot be distinguished or are longer than an answer, for too many pictures, for a period
+        that ends before it begins or that the policy or engine does not support, and after :meth:`close`.
         """
         self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
@@ -507,7 +507,7 @@ class Session:
         pictures: Sequence[Pixels],
         window: TimeWindow | None,
     ) -> FinishReason:
-        """Answer, and remember the turn unless it was cancelled. Leaves the memory unchanged."""
+        """Generate the answer, and add the turn to its conversation unless it was cancelled. Leaves the memory unchanged."""
         model, memory = self.model, self._memory
         answer.found.queued_ms = 1e3 * (time.perf_counter() - answer._asked_at)
         answer.found.time_s, memory.asked = memory.time_s, memory.asked + 1
@@ -522,7 +522,7 @@ class Session:
         shown = [model.engine.encode(picture.values[None]) for picture in pictures]
         with ExitStack() as stack:
             before = [model.closing]
-            if text_only:  # where there is no video, the prompt continues the stream's prefix
+            if text_only:  # without video, the prompt continues the stream's prefix
                 known = zip(ids, self._chat.prefix, strict=False)
                 prefix = min(len(list(takewhile(lambda pair: pair[0] == pair[1], known))), len(ids) - 1)
                 stack.enter_context(memory.stream.truncated_prefix(prefix))
@@ -534,14 +534,14 @@ class Session:
             repetition.prompt = [*memory.stream.text_ids, *seen]
             reason = answer._generate(memory.stream, embeds, draw, choices, max_tokens, self._give_way)
         if pictures:
-            answer.found.looked = None  # it may be read from the pictures only
+            answer.found.looked = None  # the answer may come from the pictures instead of the memory
         self._ttft_ms, self._tpot_ms = answer.found.ttft_ms, answer.found.tpot_ms
         if reason != "cancelled" and conversation is not None:
             memory.conversations.add(conversation, (answer.question, answer.so_far))
         return reason
 
     def _give_way(self) -> None:
-        """Let other sessions watch frames between two pieces of a long question; take this session's frames up to a chunk."""
+        """Let other sessions watch frames between two pieces of a long question, and let this session fill its chunk."""
         self._reading = True
         try:
             self.model.scheduler.give_way(self, lambda task: task.arguments[0] == self._add_frame and self._chunk.has_place)
@@ -549,11 +549,12 @@ class Session:
             self._reading = False
 
     def classify(self, questions: Sequence[tuple[str, Sequence[str]]], *, watch: bool = False) -> list[Classified]:
-        """Return how probable each choice is as the answer to each (question, choices), about everything watched so far.
+        """Return the probability of each choice as the answer to its question, about everything watched so far.
 
-        Each question takes one decoder step without generating an answer; all share the frames of a chunk that is not full.
-        Leaves the memory unchanged. watch: run after users' questions, for WATCH_FRACTION of the model's time; answer at least
-        the first question, and stop after ROUND_S or when a user asks.
+        questions: pairs of a question and its choices. Each question takes one decoder step and generates no text. Frames of a
+        chunk that is not full are encoded once for all questions. Leaves the memory unchanged. watch: run after users'
+        questions, within WATCH_FRACTION of the model's time. A watch answers at least the first question, and stops after
+        ROUND_S or when a user asks.
 
         Raises UserError as :meth:`ask` does, and for choices that start with the same token.
         """
@@ -590,11 +591,11 @@ class Session:
         return found
 
     def on(self, question: str, callback: Callable[[Change], object], every: float = 1.0) -> StandingQuestion:
-        """Call ``callback`` with a :class:`~edgevlm.runtime.standing.Change` when the answer, yes or no, changes.
+        """Call ``callback`` with a :class:`~edgevlm.runtime.standing.Change` when the answer changes between yes and no.
 
-        Asks every ``every`` seconds by the clock, in its own thread, while frames come. The answer is no at first, becomes
-        yes from a probability of 0.6 on, and no below 0.4. ``cancel()`` of the returned object, and :meth:`close`, end it.
-        Raises UserError as :meth:`check` does.
+        A separate thread asks every ``every`` seconds while frames come. The answer is no at first, becomes yes if its
+        probability reaches 0.6, and becomes no again below 0.4. To stop asking, call ``cancel()`` of the returned object or
+        :meth:`close`. Raises UserError as :meth:`check` does.
         """
         self.check(question, ("yes", "no"))
         standing = StandingQuestion(self, question, callback, every)
@@ -605,9 +606,9 @@ class Session:
         return standing
 
     def memory(self) -> HeldFrames:
-        """Return which frames have tokens in the memory. Any thread may call it; it runs between two pieces of work.
+        """Return which frames have tokens in the memory.
 
-        Where only changes are appended, the newest frame is kept beside the memory and not listed.
+        If only changes are appended, the newest frame is kept outside the memory and is not listed.
         """
         self._check_open()
         return self.model.scheduler.run(self, self._step, self._held_frames, urgent=True)
@@ -622,10 +623,10 @@ class Session:
         return HeldFrames(number, seconds, np.array([tokens[frame] for frame in number.tolist()], np.int64))
 
     def save(self, folder: str | Path) -> None:
-        """Write a snapshot of the session to a folder; ``Session.open(state=folder)`` continues from it.
+        """Write a snapshot of the session to ``folder``; ``Session.open(state=folder)`` continues from it.
 
-        Replaces older snapshots there. Raises UserError if the folder cannot be written or is in use, and for a
-        policy that keeps rows in a store, whose session is opened with ``state`` instead.
+        The snapshot replaces older ones there. Raises UserError if the folder cannot be written or is in use. Also raises
+        UserError for a policy that keeps rows in a store: open that session with ``state`` instead.
         """
         if self.store is not None:
             raise UserError(f"save: {self.policy} keeps rows in a file; open the session with state= instead")
@@ -634,14 +635,14 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete what was seen from ``since`` to ``until``, seconds of the stream; returns the most rows that a layer lost.
+        """Delete what was seen from ``since`` to ``until``, in seconds of the stream; return the most rows lost by any layer.
 
-        Rows of that time leave the memory, and all snapshots but a new one are removed. Rows of later frames keep what they
-        drew from those.
+        Rows from that period leave the memory, and a new snapshot replaces all others. Rows of later frames keep what they took
+        from the deleted rows through attention.
 
-        Conversations end. An older row that was confirmed in that time is deleted too. Raises UserError for a window that ends
-        before it begins, under a policy that keeps rows in a store, and if the new snapshot cannot be written; the old
-        snapshots then remain.
+        All conversations end. An older row that was confirmed in that period is deleted, too. Raises UserError for a period
+        that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if the new snapshot cannot
+        be written; the old snapshots then remain.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:
@@ -666,7 +667,7 @@ class Session:
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Return a snapshot's header, copies of the session's arrays, and how long (ms) copying held the session up.
 
-        It runs next, like a question. It also works on a closed session until its memory is freed.
+        Copying runs next, like a question. It works on a closed session, too, until the memory is freed.
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
@@ -679,11 +680,11 @@ class Session:
 
     @property
     def _version(self) -> tuple[int, int, float]:
-        """A value that changes whenever a frame, also a skipped one, or a question has changed the session."""
+        """A value that changes with every watched frame, skip or question."""
         return self._memory.frames, self._memory.asked, self._memory.time_s
 
     def _measure(self) -> SessionStats:
-        """Return the statistics; runs on the model's thread."""
+        """Compute the session's statistics on the model's thread."""
         memory, stream, encoder = self._memory, self._stream, self._chunk.encoder
         return SessionStats(
             frames=memory.frames,
@@ -704,7 +705,7 @@ class Session:
 
     @property
     def stats(self) -> SessionStats:
-        """The session's statistics after its last call: an immutable value."""
+        """The session's immutable statistics after its last call."""
         writer = self._writer
         if writer is None:
             return self._stats
@@ -720,48 +721,48 @@ class Session:
 
     @property
     def max_question_tokens(self) -> int:
-        """The most tokens of a question, including earlier turns if ``text_budget.most`` is set."""
+        """The maximum length of a question in tokens, including earlier turns if ``text_budget.most`` is set."""
         return longest_question(self.text_budget, self._stream.spare_positions)
 
     @property
     def chat(self) -> Chat:
-        """The renderer of its prompts."""
+        """The renderer of the session's prompts."""
         return self._chat
 
     @property
     def cache(self) -> KVCache:
-        """The KV cache."""
+        """The session's KV cache."""
         return self._memory.stream.cache
 
     @property
     def store(self) -> Store | None:
-        """The store of a retrieval policy, or None."""
+        """The retrieval policy's store, or None."""
         return self._memory.stream.store
 
     @property
     def waiting(self) -> int:
-        """The number of watched frames that are not in the memory yet, because their chunk is not full."""
+        """The number of watched frames that are not yet in the memory because their chunk is not full."""
         return self._chunk.waiting
 
     @property
     def basis(self) -> str:
-        """Why ``auto`` chose the policy, and whether it is calibrated or uses presets, in one line; may be empty."""
+        """A line, maybe empty, on why ``auto`` chose the policy and whether the policy is calibrated or uses presets."""
         basis = getattr(self._stream.policy, "basis", "")
         return "; ".join(filter(None, [self._memory.why, basis and f"{self.policy}: {basis}"]))
 
     @property
     def policy(self) -> str:
-        """The name of the policy in use, also under ``auto``."""
+        """The name of the policy in use, including one that ``auto`` chose."""
         return self._stream.policy.name
 
     @property
     def chunk(self) -> int:
-        """Frames encoded and appended at once."""
+        """The number of frames encoded and appended at once."""
         return self._stream.chunk
 
     @property
     def budget(self) -> int:
-        """Vision tokens that each layer keeps at most."""
+        """The maximum number of vision tokens that each layer keeps."""
         return self._stream.budget
 
     @property
@@ -786,7 +787,7 @@ class Session:
     def close(self) -> None:
         """Cancel running answers, write the last snapshot, and close the model if this session loaded it.
 
-        A closed session still has its :attr:`stats`; closing it again does nothing, nor does closing it in a forked process.
+        A closed session keeps its :attr:`stats`. Closing it again or in a forked process does nothing.
         """
         if self.model.scheduler.is_forked:
             return
@@ -802,7 +803,7 @@ class Session:
             self._writer.close()
         try:
             self.model.scheduler.run(self, self._stream.close, urgent=True)
-        except UserError:  # the model was closed before, and its thread has ended
+        except UserError:  # the model is already closed and its thread has ended
             self._stream.close()
         if self._owned is not None:
             self._owned.close()
@@ -820,7 +821,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the session."""
         self.close()
 
 
@@ -841,6 +842,6 @@ def _checked_size(size: object) -> tuple[int, int]:
 
 
 def _close_opened(opening: Future[Session]) -> None:
-    """Free a session whose caller has gone; runs on the model's thread."""
+    """Free a session whose opening was interrupted; runs on the model's thread."""
     if opening.exception() is None:
         opening.result()._stream.close()
