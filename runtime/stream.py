@@ -1,4 +1,4 @@
-"""The memory of one stream: cache, policy and positions, and the decoder that appends to it. Single-threaded."""
+"""The memory of one stream: its cache, policy and positions, and the decoder that appends to it."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from edgevlm.runtime.time_window import NarrowedMemory, NothingHeld, TimeWindow,
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Tokens = tuple[Float32, Rows]
-"""Rows to append: float32 ``[n, width]``, and their metadata without ``seq``."""
+"""Rows to append, float32 ``[n, width]``, and their metadata without ``seq``."""
 
 
 class StreamFrame(NamedTuple):
-    """A frame that is not in the memory: features float32 ``[tokens_per_frame, width]``, first and last seconds ``[2]``."""
+    """A frame that is not in the memory. features: float32 ``[tokens_per_frame, width]``. seconds: first and last, ``[2]``."""
 
     features: Float32
     seconds: Float64
 
 
 class Stream:
-    """Appends prefix, frames and questions to a cache of fixed size.
+    """Appends the prefix, frames and questions to a cache of fixed size.
 
-    capacity of every layer = prefix + |M| + text budget; at no moment does a layer hold more than prefix + |M| rows of memory.
-    capture_bytes: size of a second buffer for ``snapshots``, which must fit beside the cache but is made elsewhere.
+    The capacity of every layer is prefix + |M| + text budget. A layer never holds more than prefix + |M| rows of memory.
+    capture_bytes: the size of a buffer for ``snapshots``, which is allocated elsewhere but must fit in memory with the cache.
 
-    append: if set, only the tokens that changed enter the memory. The newest frames (``append.present``) are then the
-    *present*: held outside the memory, seen whole by every question, in rows reserved beside the question's. What changed in
-    the oldest of them is appended when the next frame comes.
+    append: if set, only the tokens that changed enter the memory. The ``append.present`` newest frames are then the *present*:
+    they are held outside the memory, and every question sees them whole, in rows reserved for them. The changed tokens of the
+    oldest present frame are appended when the next frame comes.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Stream:
         check_budget(policy, budget, model.bundle, text_rows, len(prefix), self.rows_per_frame)
         self._set_aside = text_rows
         longest = len(prefix) + int(policy.layer_budgets.max()) + needs.working_rows + text_rows
-        self.spare_positions = 0 if isinstance(policy, Retrieval) else model.bundle.limit - longest  # for longer questions
+        self.spare_positions = 0 if isinstance(policy, Retrieval) else model.bundle.limit - longest  # left for questions
         wanted = [len(prefix) + needs.working_rows + text_rows + int(rows) for rows in policy.layer_budgets]
         held = sum(wanted) - len(wanted) * (text_rows + needs.working_rows)
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
@@ -122,13 +122,13 @@ class Stream:
         self._sparse = needs.variant == "st-spattn"
         self._probes = probes
         self.decoder: Decoder = engine.bind(buffers, probes, self._sparse)
-        self._narrowed: NarrowedMemory | None = None  # while a question about a window of time is answered
+        self._narrowed: NarrowedMemory | None = None  # set while a question about a time window is answered
         rule: Reindexing = reindexing if policy.bounded else "never"
         layout = vision.positions, vision.grid, vision.tokens_per_second, decoder.axes
         self.positions = Positions(model.bundle.limit, text_rows, rule, *layout)
         self.stats = MemoryStats()
         self.times = FrameTimes()
-        self.text_ids: frozenset[int] = frozenset()  # tokens of the text around frames, those evicted too
+        self.text_ids: frozenset[int] = frozenset()  # tokens of the text around frames, including evicted ones
         self.looked: QuestionAttention | None = None
         self.torn = False  # an error has left the memory half changed
         self.frames = 0
@@ -139,28 +139,28 @@ class Stream:
 
     @property
     def tokens(self) -> int:
-        """Rows of memory held in the fullest layer, without the prefix."""
+        """The number of rows in the fullest layer, without the prefix."""
         return int(self.cache.lengths.max()) - self.prefix
 
     @property
     def present_bytes(self) -> int:
-        """Bytes of the present, and of the references that frames are compared with."""
+        """The bytes of the present frames and of the references that frames are compared with."""
         return bytes_of(self.references) + sum(part.nbytes for frame in self.present for part in frame)
 
     def store_use(self) -> StoreUse | None:
-        """Return what the store holds; None without one."""
+        """Return how much the store holds, or None without a store."""
         if self.store is None:
             return None
         return StoreUse(self.store.host_bytes, self.store.file_bytes, self.store.index_bytes, replace(self.store.stats))
 
     def close(self) -> None:
-        """Release the policy, and close the store, if there is one."""
+        """Release the policy and close the store, if any."""
         self.policy._stream = None
         if self.store is not None:
             self.store.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """Return for a snapshot JSON numbers, and views of the arrays of memory and policy."""
+        """Return a snapshot's JSON values and views of its arrays, for the memory and the policy."""
         numbers = {"positions": self.positions.mark(), "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
         numbers["text_ids"] = sorted(self.text_ids)
         references = {} if self.references is None else add_prefix("references", self.references.state())
@@ -172,7 +172,7 @@ class Stream:
         return numbers, held | add_prefix("policy", self.policy.state()) | references | present | times
 
     def restore(self, numbers: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`state` returned for a stream of the same model and settings. Raises ValueError."""
+        """Restore what :meth:`state` returned. Raises ValueError unless the stream has the same model and settings."""
         for layer in range(self.cache.layers):
             self.cache.load(layer, strip_prefix(f"layer{layer}", arrays))
         self.policy.restore(strip_prefix("policy", arrays))
@@ -194,7 +194,7 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Change the memory permanently in the block; an error tears it, except a UserError, which comes before any change.
+        """Change the memory permanently in the block; an error sets ``torn``, except a UserError, raised before any change.
 
         Raises CacheError if another thread is using the stream.
         """
@@ -211,22 +211,23 @@ class Stream:
             self._changing.release()
 
     def clear_free_rows(self) -> None:
-        """Overwrite the rows in the host's memory that have left the cache."""
+        """Overwrite the evicted rows of a cache in host memory with zeros."""
         if self.model.engine.kv_device == "host":
             for buffer, length in zip(self.cache.buffers(), self.cache.lengths.tolist(), strict=True):
                 for rows in arrays_of(buffer):
                     rows[:, length:] = 0
 
     def append_frames(self, features: Float32, coming: int = 0, seconds: Float64 | None = None) -> int:
-        """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames, or in chunks.
+        """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames.
 
-        A frame here has one grid of tokens; towers that merge frames make it of a group. seconds: ``[F, 2]``, times of the
-        first and last frame of each, by default their number. A piece is as many frames as fit, else as many as one compression
-        makes room for, at least one. coming: frames of the chunk that will follow; a piece that they complete waits for them.
-        Returns how many were appended. Raises UserError when an unbounded policy's capacity is used up.
+        A frame here is one grid of tokens, which a tower that merges frames makes from a group. seconds: ``[F, 2]``, the times
+        of each group's first and last frame, by default their numbers. A piece has as many frames as fit, otherwise as many as
+        one compression makes room for, and at least one. coming: the number of the chunk's frames still to come; a piece that
+        they would complete waits for them. Returns how many frames were appended. Raises UserError if an unbounded policy's
+        capacity is used up.
 
-        Where only changes are appended, a piece is the changes of each frame that fits. The frames after the last piece are
-        held back as the present, and count as appended.
+        If only changes are appended, a piece has the changes of as many frames as fit. The frames after the last piece are held
+        back as the present and count as appended.
         """
         with self.changing():
             queue, done = self._queue(features, seconds), 0
@@ -245,7 +246,7 @@ class Stream:
             return done
 
     def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
-        """Return the frames that are not in the memory: the present and these; record their times for evidence."""
+        """Return the frames not yet in the memory, the present ones and then these, and record their times for evidence."""
         first = self.frames + len(self.present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
@@ -253,9 +254,9 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all frames but the newest; returns how many frames, without the present, no longer wait.
+        """Append the changes of all frames but the newest; return how many frames, not counting the present, no longer wait.
 
-        If more are ``coming``, the frames of the last piece wait, because others may join them.
+        If more frames are ``coming``, the last piece waits, because they may still join it.
         """
         done, last, held = 0, len(queue) - max(self._most_present - coming, 0), len(self.present)
         while done < last:
@@ -290,11 +291,11 @@ class Stream:
     def _changed_piece(
         self, references: References, queue: Sequence[StreamFrame]
     ) -> tuple[list[Tokens], list[StreamFrame], list[NDArray[np.int64]], References]:
-        """Return the changes of the first frame and of those after it that fit without a compression, so that rows and
-        positions equal those of frames appended one by one.
+        """Return the changes of the first frame and of the following frames that fit without a compression.
 
-        A frame without changes has no text either. Returns the rows, the frames with changes, for every frame the token that
-        now shows each patch, ``[tokens_per_frame]``, and the updated references.
+        Rows and positions equal those of frames appended one by one. A frame without changes has no text either. Returns the
+        rows, the frames with changes, for each frame the tokens that now show its patches, ``[tokens_per_frame]``, and the
+        updated references.
         """
         parts: list[Tokens] = []
         frames: list[StreamFrame] = []
@@ -318,9 +319,9 @@ class Stream:
         return parts, frames, shown, references
 
     def _piece(self, left: int) -> int:
-        """Return how many of ``left`` frames the next piece has: as many as fit, or as one compression makes room for.
+        """Return how many of ``left`` frames are in the next piece: as many as fit, or as one compression makes room for.
 
-        Frame 0 is a dense piece of its own if later frames always see it.
+        Frame 0 alone is a dense piece if later frames always see it.
         """
         kept = self.rows_per_frame if self.policy.needs.keeps_first_frame else 0
         if kept and not self.frames:
@@ -330,13 +331,13 @@ class Stream:
 
     @property
     def _free(self) -> int:
-        """Return the rows of frames that fit without a compression."""
+        """Return how many rows of frames fit without a compression."""
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
-        """Make room for ``rows`` more rows of frames; does nothing if there already is.
+        """Make room for ``rows`` more rows of frames, unless there already is.
 
-        Raises UserError when an unbounded policy's capacity is used up.
+        Raises UserError if an unbounded policy's capacity is used up.
         """
         if not self.policy.bounded and self.tokens + rows > self.budget:
             held = self.budget // self.rows_per_frame * self.model.bundle.vision.group
@@ -347,7 +348,7 @@ class Stream:
         self._compress_for(rows)
 
     def _inform_policy(self, first: int, rows: Rows, result: StepResult, frames: Sequence[StreamFrame]) -> None:
-        """Pass committed rows to the policy. first: the first row's place in the stream. frames: each row's frame."""
+        """Pass committed rows to the policy. first: the first row's place in the stream. frames: the frames of these rows."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
         with self._timed("compress_ms"):
@@ -357,9 +358,9 @@ class Stream:
             check_declared(self.policy)
 
     def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
-        """Make the rows of frames numbered from ``first`` on, and of the text around them; takes their positions.
+        """Return the rows of frames, numbered from ``first``, and of the text around them; advances the positions.
 
-        tokens: bool ``[tokens_per_frame]``, those of each frame to append, by default all.
+        tokens: the mask of each frame's tokens to append, bool ``[tokens_per_frame]``, by default all.
         """
         parts: list[Tokens] = []
         which = slice(None) if tokens is None else tokens
@@ -382,7 +383,7 @@ class Stream:
         return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
-        """Append frames. ahead: number of frames before these. sparsely: use the sparse graph, if the policy has one."""
+        """Append frames. ahead: how many frames not in the memory precede these. sparsely: allow the policy's sparse graph."""
         sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
@@ -401,7 +402,7 @@ class Stream:
 
     @contextmanager
     def _positions_kept(self) -> Iterator[Callable[[], None]]:
-        """Restore the positions if the block raises or calls the function that it gets."""
+        """Restore the positions if the block raises an error or calls the yielded function."""
         mark = self.positions.mark()
         try:
             yield lambda: self.positions.restore(mark)
@@ -410,7 +411,7 @@ class Stream:
             raise
 
     def _compress_for(self, rows: int) -> None:
-        """Compress before an append that would cross |M|, and re-index when it is due."""
+        """Compress the memory if appending ``rows`` would exceed |M|, and re-index its positions if that is due."""
         started, guided = time.perf_counter(), self.stats.guidance_ms
         plan = self.policy.before_append(self.cache, rows, self._guide, self.times)
         check_declared(self.policy)
@@ -428,7 +429,7 @@ class Stream:
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
-        """Run the guidance texts after the memory, without the present, in one causal forward, and roll it back."""
+        """Run the guidance texts after the memory, without the present, in one causal forward pass, and roll the cache back."""
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self._timed("guidance_ms"), self.taken_out():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes
@@ -444,16 +445,15 @@ class Stream:
         window: TimeWindow | None = None,
         rows: int = 0,
     ) -> Iterator[None]:
-        """Remove on exit whatever the block appends, and reset the position counter.
+        """Let the block append a question; on exit, remove everything appended and restore the positions.
 
-        rows: the most text rows that the block appends; if they and the pictures exceed the reserved room, the memory is copied
-        to a larger one. Raises UserError if that does not fit in the free memory.
-        waiting: frames of a piece, to be seen in the block and appended permanently later. Room is made for the whole piece at
-        once, so that the memory is the same afterwards. If ``present`` frames are kept, the newest are seen whole, the others
-        only where they changed.
-        pictures: ``[1, tokens_per_frame, width]`` each, seen after all frames, a second apart from a second after ``now`` on.
-        now: the stream's time. window: appended rows see only rows of that time. Raises NothingHeld if there are none, and
-        UserError as :meth:`check_window` does.
+        rows: the most text rows that the block appends. If they and the pictures exceed the reserved room, the memory is copied
+        to a larger cache. Raises UserError if the copy does not fit in the free memory. waiting: frames that the block sees and
+        that are appended permanently later. Room is made for their whole piece at once, so that the memory is later the same as
+        without the question. If ``present`` frames are kept, the newest frames are seen whole, and the others only where they
+        changed. pictures: arrays ``[1, tokens_per_frame, width]``, seen after all frames and one second apart, starting one
+        second after ``now``. now: the stream's time. window: the block's rows see only rows from this time. Raises NothingHeld
+        if there are none, and UserError as :meth:`check_window` does.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -473,7 +473,7 @@ class Stream:
                     self._append_timed(*joined(parts))
             if queue:
                 self._append_vision(queue[older:], older)
-            for index, picture in enumerate(pictures, 1):  # after all frames that may come before them
+            for index, picture in enumerate(pictures, 1):  # numbered after all frames of the chunk
                 self._append_vision([StreamFrame(picture[0], np.full(2, now + index))], self.chunk + index, sparsely=False)
             if window is not None:
                 self._narrowed = self._narrow(window, now)
@@ -481,9 +481,9 @@ class Stream:
 
     @contextmanager
     def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
-        """Work on a copy of the memory with room for ``rows`` of text, if that exceeds the reserved room.
+        """Work on a copy of the memory with room for ``rows`` rows of text, if they exceed the reserved room.
 
-        frame_rows: rows of frames, which have their room already. If positions do not suffice, they are made dense in the copy.
+        frame_rows: the number of frame rows, which already have room. If too few positions are left, the copy's are made dense.
         """
         if rows <= self._set_aside:
             yield
@@ -507,7 +507,7 @@ class Stream:
 
     @contextmanager
     def truncated_prefix(self, rows: int) -> Iterator[None]:
-        """Temporarily keep only the first ``rows`` prefix tokens, of a memory without frames; restore the rest on exit."""
+        """Temporarily keep only the first ``rows`` prefix tokens of a memory without frames; restore the rest on exit."""
         held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in range(self.cache.layers)]
         position, seq = self.positions.mark(), self._seq
         self.cache.evict([layer["seq"] < rows for layer in held])
@@ -522,7 +522,7 @@ class Stream:
 
     @contextmanager
     def taken_out(self) -> Iterator[None]:
-        """Remove on exit what the block appends."""
+        """Remove on exit everything that the block appended."""
         mark, position, seq, text_ids = self.cache.mark(), self.positions.mark(), self._seq, self.text_ids
         try:
             yield
@@ -555,16 +555,16 @@ class Stream:
         return NarrowedMemory(cache, shown, frames)
 
     def append_question(self, embeds: Float32) -> Float32:
-        """Append a question's rows ``[S, hidden]``; record the last one's attention and return its logits, ``[vocabulary]``."""
+        """Append a question's rows ``[S, hidden]``; record the last row's attention and return its logits, ``[vocabulary]``."""
         result = self._append_text(embeds, (len(embeds) - 1,))
         self.looked = self._look(result)
         return result.logits[0]
 
     def _look(self, result: StepResult) -> QuestionAttention:
-        """Return the attention of a step's last row, which must be the newest row."""
+        """Return the attention of a step's last row, which must be the newest row appended."""
         heads, vision, narrowed = self.evidence_heads, self.model.bundle.vision, self._narrowed
         layer, query = heads.layer, result.probes[heads.layer][:, -1]
-        groups: dict[int, list[int]] = {}  # the heads of each KV head
+        groups: dict[int, list[int]] = {}  # query heads by KV head
         for head in heads.heads:
             groups.setdefault(head * self.cache.kv_heads // len(query), []).append(head)
 
@@ -575,7 +575,7 @@ class Stream:
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
         looked = ((query[of], seen(head)) for head, of in groups.items())
-        if narrowed is not None:  # the rule was calibrated on whole memories
+        if narrowed is not None:  # the weights were calibrated on whole memories
             heads = replace(heads, weights=())
         logits, lossless = result.logits[-1], self.stats.evicted == 0
         return QuestionAttention(looked, heads, vision.grid, vision.group, self.times, logits, lossless)
@@ -589,19 +589,19 @@ class Stream:
         return self._append_text(embeds, rows).logits
 
     def probe_text(self, embeds: Float32) -> dict[int, Float32]:
-        """Append text rows ``[S, hidden]``; return the rotated queries ``[heads, S, head_dim]`` of the policy's layers."""
+        """Append text rows ``[S, hidden]``; return the rotated queries ``[heads, S, head_dim]`` of the layers probed."""
         probes, needs = self._append_text(embeds, ()).probes, self.policy.needs
         return {layer: probes[layer] for layer in {*needs.probe_layers, *needs.guidance_layers}}
 
     def _append_text(self, embeds: Float32, logit_rows: Sequence[int], kind: int = Kind.TEXT) -> StepResult:
-        """Append rows of text ``[S, hidden]`` that belong to no frame."""
+        """Append text rows ``[S, hidden]`` that belong to no frame."""
         with self._positions_kept():
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append and commit rows that have room; rows of a question about a time window are not committed.
+        """Append rows that have room, and commit them unless they belong to a question about a time window.
 
-        embeds: float32 ``[n, width]``. The rows' ``seq`` is the stream's.
+        embeds: float32 ``[n, width]``. The stream assigns the rows' ``seq``.
         """
         tables = rope_tables(rows.position, self.model.bundle.inv_freq, self.cache.pair_axis)
         if self._narrowed is not None:
@@ -621,7 +621,7 @@ class Stream:
             raise
         try:
             self.cache.commit(rows)
-        except MemoryError:  # before the call had begun
+        except MemoryError:  # raised before anything was committed
             self.cache.abort()
             raise
         self._seq += len(rows)
@@ -630,7 +630,7 @@ class Stream:
 
 @contextmanager
 def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase) -> Iterator[Fetch | None]:
-    """Yield the function that fetches rows for each layer of a step; on exit move the fetched rows after the new ones."""
+    """Yield a function that fetches rows for a layer during a step; on exit, move the fetched rows after the new ones."""
     if policy is None:
         yield None
         return
@@ -646,21 +646,21 @@ def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:
-    """Concatenate tokens; there must be at least one."""
+    """Concatenate one or more parts."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([embeds for embeds, _ in parts]), Rows.joined([rows for _, rows in parts])
 
 
 def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]) -> FramePattern:
-    """Return what the frames of a prefill see of the memory under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
+    """Return which rows in memory a prefill's frames see under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
 
-    A token sees the prefix, frame 0, its own frame up to itself, and the token at its own patch in the frame before. Holes are
-    filled from the tail and prefix and frame 0 never leave, so these two stay where they were first written: slots
-    ``[0, prefix + tokens_per_frame)`` of every layer and head. A frame's previous token may be in another slot in each head.
+    A token sees the prefix, frame 0, its own frame up to itself, and the token of the same patch in the previous frame. Evicted
+    slots are refilled from the tail. The prefix and frame 0 are never evicted, so they stay in slots ``[0, prefix +
+    tokens_per_frame)`` of every layer and head. The previous frame's token may be in a different slot in each head.
 
-    The pattern is for a call whose first frame is ``frame`` (1 or later) of ``grid`` (rows, columns) tokens. Raises CacheError
-    if frame 0 has left its place.
+    frame: the number of the call's first frame, 1 or more. grid: the (rows, columns) of a frame's tokens. Raises CacheError if
+    frame 0 is not in these slots.
     """
     rows, columns = grid
     shared = prefix + rows * columns
