@@ -38,9 +38,9 @@ class TrainingStream:
         return self.owners >= 0
 
 
-# What a token should know after the third layer (for auxiliary losses), with the number of classes. For each object: the object
-# that entered before # it (class 8 for the first), and how many of its colour came before. For the last patch of each frame:
-# how many # objects are present, and which one left last (class 8 for none).
+# What a token should know after the third layer, for auxiliary losses, with the number of classes. For each object: the object
+# that entered before it (class 8 for the first), and how many of its colour came before. For the last patch of each frame: how
+# many objects are present, and which one left last (class 8 for none).
 OF_OBJECTS = {"prior_color": 9, "prior_shape": 9, "quadrant": 4, "entering": 2, "entries": 16, "alike": 4}
 FACTS = OF_OBJECTS | {"present": 4, "gone_color": 9, "gone_shape": 9}
 

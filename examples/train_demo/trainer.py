@@ -36,7 +36,8 @@ class TrainSettings:
     out: Path  # folder for state.pt and checkpoint/
     minutes: float  # processor time of the whole run, including the vision tower
     seed: int = 0
-    bf16: bool = False  # multiply in bfloat16 thin: bool = True  # show some streams as a compressed memory holds them
+    bf16: bool = False  # multiply in bfloat16
+    thin: bool = True  # show some streams as a compressed memory holds them
     vision_minutes: float = 2.0
     world: str = "demo"  # one of WORLDS
     most: int = MAX_FRAMES  # the longest stream's frames
