@@ -34,8 +34,8 @@ from edgevlm.runtime.opening import describe as describe_choice
 from edgevlm.runtime.policies import evicting
 from edgevlm.runtime.snapshots.writer import model_hash
 
-DEMO_SEEDS = (101, 102, 103, 104)  # worlds of the demo, one a clip
-QUESTIONS = (  # HERMES's Tab. 9, for any model
+DEMO_SEEDS = (101, 102, 103, 104)  # seeds of demo worlds, one per clip
+QUESTIONS = (  # from HERMES's Tab. 9; they suit any model
     "What happens in the video?",
     "Describe the video in detail.",
     "Summarize the content of the video.",
@@ -123,7 +123,7 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
     """Return the settings that a checkpoint depends on; policies and budgets have their own records."""
-    written = (CHOICES, CALIBRATION, SCALES) if request.layers else (CHOICES,)  # a killed run may have replaced these
+    written = (CHOICES, CALIBRATION, SCALES) if request.layers else (CHOICES,)  # a killed run may have replaced these files
     files = {name: record for name, record in model.bundle.files.items() if name not in written}
     identity = model_hash(replace(model.bundle, files=files))
     return {

@@ -15,7 +15,7 @@ from edgevlm.errors import UserError
 if TYPE_CHECKING:
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 
-ARGUMENTS = slice(45, 47)  # of /proc/self/stat after the name: arg_start and arg_end, proc(5) fields 48 and 49
+ARGUMENTS = slice(45, 47)  # arg_start and arg_end, fields 48 and 49 in proc(5), counted after the process name
 
 
 def mask_argv() -> None:
@@ -31,10 +31,10 @@ def mask_argv() -> None:
             ctypes.memmove(start, masked[: end - start].ljust(end - start, b"\0"), end - start)
 
 
-NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # how parameters of addresses call their secrets
+NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # URL parameters with such names hold secrets
 PARAMETER = re.compile(r"(?<![\w-])([\w-]+)=")
 VALUE = re.compile(r"[^&;\s]*[^&;\s:]")
-# up to the last @: a password may have one, or a slash; where an address was taken for a path, one slash is left of two
+# match up to the last @: a password may contain @ or /, and a URL that was parsed as a path has only one slash left
 LOGIN = re.compile(r"(?<![\w+.-])([\w+.-]+:/{1,2})\S*@")
 SETTING = re.compile(
     r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])"
@@ -58,7 +58,7 @@ def _mask_parameters(text: str) -> str:
     for found in PARAMETER.finditer(text):
         name = found[1]
         if text[max(0, found.start() - 1) : found.start()] not in ("?", "&", ";", "/"):
-            name = name.partition("_")[2]  # user=admin_password=...: an address of some cameras
+            name = name.partition("_")[2]  # some cameras' addresses contain user=admin_password=...
         if found.start() >= end and NAMED.search(name) and (value := VALUE.match(text, found.end())):
             masked, end = f"{masked}{text[end : found.end()]}***", value.end()
     return masked + text[end:]

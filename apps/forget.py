@@ -19,9 +19,9 @@ from edgevlm.runtime.snapshots.directory import LOCK, OTHER, SnapshotDirectory, 
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 
-OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*", f"*{OTHER}")  # of a camera, in its folder, beside its snapshots
-MARK = "forgotten"  # a file beside them, after all was: a recording would be remembered again if it were opened
-Forgotten = dict[str, int]  # how many of what
+OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*", f"*{OTHER}")  # a camera's files next to its snapshots
+MARK = "forgotten"  # name of the file that marks a forgotten camera, whose recording must not be opened and remembered again
+Forgotten = dict[str, int]  # count by kind of data
 
 
 def in_words(name: str, counts: Forgotten) -> str:
@@ -69,7 +69,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
         if not found:
             if directory.storage.snapshots():
                 raise UserError(f"{where}: no snapshot can be read; --all deletes them")
-            directory.clear()  # files of other versions
+            directory.clear()  # also deletes files of other versions
             return {"rows": 0, **counts}
         about, arrays = dict(found[0].about), {name: array.copy() for name, array in found[0].arrays.items()}
         offset = about["written"] - about["session"]["time_s"]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from edgevlm.errors import SourceError, SourceRefused
 
-HERE = [  # this machine, link-local and multicast, what embeds IPv4, metadata of clouds
+HERE = [  # this machine, link-local, multicast, addresses that embed IPv4, cloud metadata
     ip_network(each)
     for each in (
         "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "224.0.0.0/3", "100.100.100.200", "168.63.129.16",
@@ -80,7 +80,7 @@ def _is_own(address: IPv4Address | IPv6Address) -> bool:
     """Return whether an interface of this machine has the address: packets to it then have it as their source."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((str(address), 9))  # nothing is sent
+        probe.connect((str(address), 9))  # connecting a UDP socket sends nothing
         return ip_address(probe.getsockname()[0]) == address
     return False
 

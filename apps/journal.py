@@ -14,7 +14,7 @@ from edgevlm.apps.store import TimedDatabase
 
 COLUMNS = "camera, time, text, evidence"
 HEADING = "Notes from before, by the clock:"
-WORDS = 64  # of a search
+WORDS = 64  # longest search, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Journal(TimedDatabase):
         since, until: seconds since 1970, both included. any_word: return lines with any of the words, the best match (BM25)
         first.
         """
-        words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # nothing in it is an operator
+        words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # quoted, so that no word is an operator
         if search is not None and not words:
             return []
         match = (" OR " if any_word else " ").join(words) or None
@@ -81,7 +81,7 @@ class Journal(TimedDatabase):
         return [Line(camera, at, text, tuple(json.loads(evidence))) for camera, at, text, evidence in found]
 
     def _purge(self) -> None:
-        self._run("INSERT INTO lines(lines) VALUES ('rebuild')")  # else the index keeps words of deleted lines
+        self._run("INSERT INTO lines(lines) VALUES ('rebuild')")  # without a rebuild the index keeps words of deleted lines
 
 
 def with_notes(question: str, lines: list[Line]) -> str:

@@ -32,10 +32,10 @@ from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots.writer import written_at
 
-FULL = "full"  # the policy without a budget
-DEMO_FRAMES = 384  # of the demo without a terminal: more than its memory holds
-DEMO_BUDGET = 512  # tokens of the demo on a terminal: 32 whole frames, so that forgetting is soon to be seen
-DEMO_SPEED = 4.0  # times the demo world's own, on a terminal
+FULL = "full"  # name of the policy without a budget
+DEMO_FRAMES = 384  # length of the demo without a terminal: more frames than its memory holds
+DEMO_BUDGET = 512  # tokens for the demo on a terminal: 32 frames, so that it soon forgets some
+DEMO_SPEED = 4.0  # the demo on a terminal runs this many times faster than its world
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False,
         if run.shutdown.forced:
             raise
     except OSError:
-        if not silence_if_gone():  # else the error has no reader
+        if not silence_if_gone():  # otherwise the error has no reader
             raise
 
 
@@ -121,14 +121,14 @@ def open_run(start: Start) -> RunLoop:
             writer = SnapshotWriter(settings.state, settings.state_every, start.notify, key=state_key(settings.state_key))
             opened.callback(writer.close)
         choice = export_choice(start)
-        with progress("reading the model") as step:  # the first time, a checkpoint is exported
+        with progress("reading the model") as step:  # a checkpoint is exported the first time
             bundle = resolve_model(settings.model, step, start.notify, settings.engine, choice)
             size = frame_size(bundle, choice, asked=settings.frame_size is not None)
         if choice.asks and choice.plan is None and settings.engine == DEFAULT_ENGINE:
             asked = "--precision, --vision-precision and --kv"
             raise UserError(f"{asked} are for a checkpoint that is exported; {settings.model} is as it was made")
         source = opened.enter_context(closing(start.open_source()))
-        with progress("verifying and loading the model"):  # a large bundle takes seconds
+        with progress("verifying and loading the model"):  # takes seconds for a large bundle
             model = Model.load(bundle, engine=settings.engine, threads=settings.threads)
             model = model if size is None else model.for_frames(size)
         output: Output = JsonOutput(start.quiet) if start.as_json else TextOutput(start.quiet, settings.stats_every is not None)
@@ -157,7 +157,7 @@ def open_run(start: Start) -> RunLoop:
         run.check()
         for line in opening_lines(start, run):
             output.notice(line)
-        opened.pop_all()  # the run closes them
+        opened.pop_all()  # from here on the run closes what was opened
     return run
 
 
@@ -207,7 +207,7 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
         yield f"Watching {source.name}."
     if session.model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
-    if session.basis and (start.verbose or not start.drawn):  # else /policy shows it
+    if session.basis and (start.verbose or not start.drawn):  # otherwise /policy shows the basis
         yield session.basis if start.verbose else session.basis.partition("; ")[0]
 
 
@@ -222,7 +222,7 @@ def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> N
     time_s = about["session"]["time_s"]
     plan.at = [(at, question) for at, question in plan.at if at >= time_s]
     if about.get("source", source.name) not in ("", source.name) and not source.live:
-        plan.since = time_s  # another recording, from its beginning
+        plan.since = time_s  # a different recording is watched from its beginning
         return
     with progress(f"going to {time_s:.1f} s of {source.name}"):
         if not source.skip(time_s):

@@ -16,8 +16,8 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJso
 from edgevlm.runtime.files import atomic_write, private_folder
 
 ID = r"^[a-z0-9][a-z0-9_-]{0,63}$"
-HASHED = 55  # characters before a hash
-MAX_NAME = 100  # characters
+HASHED = 55  # a longer id is cut to this many characters and a hash
+MAX_NAME = 100  # length in characters
 
 
 def printable(name: str) -> str:
@@ -34,8 +34,8 @@ def named_id(name: Any) -> Any:
 
 TEXT = WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_NAME})
 Id = Annotated[str, StringConstraints(pattern=ID)]
-Name = Annotated[str, AfterValidator(printable), TEXT]  # in any script
-NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # given by a name or by itself
+Name = Annotated[str, AfterValidator(printable), TEXT]  # a name in any script
+NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id, or a name to make one from
 
 
 def id_of(name: str) -> str:
@@ -58,7 +58,7 @@ def slug(text: str) -> str:
 
 def program_id(folder: Path, new: str = "") -> str:
     """Return the id of the program whose state is in a folder; if it has none yet, store ``new`` or a random one."""
-    path = folder / "program.id"  # no name of a camera has a dot
+    path = folder / "program.id"  # no camera can have this name, because it contains a dot
     with suppress(OSError, ValueError):
         if re.fullmatch("[0-9a-f]{8}", found := path.read_text().strip()):
             return found
@@ -67,6 +67,6 @@ def program_id(folder: Path, new: str = "") -> str:
         private_folder(folder)
         with atomic_write(path, private=True) as stream:
             stream.write(made.encode())
-    except OSError:  # the same after a restart, as long as the folder stays where it is
+    except OSError:  # derive an id that stays the same while the folder stays in its place
         return new or short_hash(f"{platform.node()} {folder.resolve()}")
     return made

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from edgevlm.runtime import calibration
 
-SCHEMA = 1  # raised when a field changes its meaning or goes; readers ignore fields that they do not know
-ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(ud[89a-f]..)|.)")  # in JSON; a group where it is half of a pair
+SCHEMA = 1  # increased when a field is removed or changes its meaning; readers ignore unknown fields
+ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(ud[89a-f]..)|.)")  # a JSON escape; the group is an unpaired surrogate
 
 
 def json_line(event: str, fields: Mapping[str, object]) -> str:

@@ -20,13 +20,13 @@ from edgevlm.runtime.instant import Instant
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
-VERSION = 1  # of the tables
+VERSION = 1  # the version of the tables
 DAY_S = 86_400.0
 CLOCK = """
 CREATE TABLE IF NOT EXISTS days (day INTEGER PRIMARY KEY, last INTEGER, passed REAL, boot TEXT, boot_s REAL, wall REAL);
-"""  # of each day of time that passed: its last row, and when that was written
+"""  # one row per elapsed day: its last row number and the clock's readings
 
-NO_LOCKS = "?vfs=unix-none"  # on a disk without locks, where SQLite's journal cannot be mapped into memory either
+NO_LOCKS = "?vfs=unix-none"  # for disks without file locks, where SQLite cannot map WAL's index into memory either
 WAL = "journal_mode = WAL"
 
 
@@ -40,16 +40,16 @@ class TimedDatabase:
     """
 
     FILE: ClassVar[str]
-    TABLES: ClassVar[str]  # the statements that make them
+    TABLES: ClassVar[str]  # the SQL that creates the tables
     TABLE: ClassVar[str]
     DAYS: ClassVar[float] = math.inf
     CAP: ClassVar[int]
-    MEANWHILE: ClassVar[str]  # what happens while the disk takes nothing
-    TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns; a row is of a time by any of them
+    MEANWHILE: ClassVar[str]  # words for a notice: what happens while the disk refuses writes
+    TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns with times; a row is in a period if any of its times is
     HAS_CAMERA: ClassVar[bool] = True
-    MAY_GO: ClassVar[str] = "1"  # of rows that are too old
-    SPARE: ClassVar[tuple[str, ...]]  # statements that delete part of what can be spared, in this order
-    PRAGMAS: ClassVar[tuple[str, ...]] = ("secure_delete = ON",)  # what is deleted leaves no bytes
+    MAY_GO: ClassVar[str] = "1"  # SQL condition: which of the rows that are too old may be deleted
+    SPARE: ClassVar[tuple[str, ...]]  # SQL statements, tried in this order, that each delete some rows
+    PRAGMAS: ClassVar[tuple[str, ...]] = ("secure_delete = ON",)  # deleted rows leave no bytes
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class TimedDatabase:
         cap: int | None = None,
     ) -> None:
         self.path = None if folder is None else folder / self.FILE
-        self.forgotten = 0  # calls of delete
+        self.forgotten = 0  # counts the calls of delete
         self._has_locks = True
         self._notify, self._days, self._cap = notify, self.DAYS if days is None else days, self.CAP if cap is None else cap
         self._lock, self._failing, self._closed = threading.RLock(), False, False
         self._database: sqlite3.Connection | None = None
-        self._held: BinaryIO = BytesIO()  # the file, locked as long as it is open: no other process uses it
+        self._held: BinaryIO = BytesIO()  # locked while open, so that no other process uses the database
         try:
             if folder is not None:
                 private_folder(folder)
@@ -86,7 +86,7 @@ class TimedDatabase:
                 path.unlink(missing_ok=True)
             try:
                 deleted = self._open().execute(f"DELETE FROM {self.TABLE} WHERE ({of_time}) AND {of_camera}", values)
-                self._run(f"UPDATE days SET last = min(last, {self._newest})")  # later rows may get the same numbers
+                self._run(f"UPDATE days SET last = min(last, {self._newest})")  # later rows may reuse the deleted numbers
                 self._purge()
                 self._flush()
             except sqlite3.Error as error:
@@ -115,7 +115,7 @@ class TimedDatabase:
             if self._database is not None:
                 self._database.close()
             if self.path is not None and not self._held.closed:
-                lock_file(self._held, LOCK_UN)  # a process forked meanwhile holds the file open too
+                lock_file(self._held, LOCK_UN)  # unlock explicitly, because a forked process may hold the file open too
             self._held.close()
 
     def _find(self, columns: str, where: Mapping[str, Any], order: str, limit: int) -> Rows:
@@ -146,7 +146,7 @@ class TimedDatabase:
     def _open(self) -> sqlite3.Connection:
         if self._database is not None:
             return self._database
-        if self.path is not None:  # SQLite's own files beside it get the same mode
+        if self.path is not None:  # SQLite gives its journal files the same mode
             self._held.close()
             self._held = open(self.path, "rb", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600))  # noqa: SIM115
             self._has_locks = lock_file(self._held)
@@ -171,11 +171,11 @@ class TimedDatabase:
 
     def _mended(self, work: Callable[[], T]) -> T:
         """Do the work and return its result; rename a damaged file and do the work in a new one."""
-        for again in (True, False):  # what could not be read once is not damage
+        for again in (True, False):  # a single failed read is not damage
             try:
                 return work()
             except sqlite3.DatabaseError as error:
-                if type(error) is not sqlite3.DatabaseError or self.path is None:  # of its subclasses none is damage
+                if type(error) is not sqlite3.DatabaseError or self.path is None:  # a subclass never means damage
                     raise
                 if self._database is not None:
                     self._database.close()

@@ -22,7 +22,7 @@ from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.model import bundle_folder
 from edgevlm.runtime.settings import parse_budget
 
-ROUND = 64  # rows that a memory's capacity is a multiple of: a longer system prompt fits what is left over
+ROUND = 64  # a memory's capacity is rounded up to a multiple of this many rows
 
 
 def build(

@@ -25,7 +25,7 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.model import bundle_folder
 
-DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
+DIGITS = 10  # digits of each of the two hashes in a cached bundle's name: checkpoint and options
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None, "camera": (480, 640), "precision": None, "vision_precision": None, "kv": "fp16",
     "profile": ONNXRUNTIME, "positions": "trained", "gptq": False,
@@ -104,7 +104,7 @@ def remove_bundles(name: str) -> list[Path]:
         raise UserError(f"no bundle {name!r} in {cache_folder()}; edgevlm bundles list names them")
     for folder in cache_folder().glob(".*.edgevlm-*") if name == "all" else ():
         handle = os.open(folder, os.O_RDONLY)
-        with suppress(BlockingIOError):  # a running export holds the lock of its unfinished folder
+        with suppress(BlockingIOError):  # a running export keeps its unfinished folder locked
             lock_file(handle)
             folders.append(folder)
         os.close(handle)
@@ -160,4 +160,4 @@ def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
         try:
             yield
         finally:
-            lock_file(file, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too
+            lock_file(file, fcntl.LOCK_UN)  # unlock explicitly, because a forked process may hold the file open too

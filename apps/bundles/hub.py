@@ -22,15 +22,15 @@ from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.files import atomic_write, look
 
 TIMEOUT_S = 10.0
-PAUSES_S = (1, 2, 4, 8, 8)  # after an attempt: the first where it brought a byte, else the next, to the last
-ATTEMPTS = 64  # at one file
-SLOW_S, SLOW_BYTES = 300.0, 300_000  # in any such time as many new bytes of a file have to come: a kilobyte a second
+PAUSES_S = (1, 2, 4, 8, 8)  # seconds before the next attempt, by the number of fruitless attempts in a row
+ATTEMPTS = 64  # most attempts per file
+SLOW_S, SLOW_BYTES = 300.0, 300_000  # give up if fewer new bytes than this arrive in this time
 MB = 1_000_000
 CONFIG = "config.json"
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read at import: else the library fetches a list of AI agents first
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # the library reads it when it is imported
 _NAME = r"[A-Za-z0-9][\w.-]{0,95}"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@(\w[\w.-]*(?:/\w[\w.-]*)*))?", re.ASCII)
-_PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)  # a file's name without a folder
+_PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)  # a file name without a folder
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -89,7 +89,7 @@ class Repository:
 
         self.name, self._notify = name, notify
         self.home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
-        self.problem: HubError | None = None  # why the hub cannot be asked
+        self.problem: HubError | None = None  # why the hub cannot be reached
         self._listed: Mapping[str, HubFile] | None = None
         kept = (try_to_load_from_cache(name.repo, file, revision=name.revision) for file in (CONFIG, MANIFEST))
         known = commit or next((Path(path).parent.name for path in kept if isinstance(path, str)), None)
@@ -132,10 +132,10 @@ class Repository:
                 self.download({blobs / file.digest: file for file in wanted}, progress)
                 for file in wanted:
                     link, blob = self.folder / file.name, blobs / file.digest
-                    link.unlink(missing_ok=True)  # of a blob that is gone
+                    link.unlink(missing_ok=True)  # the link may point to a deleted blob
                     try:
                         link.symlink_to(os.path.relpath(blob, link.parent))
-                    except PermissionError:  # a file system without links
+                    except PermissionError:  # the file system has no symbolic links
                         shutil.copyfile(blob, link)
         except OSError as error:
             raise explain(error, self.name, self.home) from None
@@ -226,7 +226,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
                         stream.truncate(0)
                         stream.seek(0)
                     for block in response.iter_bytes():
-                        stream.write(block[: file.bytes + 1 - stream.tell()])  # a byte too many, and its hash is another
+                        stream.write(block[: file.bytes + 1 - stream.tell()])  # one extra byte already gives a wrong hash
                         tell(stream.tell())
                         if stream.tell() > file.bytes:
                             return
@@ -245,7 +245,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
             if refused or failures == len(PAUSES_S) or attempt == ATTEMPTS:
                 if problem is not None:
                     raise problem
-                return  # the file has another hash
+                return  # the caller's hash check fails
             time.sleep(PAUSES_S[failures])
 
 
@@ -258,7 +258,7 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
     host = re.sub(r".*@|/.*", "", constants.ENDPOINT.partition("://")[2])
     page, again = f"{constants.ENDPOINT}/{name.repo}", "run the same command again"
     status = int(getattr(getattr(error, "response", None), "status_code", 0))
-    why = " ".join(str(error).split())[:200] or type(error).__name__  # a server may have written it
+    why = " ".join(str(error).split())[:200] or type(error).__name__  # a server may have written the error text
     if isinstance(error, errors.OfflineModeIsEnabled):
         return HubError(f"{name} is not downloaded, and HF_HUB_OFFLINE is set", "unset it once, or give a folder")
     if isinstance(error, errors.GatedRepoError):

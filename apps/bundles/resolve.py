@@ -28,8 +28,8 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.plugins import load_class
 
-FETCH = "edgevlm.apps.bundles.fetch"  # run by a helper process: the hub's client is large
-Size = tuple[int, int]  # height, width
+FETCH = "edgevlm.apps.bundles.fetch"  # runs in a helper process, because the hub's client is large
+Size = tuple[int, int]  # (height, width)
 
 
 @dataclass
@@ -148,7 +148,7 @@ def find_bundle(
 ) -> tuple[Path | None, dict[str, Any]]:
     """Return a checkpoint's cached bundle, None if one must be exported first, and the options to export it with."""
     backend = load_class("engines", engine)
-    hint = getattr(backend, "export_hint", "")  # of engines that do not run what is exported by default
+    hint = getattr(backend, "export_hint", "")  # set by engines that cannot run a default export
     options = {} if hint or choice is None else choice.options(folder)
     wanted = cached_path(folder, **options)
     if not hint and is_complete(wanted):

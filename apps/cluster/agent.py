@@ -31,13 +31,13 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.settings import AUTO, check_policy, parse_budget
 
-RETRY_S = 30.0  # until a camera that could not be opened is tried again
-DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
-HUB_S = 30.0  # until the hub is asked again for a model that it did not give
+RETRY_S = 30.0  # seconds until a camera that failed to open is tried again
+DRAIN_S = 20.0  # seconds that a stopping node waits for its cameras to move
+HUB_S = 30.0  # seconds until the hub is asked again for a missing model
 RESOLVE = "edgevlm.apps.bundles.fetch:resolve_config"
-NOTHING = (0, 0, 0.0)  # of a model that does not run here
-Planned = tuple[int, int, float]  # bytes of a model, bytes of each camera, frames a second of all its cameras together
-Call = Callable[..., Any]  # of a head's method by its name
+NOTHING = (0, 0, 0.0)  # the plan of a model that does not run here
+Planned = tuple[int, int, float]  # bytes of a model, bytes per camera, frames a second of all its cameras together
+Call = Callable[..., Any]  # calls a method of the head by its name
 
 
 class NodeAgent(Hooks):
@@ -64,30 +64,30 @@ class NodeAgent(Hooks):
         self.name, self.url, self._shared, self._memory = name, url, shared, memory_bytes
         self._service, self.call, self._notify, self._clock = service, call, notify, clock
         self.instance, self._lease = uuid4().hex, Lease()
-        self.needs: dict[str, Planned] = {}  # what models take here, by name, as far as it is known
-        self.epochs: dict[str, int] = {}  # of cameras that are open, or being opened or closed
-        self.problems: dict[str, str] = {}  # why cameras could not be opened
-        self.moves: dict[str, dict[str, Any]] = {}  # of cameras that came here: what was lost
-        self.view: Fields = Director().told  # the cluster by the head's last answer
-        self._mark = ""  # that the head gave it
+        self.needs: dict[str, Planned] = {}  # the plans known so far, by model name
+        self.epochs: dict[str, int] = {}  # epochs of cameras that are open, opening or closing
+        self.problems: dict[str, str] = {}  # reasons why cameras could not be opened
+        self.moves: dict[str, dict[str, Any]] = {}  # what was lost when cameras moved here
+        self.view: Fields = Director().told  # the cluster in the head's last answer
+        self._mark = ""  # the mark of that answer
         self._events: dict[str, MovingEvents] = {}
         self._retry: dict[str, float] = {}
-        self._refused: list[str] = []  # lines about watches, told once
-        self._fetching: set[str] = set()  # models of the hub
+        self._refused: list[str] = []  # lines about watches that were already reported
+        self._fetching: set[str] = set()  # hub models that are being fetched
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)
-        self._following = threading.RLock()  # over the watches
-        self._working = threading.RLock()  # over the cameras
+        self._following = threading.RLock()  # guards the watches
+        self._working = threading.RLock()  # guards the cameras
         self._wake, self._done = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._ask_on, self._work_on)]
-        self._local = service.state / "pictures"  # where they are not beside the snapshots
+        self._local = service.state / "pictures"  # holds pictures that are not next to the snapshots
         service.hooks = self
 
     def start(self) -> None:
         """Start. The service must be open, without cameras."""
         if self._local.is_symlink():
             self._local.unlink()
-        shutil.rmtree(self._local, ignore_errors=True)  # of an earlier process
+        shutil.rmtree(self._local, ignore_errors=True)  # left by an earlier process
         for thread in self._threads:
             thread.start()
 
@@ -121,10 +121,10 @@ class NodeAgent(Hooks):
             try:
                 if not self._joined:
                     self._join()
-                open = sorted({*self.epochs, *self._lease.orders})  # or about to be
+                open = sorted({*self.epochs, *self._lease.orders})  # includes cameras that are about to open
                 followed = notes.kept, dict(notes.cameras)
                 told = self.call("ask", self.name, self.instance, open, dict(self.needs), *followed, self._mark)
-            except UserError:  # this node was given up: its orders no longer count
+            except UserError:  # the head gave this node up, so its orders no longer count
                 self._joined, self._lease = False, Lease()
                 raise
             self._lease.renew(asked, told["orders"])
@@ -229,7 +229,7 @@ class NodeAgent(Hooks):
         """Close cameras that this node may no longer watch, open those it must watch, and apply the cluster's watches."""
         with self._working, self._service.watches.held():
             view = self.view
-            held = self._lease.held(self._clock())  # no older than the view
+            held = self._lease.held(self._clock())  # read after the view, so never older
             for name, epoch in list(self.epochs.items()):
                 if held.get(name) != epoch:
                     self._close(name)
@@ -239,7 +239,7 @@ class NodeAgent(Hooks):
                 if self._done.is_set():
                     return
                 is_due = name not in self.epochs and time.monotonic() >= self._retry.get(name, 0.0) and name in view["cameras"]
-                if is_due and self._lease.held(self._clock()).get(name) == epoch:  # still, after others were opened
+                if is_due and self._lease.held(self._clock()).get(name) == epoch:  # opening the others took time
                     self._open(name, epoch, view["cameras"][name])
             for name, stream in list(self._service.streams.items()):
                 if self._events[name].events:
@@ -260,7 +260,7 @@ class NodeAgent(Hooks):
         except (UserError, OSError) as error:
             self.problems[name] = mask_credentials(str(error))
             self._retry[name] = time.monotonic() + RETRY_S
-            if epoch == given["begins"]:  # nothing has been written there yet
+            if epoch == given["begins"]:  # the folder holds no data yet
                 self._shared.delete(name, epoch)
             self.epochs.pop(name, None)
             self._notify(f"{name}: {self.problems[name]}")
@@ -277,7 +277,7 @@ class NodeAgent(Hooks):
         known = self._shared.epochs(name)
         before = [each for each in known if each < epoch]
         self._shared.begin(name, epoch, max((each for each in before if each >= begins), default=None))
-        if epoch not in known and begins == epoch and before:  # its memory is empty, but its watches are as they were
+        if epoch not in known and begins == epoch and before:  # with an emptied memory, watches keep their state
             with suppress(FileNotFoundError):
                 events = self._shared.read(f"{name}/{EPOCH}{before[-1]}/{MovingEvents.FILE}")
                 self._shared.write(f"{name}/{EPOCH}{epoch}/{MovingEvents.FILE}", events)
@@ -302,7 +302,7 @@ class NodeAgent(Hooks):
     def _close(self, name: str) -> None:
         if name in self._service.streams:
             self._service.remove(name)
-            with suppress(OSError):  # of one that was frozen or cut off until another had it: what it has just written
+            with suppress(OSError):  # delete what this node wrote, frozen or cut off, after another took over
                 if any(each > self.epochs[name] for each in self._shared.epochs(name)):
                     self._shared.delete(name, self.epochs[name])
             self.notes.note_closed(name, self.epochs[name])

@@ -12,9 +12,9 @@ from edgevlm import __version__
 from edgevlm.apps.cluster.placement import Camera, Need, Node, place, rebalance
 from edgevlm.errors import UserError, nearest
 
-ASK_S = 2.0  # from one question of a node to the next
-LEASE_S = 15.0  # that a node may watch on after the last answer of its head
-GRACE_S = 5.0  # more, before the head gives its cameras to others: clocks differ, and calls take time
+ASK_S = 2.0  # seconds between a node's requests
+LEASE_S = 15.0  # seconds that a node may keep watching after its head's last answer
+GRACE_S = 5.0  # further seconds until the head moves the node's cameras: clocks differ, and calls take time
 Fields = dict[str, Any]
 
 
@@ -55,7 +55,7 @@ class Director:
     ) -> None:
         """Continue from a saved state; each node has a lease's time to ask again."""
         self.state, self._save, self._id, self._saves = state or ClusterState(), save, uuid4().hex, 0
-        self._is_changed, self._save_at = False, -math.inf  # when what could not be saved is tried again
+        self._is_changed, self._save_at = False, -math.inf  # when a failed save is retried
         for node in self.state.nodes.values():
             node.seen = now
         self._tell()
@@ -97,7 +97,7 @@ class Director:
             )
         self.tick(now)
         state, known = self.state, self.state.nodes.get(name)
-        is_back = state.instances.get(name) == instance  # what was removed meanwhile stays so until the process is restarted
+        is_back = state.instances.get(name) == instance  # what was removed meanwhile stays removed until a restart
         if known is not None and not is_back:
             left = max(1.0, known.seen + LEASE_S + GRACE_S - now)
             raise UserError(f"there is a node {name} already; if it was killed it is free in {left:.0f} s")
@@ -152,10 +152,10 @@ class Director:
         for each in [each for each in state.cameras.values() if each.node == name]:
             if each.moves_to and each.name not in open and saved.get(each.name, {}).get("moves_to"):
                 self._give(each, each.moves_to)
-        if self._is_changed:  # there is room here
+        if self._is_changed:  # a camera has left, so there is room here
             self._place()
         self.tick(now)
-        saved = self.told["cameras"]  # now
+        saved = self.told["cameras"]  # placing and saving may have changed it
         mine = [(each.name, saved.get(each.name)) for each in state.cameras.values() if each.node == name]
         followed = {each: last for each, last in (cameras_forgot or {}).items() if last > state.cameras_forgot.get(each, 0)}
         if followed or forgot > state.nodes_forgot.get(name, 0):

@@ -18,9 +18,9 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import UserError
 
 FILE = "cluster.json"
-NEWEST = "head.id"  # which head was started last over a folder
-LOOK_S = 2.0  # between looks at it: far less than GRACE_S, for leases continue meanwhile
-LOOKING_S = 1.0  # that a look may take before nodes are answered all the same
+NEWEST = "head.id"  # the file that names the head started last
+LOOK_S = 2.0  # seconds between reads of that file: far less than GRACE_S, because leases continue meanwhile
+LOOKING_S = 1.0  # longest time in seconds that a read of that file delays answers
 STATE = TypeAdapter(ClusterState)
 
 
@@ -43,9 +43,9 @@ class Head:
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
         self._where, self._shared, self._clock = mask_credentials(where), Shared(where), clock
         self._id, self._is_replaced, self._look_at = uuid4().hex, False, -float("inf")
-        self._looker = ThreadPoolExecutor(1, "edgevlm-head")  # a share that hangs holds up no answer
+        self._looker = ThreadPoolExecutor(1, "edgevlm-head")  # a separate thread, so that a hanging share delays no answer
         self._look: Future[None] | None = None
-        self._read()  # a file that is refused leaves a head that runs as it is
+        self._read()  # if the file is invalid, this fails before a running head is replaced
         try:
             self._shared.write(NEWEST, self._id.encode())
         except OSError as error:

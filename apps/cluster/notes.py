@@ -19,7 +19,7 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.snapshots.directory import snapshots
 from edgevlm.runtime.snapshots.forget import AllOrNothing
 
-COUNTED = 16  # notes whose counts are known
+COUNTED = 16  # keep the counts of this many notes
 Note = Mapping[str, Any]
 
 
@@ -35,15 +35,15 @@ class NoteFollower:
     node: str
     service: Service
     shared: Shared
-    events: Mapping[str, MovingEvents]  # of the cameras that are open
+    events: Mapping[str, MovingEvents]  # by name of the open camera
     view: Callable[[], Mapping[str, Any]]
     notify: Notify
     counts: dict[int, dict[str, Forgotten]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     kept: int = 0
     cameras: dict[str, int] = field(default_factory=dict)
-    _stuck: str = ""  # why something could not be forgotten, once it was sent
-    _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch, and the view then
+    _stuck: str = ""  # the failure that was last reported
+    _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and the view at that time
 
     def follow(self) -> None:
         """Follow notes in this node's files, in open cameras, and in files of other cameras written since the last call."""

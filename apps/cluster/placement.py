@@ -10,14 +10,14 @@ from typing import Any
 
 from edgevlm.apps.credentials import mask_credentials
 
-MOST = 1 + 1e-9  # of a node's memory and time; rounded fractions may add up to a little more than one
+MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add up to slightly more than 1
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
     """A model's share of a node. fps: frames a second of all its cameras together; 0 if it does not run."""
 
-    weights_bytes: int = 0  # once a node
+    weights_bytes: int = 0  # counted once per node
     camera_bytes: int = 0
     fps: float = 0.0
 
@@ -27,8 +27,8 @@ class Node:
     """A machine. seen: when it last asked. leaving: whether it is being emptied and gets no more cameras."""
 
     name: str
-    memory_bytes: int  # for edgevlm
-    needs: dict[str, Need] = field(default_factory=dict)  # by model, as far as the node has told
+    memory_bytes: int  # memory that edgevlm may use
+    needs: dict[str, Need] = field(default_factory=dict)  # what the node has reported so far, by model
     url: str = ""
     seen: float = 0.0
     leaving: bool = False
@@ -67,7 +67,7 @@ class Load:
     node: Node
     taken: int = 0
     time: float = 0.0
-    cameras: Counter[str] = field(default_factory=Counter)  # by model
+    cameras: Counter[str] = field(default_factory=Counter)  # number of cameras by model
 
     def need(self, camera: Camera) -> Need:
         return self.node.needs.get(camera.model, Need())
@@ -146,7 +146,7 @@ def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[
     while unsettled:
         fullest = max(unsettled, key=Load.fullness)
         goal = fullest.fullness() - gain
-        if goal < min(map(Load.fullness, loads.values())):  # nor has a less full one anywhere to move to
+        if goal < min(map(Load.fullness, loads.values())):  # less full nodes have nowhere to move their cameras either
             break
         here, others = watched[fullest.node.name], [load for load in loads.values() if load is not fullest]
         kinds = {(camera.model, camera.fps, camera.only): camera for camera in here if camera.name not in moves}

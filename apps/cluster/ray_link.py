@@ -24,12 +24,12 @@ from edgevlm.runtime.helper_process import Helper, HelperEnded
 
 NAMESPACE = "edgevlm"
 PORT = 6379
-OBJECTS = 80_000_000  # bytes of Ray's object store, the least it takes: no frames go through it
-HUNG_S = 60.0  # that the helper process may take, on a machine that does much else
-ANSWER_S = 10.0  # that the head may take
-START_S = 300.0  # that Ray may take to start and to find its head
+OBJECTS = 80_000_000  # bytes of Ray's object store: its minimum, because no frames pass through it
+HUNG_S = 60.0  # longest wait in seconds for the helper process, on a busy machine
+ANSWER_S = 10.0  # longest wait in seconds for the head
+START_S = 300.0  # longest wait in seconds for Ray to start and find its head
 BACKOFF_S = 5.0
-AWAY_S = 600.0  # without an answer after which Ray is started again
+AWAY_S = 600.0  # seconds without an answer after which Ray is restarted
 PR_SET_PDEATHSIG = 1
 
 
@@ -71,7 +71,7 @@ class RayLink:
                 kind, answer = self.helper.call(f"{__name__}:answer", asdict(self._joining), method, arguments)
             except HelperEnded:
                 raise HeadAway("the link to it has ended") from None
-            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # it may be another cluster by now
+            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # it may be a new cluster
             if kind == "ended" or (kind == "away" and is_lost):
                 self.helper.close()
             if kind != "answer":
@@ -101,7 +101,7 @@ class RayLink:
             self.helper.close()
 
 
-_node: RayNode | None = None  # of the helper process
+_node: RayNode | None = None  # only the helper process sets it
 
 
 def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[str, Any]:
@@ -113,7 +113,7 @@ def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[
     global _node
     if _node is None:
         wanted = Joining(**joining)
-        if wanted.is_head and listens(wanted.address):  # another cluster's Ray would be joined
+        if wanted.is_head and listens(wanted.address):  # this node would join another cluster's Ray
             return "ended", f"something else listens at {wanted.address}; give another port: --cluster head:PORT"
         _node = RayNode(wanted)
     return _node.answer(method, arguments)
@@ -126,15 +126,15 @@ class RayNode:
         self._joining, self._problem = joining, "Ray is starting"
         self._head: Any = None
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-        with open(os.devnull, "w") as nowhere:  # Ray writes there in colours
+        with open(os.devnull, "w") as nowhere:  # hide Ray's coloured messages
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         os.environ |= {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_gcs_rpc_server_reconnect_timeout_s": f"{AWAY_S:.0f}",  # after which it ends
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # it waits 30 s for its actors; cameras have moved by now
-            "RAY_AUTH_MODE": "token",  # lets in everybody with the key
+            "RAY_gcs_rpc_server_reconnect_timeout_s": f"{AWAY_S:.0f}",  # without its head Ray ends after this time
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # do not wait 30 s for actors: the cameras have moved by now
+            "RAY_AUTH_MODE": "token",  # admits every process that has the key
             "RAY_AUTH_TOKEN": _token(f"cluster {joining.secret}"),
         }
         self._ray = subprocess.Popen(
@@ -152,7 +152,7 @@ class RayNode:
 
         try:
             return "answer", ray.get(self._head.call.remote(method, *arguments), timeout=ANSWER_S)
-        except UserError as error:  # Ray's error is one of the cause's kind too
+        except UserError as error:  # Ray's error class also inherits from that of its cause
             raise UserError(str(getattr(error, "cause", error))) from None
         except Exception as error:
             return "away", type(error).__name__
@@ -168,7 +168,7 @@ class RayNode:
         at = {"namespace": NAMESPACE, "_node_ip_address": self._joining.ip}
         while self._head is None:
             try:
-                if not listens(self._joining.address):  # Ray would wait for it for AWAY_S
+                if not listens(self._joining.address):  # otherwise Ray would wait AWAY_S for the head
                     raise ConnectionError(f"nothing listens at {self._joining.address}")
                 ray.init(self._joining.address, log_to_driver=False, logging_level="fatal", **at)
                 if self._joining.is_head:
@@ -206,7 +206,7 @@ def _command(joining: Joining) -> list[str]:
     """Return the ``ray start`` command, with the node's own folder for sockets; two starts in one folder would collide."""
     own = _token(f"{os.getuid()} {joining.address} {joining.ip} {joining.node}")[:8]
     temporary = Path(tempfile.gettempdir()) / f"edgevlm-ray-{own}"
-    with suppress(OSError):  # where a head before this one was; Ray takes the nodes beside it for that one
+    with suppress(OSError):  # this file names an earlier head, whose address Ray would use for other nodes on this machine
         (temporary / "ray_current_cluster").unlink()
     where = [f"--address={joining.address}"]
     if joining.is_head:

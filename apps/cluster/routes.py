@@ -33,13 +33,13 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest
 
-FROM = "x-edgevlm-node"  # the node that a request was forwarded by: it is not forwarded again
+FROM = "x-edgevlm-node"  # header with the node that forwarded a request, so that it is not forwarded again
 PASSED = ("authorization", "content-type", "accept", "range")
-CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # that another node may take: to connect, for its part of a list, between bytes
-FORGET_S = 60.0  # that another node may take to forget: it writes its cameras' snapshots
-HERE = "http://here"  # the node's own application
-LATE_S = 6.0  # since its last question, after which a node counts as late
-OPENING_S = 20.0  # that a camera which was added may take to be given to a node
+CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # seconds for another node to connect, for its part of a list, and between bytes
+FORGET_S = 60.0  # seconds for another node to forget, which includes writing its cameras' snapshots
+HERE = "http://here"  # the base URL of the node's own application
+LATE_S = 6.0  # seconds since its last request after which a node counts as late
+OPENING_S = 20.0  # seconds until an added camera must have a node
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -85,7 +85,7 @@ class ClusterRoutes:
             case "DELETE", "nodes", name:
                 check_known(name, agent.view["nodes_forgot"], "node", "name")
                 await run_in_threadpool(agent.call, "remove_node", name)
-                with suppress(HeadAway, UserError):  # it is removed
+                with suppress(HeadAway, UserError):  # the node is removed already
                     await run_in_threadpool(agent.ask)
                 return Response(status_code=204)
             case "GET", "streams":
@@ -108,7 +108,7 @@ class ClusterRoutes:
             case "GET", "watches", name:
                 own, *others = await self._asked(request, [HERE, *self._others().values()])
                 return joined(own.json(), others) if own.status_code == 200 else copied(own)
-            case "GET", "events", *_:  # a picture of an event, which the node has that recorded it
+            case "GET", "events", *_:  # only the node that recorded an event has its pictures
                 found = await self._asked(request, [HERE, *self._others().values()])
                 return copied(next((each for each in found if each.status_code == 200), found[0]))
             case method, "watches", *names:
@@ -224,7 +224,7 @@ class ClusterRoutes:
 
         async def pieces() -> AsyncIterator[bytes]:
             try:
-                with suppress(httpx.HTTPError):  # the node went away: so does this answer
+                with suppress(httpx.HTTPError):  # the other node went away, so this answer ends too
                     async for piece in given.aiter_raw():
                         yield piece
             finally:

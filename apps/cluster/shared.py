@@ -17,9 +17,9 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.files import UNFINISHED, private_folder
 from edgevlm.runtime.snapshots.directory import LOCK, Folder, as_os_error, storage_of
 
-EPOCH = "epoch-"  # begins the folder of a camera's placement
-BEGUN = "begun"  # in one that has been copied whole
-KEPT = 64  # events of a camera that are still to be sent
+EPOCH = "epoch-"  # prefix of the folders of a camera's placements
+BEGUN = "begun"  # file that marks a complete copy
+KEPT = 64  # unsent events to keep for a camera
 
 
 class Shared:
@@ -113,7 +113,7 @@ class MovingEvents:
 
     def __init__(self, shared: Shared, camera: str, epoch: int, notify: Notify = lambda line: None) -> None:
         self._shared, self._name, self._notify, self._is_over = shared, f"{camera}/{EPOCH}{epoch}/{self.FILE}", notify, False
-        self.events: list[tuple[WatchEvent, bool]] = []  # oldest first, and whether it is still to be sent
+        self.events: list[tuple[WatchEvent, bool]] = []  # oldest first; True for an unsent event
         with suppress(OSError, ValueError, TypeError, AttributeError):
             self.events = [(WatchEvent(**fields), unsent) for fields, unsent in json.loads(shared.read(self._name))]
 

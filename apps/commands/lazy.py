@@ -42,7 +42,7 @@ class LazyGroup(PlainHelp, TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = list(super().get_params(ctx))
         for param in params:
-            param.allow_from_autoenv = False  # EDGEVLM_VERSION=1 is not --version
+            param.allow_from_autoenv = False  # EDGEVLM_VERSION=1 must not act as --version
         return params
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -59,7 +59,7 @@ def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.
         targets: ClassVar[Mapping[str, str]] = {name: about[0] for name, about in commands.items()}
 
     def listed() -> None:
-        raise NotImplementedError  # resolve_command puts the command in its place
+        raise NotImplementedError  # resolve_command replaces this stand-in with the real command
 
     app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
     for name, (_, summary, *heading) in commands.items():

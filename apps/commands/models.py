@@ -173,7 +173,7 @@ def build(
 
         path = resolve_model(bundle, step, to_stderr, "tensorrt")
         for line, fields in command.build(path, budget, workspace, probes, force, step):
-            print(json_line("engine", fields) if json else line, flush=True)  # click would write past the progress line
+            print(json_line("engine", fields) if json else line, flush=True)  # click.echo would garble the progress line
 
 
 def list_bundles(json: Json = False) -> None:

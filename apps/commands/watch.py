@@ -87,7 +87,7 @@ RARE = (
     "chunk", "frame_size", "size", "pixel_format", "camera_fps", "open_timeout", "read_timeout", "stall_timeout",
     "reindexing", "store_bytes", "host_bytes", "vision_precision", "kv", "engine", "stats_every",
 )  # fmt: skip
-DEMO_SEED = 10  # of a world that shows a red square within seconds
+DEMO_SEED = 10  # this world shows a red square within seconds
 Server = Annotated[str, option("URL", "Talk to the server at this address.")]
 Stream = Annotated[str | None, option("NAME", "Use this camera only.", "all")]
 Since = Annotated[str | None, option("10m|14:03", "Begin 10 minutes ago, or at 14:03.")]

@@ -34,11 +34,11 @@ from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.free_memory import group_limits
 
 OLDEST = (3, 10)
-KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flag in /proc/cpuinfo, best first
-LITTLE, SCARCE = 500_000, 2_000_000  # kB available
-FULL, NARROW = 0.2e9, 2e9  # bytes free
+KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flags in /proc/cpuinfo, best first
+LITTLE, SCARCE = 500_000, 2_000_000  # limits of available memory, kB
+FULL, NARROW = 0.2e9, 2e9  # limits of free disk space, bytes
 ON_CPU = {"onnxruntime-cpu"}  # engines that need no GPU
-NVIDIA = "0x10de"  # its PCI vendor
+NVIDIA = "0x10de"  # NVIDIA's PCI vendor id
 NODES = ("dev/nvidia0", "dev/nvhost-ctrl-gpu", "dev/nvmap", "dev/nvgpu/igpu0/ctrl")
 ASK = "import onnxruntime; print(*onnxruntime.get_available_providers())"
 REFUSED = "cannot import: "
@@ -48,10 +48,10 @@ try: import {{module}}
 except Exception as error: print({REFUSED!r}, *str(error).split())
 """
 FASTER = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
-CUDNN = "9"  # its major version, of every onnxruntime-gpu from 1.19 on; 8 and 9 do not take each other's place
+CUDNN = "9"  # the major version that onnxruntime-gpu needs since 1.19; 8 and 9 are not interchangeable
 FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/cuda/lib64", "usr/local/lib")
-CMA_KB = 64_000  # free, that a CSI camera's pipeline can be given
-SMALL_KB = 9_000_000  # of memory: swap is for building and loading on these
+CMA_KB = 64_000  # free contiguous memory that a CSI camera's pipeline needs
+SMALL_KB = 9_000_000  # devices with less memory need swap for building and loading
 JETPACK = "sudo apt install nvidia-jetpack"
 
 

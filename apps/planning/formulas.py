@@ -18,18 +18,18 @@ from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.settings import LONGEST_QUESTION
 
 FLOAT = 4
-THUMBNAILS = 2000 << 10  # bytes of their file that SQLite keeps in memory
+THUMBNAILS = 2000 << 10  # memory that SQLite uses for the thumbnails' file, bytes
 CPU_RUNTIME = 27_600_000
-EXPORT = 1 << 29  # bytes that an export takes beside its largest layer
+EXPORT = 1 << 29  # bytes that an export needs in addition to its largest layer
 """ONNX Runtime and our own code, graphs and sessions on a CPU: between the demo's and a small tower's, x86-64."""
-POLICY_ROW = 12  # bytes that a policy may keep per row, layer and KV head: a float32 score and an int64 seq
+POLICY_ROW = 12  # most bytes that a policy keeps per row, layer and KV head: a float32 score and an int64 seq
 BANDWIDTH_EFFICIENCY = 0.75
 """Fraction of memory bandwidth that kernels which stream weights reach. Chosen before any comparison."""
 COMPUTE_EFFICIENCY = 0.5
 """Fraction of peak arithmetic that products of some hundred rows reach. Chosen before any comparison."""
-QUESTION = 32  # rows of a question's text, the template's among them
-COMPRESSION_READS = 4.0  # plain reads of a full cache that one compression takes
-MOST_CAMERAS = 256  # that a server takes
+QUESTION = 32  # rows of a question's text, including the template's
+COMPRESSION_READS = 4.0  # a compression takes as long as this many plain reads of a full cache
+MOST_CAMERAS = 256  # most cameras that a server takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
     A bundle has its files' sizes at its own precision. Raises UserError for another precision of rounded weights.
     """
     stored = load_precision(precision)
-    engine = kind == "jetson" and stored.tensorrt is not None  # ONNX Runtime runs the rest
+    engine = kind == "jetson" and stored.tensorrt is not None  # ONNX Runtime runs all other precisions
     layouts = stored.tensorrt if engine and stored.tensorrt else stored.onnxruntime
     table = round(model.table * layouts.table.bytes_per_weight())
     head = 0 if model.tied else table
@@ -120,9 +120,9 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
         return Weights(model.files["decoder"] - head, model.files["embedding"], head, model.files["vision"])
     if precision != model.precision != "fp32":
         raise UserError(f"{model.name}: its weights are {model.precision} already; leave --precision out")
-    other = 2 if engine and precision != "fp32" else FLOAT  # bytes of a number in the tower, in norms and in biases
+    other = 2 if engine and precision != "fp32" else FLOAT  # bytes per number in the tower, norms and biases
     tower = model.tower
-    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # of one byte
+    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # one byte each
     rounded = (model.matrices - model.floats) * layouts.matrices.bytes_per_weight(model.group)
     layers = round(rounded + model.floats * FLOAT + model.vectors * other)
     return Weights(layers, table, head, round(linears + other * (tower.parameters - linears)))
@@ -282,7 +282,7 @@ class Roofline:
         matrices, attention = 2 * model.matrices * rows, 4 * model.layers * model.heads * model.head_dim * rows * seen
         read = calls * (weights.layers + self.kv_bytes(held))
         if logits:
-            attention += 2 * model.table  # in blocks or floats
+            attention += 2 * model.table  # computed as for weights in blocks or floats
             read += weights.head or weights.embedding
         wide, layout = self.precision == "fp32", load_precision(self.precision).onnxruntime.matrices
         seconds = matrices / self._rate(layout.multiplies_bytes, wide) + attention / self._rate(False, wide)

@@ -27,9 +27,9 @@ from edgevlm.runtime.files import look
 from edgevlm.runtime.model import bundle_folder, load_tokenizer
 
 DECODER, VISION = "decoder.weights", "vision.weights"
-MLP = "layer0.mlp"  # the matrix of the first layer's gate and up
+MLP = "layer0.mlp"  # the first layer's matrix of gate and up
 VECTOR = re.compile(r"final_norm\.weight|layer\d+\..*(norm\.weight|\.bias)")
-PREFIX = 32  # rows allowed for the system prompt, which needs the tokenizer to be counted
+PREFIX = 32  # assumed rows of the system prompt: counting them needs the tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
     files = {"decoder": sizes.get(DECODER, 0), "embedding": embedding, "vision": sizes.get(VISION, 0)}
     graph, tokenizer = bundle.file(spec.graphs["full"]), load_tokenizer(bundle)
     tensors = shapes_in(graph)
-    codes = tensors.get(f"{MLP}.codes", ())  # [out, blocks, bytes] where weights share scales, else as the weights [in, out]
+    codes = tensors.get(f"{MLP}.codes", ())  # [out, blocks, bytes] if weights share scales, else [in, out] like the weights
     matrix = tensors.get(f"{MLP}.weight") or codes
     if not matrix:
         raise BundleError(f"the decoder's graph has no matrix {MLP}; export the checkpoint again")
@@ -191,7 +191,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
         kv_heads=spec.kv_heads, head_dim=spec.head_dim, hidden=spec.hidden, inner=inner, vocab=spec.vocab,
         matrices=spec.layers * layer_matrices(spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, inner),
         vectors=sum(prod(shape) for name, shape in tensors.items() if VECTOR.fullmatch(name)),
-        tied=spec.embedding.encode() in graph.read_bytes(),  # the graph names that file as its head
+        tied=spec.embedding.encode() in graph.read_bytes(),  # a tied head's graph names the embedding's file
         axes=spec.axes, limit=bundle.limit,
         tower=_tower(family, vision, bundle.file(vision.graph), tokenizer),
         prefix=len(Chat(bundle.chat, tokenizer).prefix),

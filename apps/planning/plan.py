@@ -17,10 +17,10 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.budget import DEFAULT_BUDGET
 from edgevlm.runtime.kv import KV_TYPES
 
-CAMERA = (480, 640)  # (height, width) of the frames planned for
+CAMERA = (480, 640)  # (height, width) of the planned frames
 PRECISIONS = {"cpu": ("fp32", "int8", "int4"), "cuda": ("fp16", "int8", "int4"), "jetson": ("fp16", "int8", "int4")}
 """Weights to choose from, the most accurate first; a CPU gains nothing by float16, which it computes as float32."""
-NEARLY = 0.9  # of the fastest rate: where nothing keeps up, the most accurate weights this fast are chosen
+NEARLY = 0.9  # if no weights keep up, the most accurate ones with this fraction of the fastest rate are chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
         memory, speed = roofline.memory(budget, request.chunk), roofline.speed(budget, request.chunk)
         plans.append(DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed))
     if keeping := [plan for plan in plans if plan.fits and plan.keeps_up]:
-        return max(keeping, key=lambda plan: plan.budget)  # the first of equals
+        return max(keeping, key=lambda plan: plan.budget)  # the first if several have the same budget
     if fitting := [plan for plan in plans if plan.fits]:
         enough = NEARLY * max(plan.speed.prefill_fps for plan in fitting)
         return next(plan for plan in fitting if plan.speed.prefill_fps >= enough)

@@ -12,10 +12,10 @@ from edgevlm.runtime.free_memory import group_limits
 
 NAME = "this machine"
 ASSUMED_MHZ = 2000
-SYSTEM_MIB = 1500  # allowed for the system, up to a quarter of the memory
-CHANNEL_GB_S = 25.6  # DDR4-3200, 64 bits; two channels are assumed beyond FEW_CORES
+SYSTEM_MIB = 1500  # memory reserved for the system, at most a quarter of all
+CHANNEL_GB_S = 25.6  # one channel of DDR4-3200, 64 bits; with more than FEW_CORES cores two are assumed
 FEW_CORES = 4
-VECTORS = (  # a processor's flag, what it is called, and its float32 and int8 operations a core and cycle
+VECTORS = (  # processor flag, its name, and its float32 and int8 operations per core and cycle
     ("avx512_vnni", "AVX-512 VNNI", 64, 256),
     ("avx512f", "AVX-512", 64, 128),
     ("avx_vnni", "AVX2 VNNI", 32, 128),

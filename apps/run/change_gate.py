@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-CELLS = 32  # in each direction: details smaller than a cell fade
-SAMPLES = 8  # the most pixels averaged per cell, in each direction
-THRESHOLD = 4.0  # levels of 255: above a sensor's noise, below a person who fills a cell
+CELLS = 32  # cells in each direction; a detail smaller than a cell is averaged out
+SAMPLES = 8  # most pixels averaged per cell, in each direction
+THRESHOLD = 4.0  # of 255 levels: above a sensor's noise, below the change when a person fills a cell
 
 
 class ChangeGate:

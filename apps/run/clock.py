@@ -15,8 +15,8 @@ from edgevlm.runtime.time_window import NothingHeld, TimeWindow
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_S = 1e10  # three centuries
-NOW_S = 2.0  # seconds ago that are now
-SLACK_S = 1.0  # frames wait to be watched
+NOW_S = 2.0  # times up to this many seconds ago count as now
+SLACK_S = 1.0  # seconds, because frames wait to be watched
 
 
 def moment(text: str, now: float | None = None) -> float:

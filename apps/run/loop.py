@@ -23,9 +23,9 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.taught import never_taught, parse
 from edgevlm.runtime.time_window import NothingHeld
 
-SAMPLE_EVERY = 16  # frames
+SAMPLE_EVERY = 16  # frames between two sample questions
 CLOSING = 1.0  # seconds that a source may take to close
-REMEMBERED = 64  # frames whose truth is kept for questions that are being answered
+REMEMBERED = 64  # number of frames whose truth is kept for pending questions
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class RunPlan:
     seconds: float | None = None
     end: list[str] = field(default_factory=list)
     at: list[tuple[float, str]] = field(default_factory=list)
-    since: float = 0.0  # seconds of the stream at which the source begins
-    sample: np.random.Generator | None = None  # draws the demo's own questions, every SAMPLE_EVERY frames
+    since: float = 0.0  # the stream time in seconds at which the source begins
+    sample: np.random.Generator | None = None  # draws a demo question every SAMPLE_EVERY frames
 
     def __post_init__(self) -> None:
         self.at.sort(key=lambda item: item[0])
@@ -77,11 +77,11 @@ class RunLoop:
 
     def __post_init__(self) -> None:
         self.started, self._stopped = threading.Event(), threading.Event()  # started: the first frame has been watched
-        self._scenes: deque[tuple[float, DemoScene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
+        self._scenes: deque[tuple[float, DemoScene]] = deque(maxlen=REMEMBERED)  # times and scenes of the newest frames
         self._begun = self._last = (time.monotonic(), self.session.stats.frames)
         self._offset: float | None = None
-        self._reading, self._steps = False, 0  # frames and pieces of answers
-        self._seen = 0, self.source.attempts  # at the last tick
+        self._reading, self._steps = False, 0  # steps: frames and pieces of answers so far
+        self._seen = 0, self.source.attempts  # steps and attempts at the last tick
         self.shutdown = Shutdown(self.stop)
         self._resident = ResidentMemory()
 
@@ -92,7 +92,7 @@ class RunLoop:
     def ask_typed(self, text: str) -> None:
         """Ask what a person typed, once a frame has been watched; not from the thread that watches."""
         self.started.wait()
-        self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model was taught no conversation
+        self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model cannot hold a conversation
 
     def check(self) -> None:
         """Raise UserError if a planned question cannot be asked, before anything is watched."""
@@ -114,7 +114,7 @@ class RunLoop:
             finally:
                 self._stopped.set()
                 ticking.join()
-                if not self.shutdown.forced:  # else the user does not wait for the model to finish
+                if not self.shutdown.forced:  # a user who forces the end does not wait for the model
                     self._close()
 
     def _close(self) -> None:
@@ -129,7 +129,7 @@ class RunLoop:
 
         self.notifier.send(Notifier.STOPPING)
         closing = threading.Thread(target=close, name="edgevlm-closing", daemon=True)
-        with suppress(RuntimeError):  # no more threads: the process's end closes it
+        with suppress(RuntimeError):  # no thread can start: the end of the process closes the source
             closing.start()
         if self.alone:
             self.session.close()
@@ -241,7 +241,7 @@ class RunLoop:
 
     def _ask_rest(self) -> None:
         if self.plan.questions:
-            self.session.flush()  # once, and not under each question
+            self.session.flush()  # flush once, not before each question
         for time_s, question in self.plan.at:
             if self.session.stats.frames and time_s > self.session.time_s:
                 ended = f"the stream ended at {self.session.time_s:.1f} s"
@@ -275,10 +275,10 @@ class RunLoop:
                     self.output.notice(line)
                 if self.alone and is_gone(sys.stdout):
                     self.shutdown.ask()
-        except (OSError, UserError):  # the loop's own writing meets it again, and reports it
+        except (OSError, UserError):  # the main loop gets and reports the same error
             self.stop()
         if self.shutdown.asked:
-            self.session.cancel()  # the loop may be waiting for the end of an answer
+            self.session.cancel()  # the main loop may be waiting for the end of an answer
 
     def _tell_manager(self) -> None:
         """Send the status, and a sign of life after a frame, a piece of an answer or, while waiting, a running or retried

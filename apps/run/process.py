@@ -105,7 +105,7 @@ class Notifier:
     """
 
     READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
-    STARTING = "EXTEND_TIMEOUT_USEC=120000000"  # two minutes more to start, from now
+    STARTING = "EXTEND_TIMEOUT_USEC=120000000"  # allow two more minutes for the start, from now
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         name = environment.get("NOTIFY_SOCKET", "")

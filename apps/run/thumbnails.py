@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgevlm.apps.store import TimedDatabase
 from edgevlm.progress import Notify
 
-WIDTH = 240  # pixels
+WIDTH = 240  # width in pixels
 TINY = 160
 
 
@@ -43,7 +43,7 @@ class Thumbnails(TimedDatabase):
     CREATE TABLE IF NOT EXISTS thumbnails (frame INTEGER PRIMARY KEY, time_s REAL, wall REAL, held INTEGER, jpeg BLOB);
     CREATE INDEX IF NOT EXISTS held ON thumbnails (frame) WHERE held;
     CREATE INDEX IF NOT EXISTS wall ON thumbnails (wall);
-    """  # each frame looks for what is forgotten and what is too old: without an index it would read every picture
+    """  # each frame searches for forgotten and old pictures; without an index SQLite would read every picture
     SPARE = (
         "DELETE FROM thumbnails WHERE frame IN (SELECT frame FROM thumbnails WHERE NOT held ORDER BY frame "
         "LIMIT 1 + (SELECT count(*) FROM thumbnails WHERE NOT held) / 4)",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Image = NDArray[np.uint8]
 Rule = Literal["block", "drop-oldest"]
-SLOWEST_FPS = 1e-5  # a frame a day
+SLOWEST_FPS = 1e-5  # one frame a day
 
 
 class StageTimer:
@@ -76,11 +76,11 @@ class State(str, Enum):
     """A source's state; docs/guide/cameras.md draws which state follows which."""
 
     INITIALISING = "initialising"  # nothing has been read yet
-    RUNNING = "running"  # frames come
-    STALLED = "stalled"  # connected, but no frame for ``stall_timeout_s``
-    RECONNECTING = "reconnecting"  # the connection broke: waiting to try again, or trying
-    ENDED = "ended"  # the last frame of a recording has been read, or it was closed
-    FAILED = "failed"  # it cannot continue
+    RUNNING = "running"  # frames arrive
+    STALLED = "stalled"  # connected, but without a frame for ``stall_timeout_s``
+    RECONNECTING = "reconnecting"  # the connection broke, and the source tries to reconnect
+    ENDED = "ended"  # a recording was read to its end, or the source was closed
+    FAILED = "failed"  # the source cannot continue
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ class Source(ABC):
     rule: Rule = "block"  # what happens to frames while the reader is busy
     state: State = State.INITIALISING
     problem: str | None = None  # why it is not RUNNING, in a few words without credentials, if known
-    reconnects: int = 0  # times that frames came again after the connection broke
+    reconnects: int = 0  # how often frames came again after the connection broke
     attempts: int = 0  # connections tried so far
-    prepare: Callable[[Image], Pixels] | None = None  # run on each image in the capturing thread; set before the first read
-    mode: str = ""  # the mode that a camera was opened in, in a few words
+    prepare: Callable[[Image], Pixels] | None = None  # called on each image in the capturing thread; set before the first read
+    mode: str = ""  # the camera's mode, in a few words
 
     @cached_property
     def drops(self) -> Counter[str]:
@@ -220,10 +220,10 @@ class Connection(ABC):
     Opening raises SourceError, or SourceRefused if waiting does not help.
     """
 
-    finished: bool = False  # it was a recording, which has been read to its end
-    problem: str | None = None  # why it broke, in a few words, if known
-    mode: str = ""  # the mode that a camera was opened in
-    repeats: bool = False  # the last picture is given again and again where the camera is gone
+    finished: bool = False  # a recording was read to its end
+    problem: str | None = None  # why the link broke, in a few words, if known
+    mode: str = ""  # the camera's mode
+    repeats: bool = False  # whether the link repeats the last picture when its camera is gone
 
     @abstractmethod
     def grab(self) -> Grabbed | None:

@@ -84,7 +84,7 @@ class UsbConnection(Capture):
     def __init__(self, target: str, options: SourceOptions, root: Path = ROOT, links: Sequence[Path] = ()) -> None:
         path, cv2 = next((link for link in links if look(link) != "nothing"), None) or device_path(target, root), load_cv2()
         self._node = path.resolve()
-        asked = []  # the pixel format first: which sizes and rates there are depends on it
+        asked = []  # set the pixel format first, because the possible sizes and rates depend on it
         if options.pixel_format:
             asked += [cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*options.pixel_format.ljust(4))]
         if options.size:
@@ -101,7 +101,7 @@ class UsbConnection(Capture):
         self.mode = f"{width}x{height} at {self.property('FPS'):g} fps, {name}"
 
     def grab(self) -> Grabbed | None:
-        grabbed = super().grab() if self._node.exists() else None  # some drivers continue with the last picture
+        grabbed = super().grab() if self._node.exists() else None  # some drivers repeat the last picture of a lost camera
         if grabbed is None:
             self.problem = "gives no more pictures; is it still plugged in?"
         return grabbed

@@ -14,7 +14,7 @@ from edgevlm.errors import SourceError, SourceRefused
 
 END = " ! videoconvert ! video/x-raw,format=RGB ! appsink name=edgevlm max-buffers=1 drop={drop}"
 CSI_ELEMENT = "nvarguscamerasrc"
-CSI_SIZE, CSI_FPS = (1920, 1080), 30.0  # unless asked for: every Jetson sensor has this mode
+CSI_SIZE, CSI_FPS = (1920, 1080), 30.0  # the default mode, which every Jetson sensor has
 
 
 def is_pipeline(text: str) -> bool:
@@ -34,7 +34,7 @@ def load_gst() -> Any:
     except (ImportError, ValueError) as error:
         need = "apt install python3-gi gir1.2-gst-plugins-base-1.0, in a venv with --system-site-packages"
         raise SourceRefused(f"GStreamer needs PyGObject ({error}): {need}") from None
-    assert GstApp.AppSink  # loaded for its methods on what the pipeline holds
+    assert GstApp.AppSink  # importing it adds methods to the appsink
     Gst.init(None)
     return Gst
 
@@ -57,14 +57,14 @@ class GstPipeline(Connection):
         self._timeout = int(options.read_timeout_s * gst.SECOND)
         try:
             self._pipeline = gst.parse_launch(pipeline.rstrip(" !") + END.format(drop=str(newest).lower()))
-        except Exception as error:  # GLib.Error, which only PyGObject has
+        except Exception as error:  # a GLib.Error, which only PyGObject defines
             raise SourceRefused(f"no such pipeline ({mask_credentials(str(getattr(error, 'message', error)))})") from None
         self._sink = self._pipeline.get_by_name("edgevlm")
         live = self._pipeline.set_state(gst.State.PAUSED) == gst.StateChangeReturn.NO_PREROLL
         self._sink.set_property("sync", not live)
         self._pipeline.set_state(gst.State.PLAYING)
         self._sample = self._sink.try_pull_sample(int(options.open_timeout_s * gst.SECOND))
-        self._ahead = True  # the first picture is pulled to see whether the pipeline runs
+        self._ahead = True  # the constructor pulls the first picture to check that the pipeline runs
         if self._sample is None:
             problem = self._said() or f"no picture within {options.open_timeout_s:g} s"
             self.close()

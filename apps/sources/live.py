@@ -27,10 +27,10 @@ from edgevlm.apps.sources.base import (
 )
 from edgevlm.errors import SourceError, SourceRefused, UserError, refuse_fork
 
-KEYFRAME_WAIT_S = 30.0  # a stream may have no keyframe (intra refresh): after this long, any decoded picture will do
-LATE_S = 1.0  # a recording later than this, after ctrl-Z for one, continues from there and does not catch up
-POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
-ADRIFT = 4  # abandoned connections that have not ended yet: with more, no new one is opened
+KEYFRAME_WAIT_S = 30.0  # a stream without keyframes (intra refresh) is used from any decoded picture after this long
+LATE_S = 1.0  # a recording that is later than this (for example after ctrl-Z) continues without catching up
+POLL_S = 0.2  # how often a waiting reader checks for ctrl-C
+ADRIFT = 4  # most abandoned connections that may still hang when a new one is opened
 
 
 class Slot:
@@ -104,7 +104,7 @@ class ReadAhead(ThreadedSource):
         self._error: BaseException | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
-        self._starting = threading.Lock()  # nothing is dropped, and no time passes, before the first read
+        self._starting = threading.Lock()  # before the first read no frame is dropped and no time passes
 
     def _run(self) -> None:
         origin: float | None = None
@@ -175,14 +175,14 @@ class Link:
         self._connect, self._deliver, self._changed = connect, deliver, changed
         self.opened = self.over = self.abandoned = False
         self.finished = False  # a recording was read to its end
-        self.refused = False  # the camera answered, and will answer the same again
+        self.refused = False  # the camera refused, and would refuse again
         self.problem: str | None = None
-        self.keyed = False  # a keyframe has come, and no damaged picture since
-        self.newest: Image | None = None  # picture, of a connection that repeats the last one when its camera is gone
-        self.frozen = False  # the newest picture was that of before, bit by bit
-        self.holding = False  # its thread waits for the frame's reader, not for the camera
-        self.moved_s = time.monotonic()  # when it began, opened, or brought a whole picture
-        self.unkeyed_s = self.moved_s  # since when it waits for a keyframe
+        self.keyed = False  # a keyframe has arrived, and no damaged picture since then
+        self.newest: Image | None = None  # the newest picture, if the connection repeats it when its camera is gone
+        self.frozen = False  # the newest picture is identical to the one before
+        self.holding = False  # the thread waits for the reader, not for the camera
+        self.moved_s = time.monotonic()  # when the link began, opened, or brought a whole picture
+        self.unkeyed_s = self.moved_s  # when it began to wait for a keyframe
         self.thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
         self.thread.start()
 
@@ -193,7 +193,7 @@ class Link:
     def _run(self) -> None:
         try:
             self._read()
-        except Exception as error:  # whatever a driver or a library throws, the camera is tried again
+        except Exception as error:  # retry the camera whatever a driver or library raises
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             self.problem = getattr(error, "strerror", None) or kind + mask_credentials(str(error))
             self.refused = isinstance(error, SourceRefused)
@@ -228,7 +228,7 @@ class LiveSource(ThreadedSource):
     """
 
     live = True
-    _origin: float | None = None  # of the frames' times: the first read
+    _origin: float | None = None  # the time of the first read, from which frames are timed
 
     def __init__(self, name: str, connect: Callable[[], Connection], options: SourceOptions) -> None:
         super().__init__(name, options.rule or "drop-oldest")
@@ -258,7 +258,7 @@ class LiveSource(ThreadedSource):
         self._link.abandoned = True
         self._slot.close()
         self._supervisor.join(timeout=2)
-        self._link.abandoned = True  # it may have been opened meanwhile
+        self._link.abandoned = True  # the supervisor may have opened a new link meanwhile
         self._link.thread.join(timeout=2)
         super().close()
 
@@ -294,7 +294,7 @@ class LiveSource(ThreadedSource):
                 self._rest()
                 try:
                     self._link = link if self._closing else self._dial()
-                except RuntimeError as error:  # the machine has no thread left for it now
+                except RuntimeError as error:  # the system cannot start another thread at the moment
                     self.problem = str(error)
         self.state = State.ENDED
         self._slot.close()
@@ -356,7 +356,7 @@ class LiveSource(ThreadedSource):
                 return False
             if grabbed.corrupt:
                 self.drops["corrupt"] += 1
-                link.keyed, link.unkeyed_s = False, time.monotonic()  # what follows is smeared
+                link.keyed, link.unkeyed_s = False, time.monotonic()  # pictures are smeared until the next keyframe
                 return False
             if not link.keyed:
                 waited = link.moved_s - link.unkeyed_s > KEYFRAME_WAIT_S

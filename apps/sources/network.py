@@ -43,16 +43,16 @@ UNMENDABLE = {
     404: "no such stream there (404); check the path of the address",
 }
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "rtmpt", "rtmpts", "rtmpe", "rtmpte", "udp", "tcp", "tls", "rtp", "srt")
-PROTOCOLS = f"{','.join(SCHEMES)},srtp,http,https,ffrtmphttp,ffrtmpcrypt"  # what those may open themselves: no files
-BOUND = "rtsp,rtmp,rtmps,tcp,tls"  # the same where hosts are checked: one connection, nothing that follows redirects
-LOW_LATENCY = {  # docs/guide/cameras.md has what they save
+PROTOCOLS = f"{','.join(SCHEMES)},srtp,http,https,ffrtmphttp,ffrtmpcrypt"  # protocols that FFmpeg may open itself: no files
+BOUND = "rtsp,rtmp,rtmps,tcp,tls"  # protocols if hosts are checked: those that open one connection and follow no redirects
+LOW_LATENCY = {  # docs/guide/cameras.md shows how much latency they save
     "rtsp_transport": "tcp",
     "fflags": "nobuffer",
     "flags": "low_delay",
     "analyzeduration": "0",
     "probesize": "32",
 }
-LARGEST, MORE = 16 << 20, 1 << 20  # bytes of a first picture; and beside four times the one before: more is not a picture
+LARGEST, MORE = 16 << 20, 1 << 20  # most bytes of a picture; and after the first one, bytes beyond four times the previous size
 
 
 def connect(url: str, options: SourceOptions) -> Connection:
@@ -78,7 +78,7 @@ def connect(url: str, options: SourceOptions) -> Connection:
             return _relayed(url, address, options)
     elif parts.hostname:
         try:
-            addresses(parts.hostname, parts.port or 0)  # FFmpeg would call an unknown name an input/output error
+            addresses(parts.hostname, parts.port or 0)  # FFmpeg would report an unknown host name as an input/output error
         except SourceError as error:
             raise SourceError(RAW if is_raw(parts) else str(error)) from None
     return FfmpegConnection(url, options)
@@ -139,7 +139,7 @@ def _request(
     for handler in (*dialled, *others, http.HTTPBasicAuthHandler(known), http.HTTPDigestAuthHandler(known)):
         opener.add_handler(handler)
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # of one call; the watchdog tells the two apart
+    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # limit of each call; the watchdog applies the two timeouts
     try:
         asked = http.Request(address, headers={"User-Agent": "edgevlm", **(headers or {})})
         response: HTTPResponse = opener.open(asked, timeout=timeout_s)
@@ -178,7 +178,7 @@ class BoundHandler(http.AbstractHTTPHandler):
     def http_open(self, request: http.Request) -> HTTPResponse:
         def dialled(*arguments: Any, **options: Any) -> HTTPConnection:
             made = (HTTPSConnection if request.type == "https" else HTTPConnection)(*arguments, **options)
-            vars(made)["_create_connection"] = self._hosts.connect  # what it dials by, also below TLS
+            vars(made)["_create_connection"] = self._hosts.connect  # http.client connects with this, including under TLS
             return made
 
         return self.do_open(dialled, request)
@@ -208,7 +208,7 @@ class PictureConnection(Connection):
     def _take(self, count: int) -> bytes:
         block = self._response.read1(count)
         if not self._seen and (found := re.search(rb"(?i)content-type:\s*([\w./+-]{1,99})", block)):
-            self._kind = found[1].decode()  # of a part
+            self._kind = found[1].decode()  # content type of one part
         return block
 
     def grab(self) -> Grabbed | None:
@@ -273,7 +273,7 @@ class FfmpegConnection(Connection):
         context = self._video.stream.codec_context
         context.flags |= load_av().codec.context.Flags.low_delay
         self._recorded = not scheme.startswith("rtsp") and self._video.container.duration is not None
-        self._clock, self._origin = RecordedClock(self._video.period_s), 0.0  # of a recording's times
+        self._clock, self._origin = RecordedClock(self._video.period_s), 0.0  # for a recording's times
         self._frame: Any = None
         self._pictures = self._decode(self._video)
 
@@ -287,7 +287,7 @@ class FfmpegConnection(Connection):
             self.problem = next((feed.problem for feed in self._feeds if feed.problem), failed)
             self.finished = self._recorded and self.problem is None
             return None
-        if self._recorded and grabbed.decoded and not grabbed.corrupt:  # wait until it is due
+        if self._recorded and grabbed.decoded and not grabbed.corrupt:  # play a recording at its own speed
             first, time_s, now = self._clock.time_s is None, self._clock(grabbed.stamp_s), time.monotonic()
             self._origin = now if first else self._origin
             time.sleep(min(max(0.0, self._origin + time_s - now), 1.0))

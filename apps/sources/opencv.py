@@ -22,7 +22,7 @@ def load_cv2() -> Any:
         import cv2
     except ModuleNotFoundError:
         raise UserError(f"reading USB cameras needs OpenCV: {install('cpu')}, or a Jetson's own build") from None
-    except ImportError as error:  # opencv-python without libGL
+    except ImportError as error:  # opencv-python fails to import without libGL
         how = "pip install --force-reinstall opencv-python-headless, which needs no libGL"
         raise UserError(f"OpenCV is installed and cannot be loaded ({error}); {how}") from None
     return cv2
@@ -33,7 +33,7 @@ class Capture(Connection):
 
     def __init__(self, *arguments: Any) -> None:
         self._cv2 = load_cv2()
-        str(arguments[0]).encode()  # OpenCV ends the process for what is not Unicode
+        str(arguments[0]).encode()  # OpenCV aborts the process if the text is not valid Unicode
         self._capture = self._cv2.VideoCapture(*arguments)
 
     @property

@@ -13,7 +13,7 @@ from edgevlm.errors import SourceError
 from edgevlm.packages import needs
 from edgevlm.runtime.preprocess import MOST_EDGE, MOST_PIXELS
 
-JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # as they begin
+JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # first bytes of each format
 BEGIN = re.compile(JPEG + b"|" + PNG)
 END = b"\xff\xd9"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
@@ -35,9 +35,9 @@ def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
         raise
     except pillow.DecompressionBombError:
         raise SourceError(f"a picture has {most_pixels:,} pixels at most") from None
-    except Exception:  # Pillow's decoders raise whatever comes to them
+    except Exception:  # Pillow's decoders may raise any exception
         raise SourceError("not a readable image; give JPEG, PNG, WebP or GIF") from None
-    if picture.mode.startswith("I"):  # 16 bits: a thermal or depth camera's
+    if picture.mode.startswith("I"):  # 16 bits, from a thermal or depth camera
         grey = np.clip(np.asarray(picture).astype(np.int32) >> 8, 0, 255).astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=2)
     if picture.has_transparency_data:
@@ -97,7 +97,7 @@ def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
     if at + 4 > len(data):
         return at, False
     look = max(at, seen - len(JPEG))
-    end, other = data.find(END, look), data.find(JPEG, look)  # in the scan, neither can be pixels
+    end, other = data.find(END, look), data.find(JPEG, look)  # these markers cannot be pixels of the scan
     if other >= 0 and not 0 <= end < other:
         return -other, False
     return (end + 2, True) if end >= 0 else (at, False)

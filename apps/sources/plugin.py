@@ -15,7 +15,7 @@ from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import blamed, load_class, place
 
 RGB = "give uint8 RGB [H, W, 3]"
-MANY = 64  # first frames that may not all have one time
+MANY = 64  # a source fails if this many first frames all have one time
 
 
 class FrameCheck:
@@ -100,7 +100,7 @@ def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
         try:
             with blamed(what, made, SourceError):
                 found = opened(target, options)
-        except TypeError as error:  # raised by the call itself: an abstract class, or other parameters
+        except TypeError as error:  # the call itself failed: the class is abstract, or its parameters differ
             raise check.wrong(f"cannot be made of (target, options): {error}") from None
     else:
         raise check.wrong("is neither a subclass of edgevlm.extend.Source nor a generator function")

@@ -19,8 +19,8 @@ from edgevlm.runtime.preprocess import MOST_PIXELS
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 Y4M = b"YUV4MPEG2"
-LOOK = 4096  # bytes in which the first picture of Motion JPEG begins
-POLL_S = 0.2  # how long a read waits before it looks whether the source was closed
+LOOK = 4096  # bytes in which to look for the start of the first Motion JPEG picture
+POLL_S = 0.2  # seconds between a waiting read's checks whether the source was closed
 
 
 class Recording(Source):
@@ -201,7 +201,7 @@ class StdinSource(Recording):
         return self._video.rgb(frames[0]) if frames and frames[0] is not None else None
 
     def skip(self, time_s: float) -> bool:
-        return False  # whoever writes to the pipe decides where it begins
+        return False  # the writer decides where the pipe begins
 
     def interrupt(self) -> None:
         self._closed = True

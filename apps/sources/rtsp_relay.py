@@ -13,8 +13,8 @@ BLOCK = 1 << 16
 STATUS = re.compile(rb"RTSP/.{8}", re.DOTALL)
 HARMLESS = re.compile(
     rb"RTSP/1\.[01](?: [1245]\d\d[ \r\n]|[\r\n].{4})", re.DOTALL
-)  # a response that redirects nowhere, a request
-BEGUN = re.compile(rb"R(?:T(?:S(?:P(?:/.{0,7})?)?)?)?\Z", re.DOTALL)  # may become a status line
+)  # a response that does not redirect, or a request
+BEGUN = re.compile(rb"R(?:T(?:S(?:P(?:/.{0,7})?)?)?)?\Z", re.DOTALL)  # bytes that may become a status line
 
 
 class Relay:
@@ -26,7 +26,7 @@ class Relay:
         self._server = socket.create_connection((address, port), timeout_s)
         try:
             if tls:
-                context = ssl.create_default_context()  # certificates of cameras are their own, and FFmpeg asks for none
+                context = ssl.create_default_context()  # cameras sign their own certificates, and FFmpeg verifies none
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
                 self._server = context.wrap_socket(self._server)
             self._listening = socket.create_server(("127.0.0.1", 0))
@@ -51,7 +51,7 @@ class Relay:
                 self._pass(client)
 
     def _pass(self, client: socket.socket) -> None:
-        kept = b""  # of the server, what is not judged yet
+        kept = b""  # the server's bytes that are not checked yet
         while True:
             pending = isinstance(self._server, ssl.SSLSocket) and self._server.pending()
             ready = [self._server] if pending else select.select([self._server, client], (), ())[0]

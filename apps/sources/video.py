@@ -21,20 +21,20 @@ from edgevlm.errors import SourceError
 from edgevlm.packages import needed
 from edgevlm.runtime.preprocess import MOST_PIXELS
 
-CONTAINERS = (  # FFmpeg's names; none of them names other files to read, as concat, hls, dash and image2 do
+CONTAINERS = (  # FFmpeg's names of formats that, unlike concat, hls, dash and image2, cannot make it read other files
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,live_flv,asf,ogg,mxf,nut,wtv,rm,dv,gif,apng,ivf,obu,av1,"
     "h264,hevc,vvc,vc1,m4v,mjpeg,mpjpeg,yuv4mpegpipe,dhav"
 )
-LEAST_S = 1e-3  # between two mended times
-JUMP_S, BACK_S = 60.0, 0.5  # a jump of the stamps that is longer, or goes further back, is not believed
-FALLBACK_FPS = 25.0  # of what declares no rate, as ffmpeg takes it
-SQUEEZED = 8  # times that a pixel may be wider than high, or higher than wide
+LEAST_S = 1e-3  # shortest time between two corrected timestamps
+JUMP_S, BACK_S = 60.0, 0.5  # a timestamp that jumps further ahead, or further back, is corrected
+FALLBACK_FPS = 25.0  # FFmpeg's rate for videos that declare none
+SQUEEZED = 8  # largest ratio of a pixel's sides
 
 
 def load_av() -> Any:
     """Import PyAV, silent. Raises UserError if it is not installed."""
     av, logging = (needed(name, "reading video", "cpu") for name in ("av", "av.logging"))
-    logging.set_level(None)  # what FFmpeg prints on its own would name the address
+    logging.set_level(None)  # FFmpeg's own messages would show the address
     return av
 
 
@@ -53,7 +53,7 @@ class Video:
         try:
             self.stream = self._best()
             context = self.stream.codec_context
-            if context.width:  # else the first picture tells
+            if context.width:  # if the size is unknown, the first picture shows it
                 check_size(context.width, context.height, most_pixels)
             context.thread_type = threads
             context.options = {**context.options, "max_pixels": str(most_pixels)}
@@ -63,7 +63,7 @@ class Video:
         rate = float(self.stream.average_rate or 0)
         self.period_s = 1 / rate if 0 < rate < 1000 else 1 / FALLBACK_FPS
         self._filter: Deinterlacer | None = None
-        self._lost, self._spoiled = False, set[int | None]()  # the stamps of pictures after a lost packet, up to a keyframe
+        self._lost, self._spoiled = False, set[int | None]()  # timestamps of pictures from a lost packet to a keyframe
 
     def _best(self) -> Any:
         hidden = load_av().stream.Disposition.attached_pic | load_av().stream.Disposition.timed_thumbnails
@@ -82,7 +82,7 @@ class Video:
 
     def packets(self) -> Iterator[Any]:
         """Yield the packets of a recording; a damaged one ends at its last readable packet."""
-        with suppress(self._errors.FFmpegError, OSError, ValueError):  # the last two of reading the file
+        with suppress(self._errors.FFmpegError, OSError, ValueError):  # reading the file raises the last two
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
     def decode(self, packet: Any) -> list[Any]:
@@ -90,7 +90,7 @@ class Video:
         self._lost = packet.is_corrupt or (self._lost and not packet.is_keyframe)
         if self._lost:
             self._spoiled.add(packet.pts)
-        elif len(self._spoiled) > 256:  # they were not asked for
+        elif len(self._spoiled) > 256:  # the caller did not ask about these pictures
             self._spoiled.clear()
         try:
             frames = self.stream.codec_context.decode(packet)
@@ -145,11 +145,11 @@ def oriented(image: Image, matrix: Any) -> Image:
 
 def open_video(path: Path, **options: Any) -> Video:
     """Open a file. Raises SourceError, one line."""
-    with ExitStack() as opened:  # FFmpeg reads this file and, unlike by a name, no other
+    with ExitStack() as opened:  # FFmpeg gets an open file: with a name it could read others
         file = opened.enter_context(path.open("rb"))
         try:
             video = Video(file, **options)
-        except (load_av().error.FFmpegError, OSError, ValueError):  # the last two of reading the file
+        except (load_av().error.FFmpegError, OSError, ValueError):  # reading the file raises the last two
             raise SourceError("not a video that can be read (damaged, cut short, or another kind of file)") from None
         video.closing = opened.pop_all()
     return video
@@ -247,7 +247,7 @@ class RecordedClock:
 
     def __init__(self, period_s: float) -> None:
         self._period, self._origin = period_s, 0.0
-        self.time_s: float | None = None  # of the newest picture
+        self.time_s: float | None = None  # time of the newest picture
 
     def __call__(self, stamp_s: float | None) -> float:
         """Return the mended time of the next picture, seconds."""
@@ -277,13 +277,13 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
                 raise SourceError(f"this video takes more than {limit_s:g} s to decode")
             yield packet
 
-    times, places, key, place = list[float](), list[tuple[int, int]](), 0, 0  # by picture; places: keyframe, number after it
+    times, places, key, place = list[float](), list[tuple[int, int]](), 0, 0  # keyframe, pictures since then
     with closing(open_video()) as video:
         clock = RecordedClock(video.period_s)
         for number, packet in enumerate(packets(video)):
             if packet.is_keyframe:
                 key, place = number, 0
-            if not packet.is_discard:  # edit lists hide some
+            if not packet.is_discard:  # edit lists hide some packets
                 times.append(clock(None if packet.dts is None else float(packet.dts * packet.time_base)))
                 places.append((key, place))
                 place += 1
@@ -311,7 +311,7 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
                 show(video.decode(packet))
         if key in last:
             show(video.drain())
-        for missing in picked:  # fewer pictures than packets: the newest one stands for the rest
+        for missing in picked:  # there are fewer pictures than packets: repeat the newest one
             if missing not in found and missing[0] in newest:
                 found[missing] = video.rgb(newest[missing[0]])
     if not found:

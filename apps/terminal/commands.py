@@ -84,8 +84,8 @@ def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None
                     act(line)
                 else:
                     run.plan.end.append(line)
-                    run.plan.sample = None  # they replace the demo's own
-        if os.isatty(descriptor) and not over.is_set():  # ctrl-D
+                    run.plan.sample = None  # typed questions replace the demo's own
+        if os.isatty(descriptor) and not over.is_set():  # ctrl-D was typed
             run.shutdown.ask()
 
     threading.Thread(target=listen, name="edgevlm-stdin", daemon=True).start()

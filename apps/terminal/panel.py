@@ -14,10 +14,10 @@ from edgevlm.apps.run.change_gate import cell_means
 from edgevlm.apps.run.memory_view import LaneView, MemoryView
 
 Image = NDArray[np.uint8]
-Line = list[tuple[str, str]]  # style and text, as prompt_toolkit has them
+Line = list[tuple[str, str]]  # style and text, as in prompt_toolkit
 
-TALL = 14  # lines of a panel at most
-LEVELS = "·░▒▓█"  # from nothing to all
+TALL = 14  # most lines of a panel
+LEVELS = "·░▒▓█"  # shades from nothing to everything
 
 
 class Panel(NamedTuple):

@@ -29,9 +29,9 @@ from edgevlm.apps.terminal.panel import Panel, clock, draw, draw_plain, make_pan
 from edgevlm.progress import Lost
 
 REFRESH_S = 0.25
-BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
+BELOW = 5  # lines that the panel leaves to the prompt, the status and the newest answers
 SMALLEST = "HuggingFaceTB/SmolVLM2-256M-Video-Instruct"
-MENU = 6  # lines of completions
+MENU = 6  # number of lines for completions
 HINT = FormattedText([("class:placeholder", "Tab completes, /help")])
 STYLE = Style.from_dict(
     {
@@ -44,7 +44,7 @@ STYLE = Style.from_dict(
 class Screen:
     """An :class:`~edgevlm.apps.run.output.Output` that draws with prompt_toolkit in its own thread."""
 
-    _run: RunLoop  # both from :meth:`attached`
+    _run: RunLoop  # both are set in :meth:`attached`
     _prompt: PromptSession[None]
 
     def __init__(self, quiet: bool = False) -> None:
@@ -101,7 +101,7 @@ class Screen:
             run.started.set()
             app = self._prompt.app
             if app.loop is not None and app.is_running:
-                with suppress(RuntimeError):  # it has ended meanwhile
+                with suppress(RuntimeError):  # the application has ended meanwhile
                     app.loop.call_soon_threadsafe(lambda: app.exit() if app.is_running and not app.is_done else None)
             thread.join(timeout=2)
 
@@ -135,7 +135,7 @@ class Screen:
             self._prompt.prompt(handle_sigint=False)
         except KeyboardInterrupt:
             os.kill(os.getpid(), signal.SIGINT)
-        except (EOFError, OSError):  # ctrl-D, or the terminal has gone
+        except (EOFError, OSError):  # ctrl-D was typed, or the terminal has gone
             if not self._over.is_set():
                 self._run.shutdown.ask()
 
@@ -151,7 +151,7 @@ class Screen:
         if app is None or app.loop is None or not app.is_running or self._over.is_set():
             write()
         else:
-            with suppress(RuntimeError):  # its loop has just ended
+            with suppress(RuntimeError):  # the application's loop has just ended
                 app.loop.call_soon_threadsafe(lambda: run_in_terminal(write))
 
     def _message(self) -> FormattedText:
@@ -181,11 +181,11 @@ class Screen:
         """Write the image into the area that prompt_toolkit left blank, and restore the cursor."""
         app, true_color = self._prompt.app, self._depth is ColorDepth.DEPTH_24_BIT
         screen = app.renderer.last_rendered_screen
-        if app.is_done or screen is None or app.current_buffer.complete_state is not None:  # its menu covers the image
+        if app.is_done or screen is None or app.current_buffer.complete_state is not None:  # the menu covers the image
             return
         below = screen.get_cursor_position(app.layout.current_window).y
         if below < len(self._panel.lines) or (app.renderer.height_is_known and below >= app.output.get_size().rows):
-            return  # the prompt is not where it is thought to be: it will be drawn again
+            return  # the prompt is not at the expected place, so the screen will be drawn again
         if self._panel.rows:
             where = self._image, self._panel.columns, self._panel.rows
             lines = draw_plain(*where) if self._depth is ColorDepth.DEPTH_1_BIT else draw(*where, true_color)

@@ -18,8 +18,8 @@ from edgevlm.errors import UserError
 from edgevlm.progress import Lost, Notify
 from edgevlm.runtime.plugins import blamed
 
-FIRST_S, MOST_S = 1.0, 60.0  # from one attempt to the next: doubled each time
-CLOSE_S = 2.0  # that sinks have for what is still to be sent
+FIRST_S, MOST_S = 1.0, 60.0  # first and longest pause between attempts; each pause is twice the previous one
+CLOSE_S = 2.0  # seconds that sinks have at the end to send waiting events
 
 
 class Delivery:
@@ -39,12 +39,12 @@ class Delivery:
         program: Program = Sink.program,
     ) -> None:
         self.store, self.notify, self._control, self._program = store, notify, control, program
-        self.recorded: Counter[tuple[str, str, str]] = Counter()  # by camera, watch and state
-        self.delivered: Counter[str] = Counter()  # by sink
+        self.recorded: Counter[tuple[str, str, str]] = Counter()  # counted by camera, watch and state
+        self.delivered: Counter[str] = Counter()  # counted by sink
         self.failures: Counter[str] = Counter()
         self._watches: Sequence[WatchStatus] | None = None
-        self._standing = threading.Lock()  # over them, so that sinks get them in order
-        self.sinks: Collection[str] = ()  # their names
+        self._standing = threading.Lock()  # held during announcements, so that sinks get them in order
+        self.sinks: Collection[str] = ()  # names of the sinks
         self._senders: dict[str, Sender] = {}
         self.replace(sinks)
 
@@ -87,7 +87,7 @@ class Delivery:
         self._watches = watches
         for sender in list(self._senders.values()):
             if watches is not None:
-                with suppress(Exception):  # of another package's
+                with suppress(Exception):  # another package's sink may raise anything
                     sender.sink.announce(watches)
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import SCHEMA
 from edgevlm.apps.store import TimedDatabase
 
-UNWRITTEN = 1000  # events held in memory while the disk takes none
-MOST = 10_000  # events, or lines of a journal, that a digest is made of, the newest
+UNWRITTEN = 1000  # events held in memory while the disk refuses writes
+MOST = 10_000  # a digest covers only this many of the newest events or journal lines
 COLUMNS = "camera, watch, state, time, probability, opened, evidence, question"
 TENTH = "LIMIT (SELECT 1 + count(*) / 10 FROM events)"
 SENT = "number NOT IN (SELECT event FROM outbox)"
@@ -129,8 +129,8 @@ class EventStore(TimedDatabase):
     )
 
     def __init__(self, *given: Any, **kept: Any) -> None:
-        self._unwritten: dict[str, Unwritten] = {}  # by the event's id, oldest first
-        self._sent: set[tuple[str, str]] = set()  # sink and id of what was sent while the disk did not take it
+        self._unwritten: dict[str, Unwritten] = {}  # by event id, oldest first
+        self._sent: set[tuple[str, str]] = set()  # sink and id of events that were sent but not marked as sent on the disk
         super().__init__(*given, **kept)
         self._attempt(self.prune, None)
 

@@ -24,17 +24,17 @@ from edgevlm.errors import UserError
 STATES = {"open": "ON", "close": "OFF"}
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 SUPPORT_URL = "https://github.com/edgevlm/edgevlm"
-ENTITIES = {  # a watch's entities in Home Assistant: platform, name, settings; T is the watch's topic
+ENTITIES = {  # a watch's entities in Home Assistant: platform, name and settings; T stands for the watch's topic
     "open": ("binary_sensor", "{}", {
         "state_topic": "T/state", "json_attributes_topic": "T/attributes",
-        "json_attributes_template": "{{ value or '{}' }}",  # it is emptied when the watch is removed
+        "json_attributes_template": "{{ value or '{}' }}",  # removing the watch empties its attributes
     }),
     "snapshot": ("image", "{} (picture)", {"image_topic": "T/snapshot", "content_type": "image/jpeg"}),
     "active": ("switch", "{} (ask)", {"state_topic": "T/active", "command_topic": "T/set", "entity_category": "config"}),
 }  # fmt: skip
 COMPONENT = f"{ID[1:-1]}_(open|snapshot|active)"
-RETAINED = ("attributes", "state", "snapshot", "active")  # below a watch's topic
-Key = tuple[str, str]  # a camera and a watch
+RETAINED = ("attributes", "state", "snapshot", "active")  # a watch's retained topics
+Key = tuple[str, str]  # camera and watch
 
 
 def is_topic(text: str) -> bool:
@@ -77,10 +77,10 @@ class Mqtt(Sink):
             raise UserError(f"mqtt {mask_credentials(url)}: names no host; give an address like mqtt://HOST:1883")
         self._discovery, self._timeout, self._id = discovery.strip("/"), timeout, id
         self._shown, self._problem = f"{parts.scheme}://{self._host}:{self._port}", "not connected yet"
-        self._watches: dict[Key, WatchStatus] | None = None  # until they are announced
-        self._held: set[Key] = set()  # watches whose topics the broker may hold
-        self._retained: dict[str, str | bytes] = {}  # payloads that it is to hold, by topic, without devices
-        self._devices: dict[str, dict[str, Any]] = {}  # that it holds, by camera
+        self._watches: dict[Key, WatchStatus] | None = None  # None until watches are announced
+        self._held: set[Key] = set()  # watches whose topics the broker may retain
+        self._retained: dict[str, str | bytes] = {}  # payloads to retain by topic, except devices
+        self._devices: dict[str, dict[str, Any]] = {}  # devices that the broker retains, by camera
         self._here = platform.node()
         self._lock, self._connected, self._tried = threading.RLock(), False, threading.Event()
         self._client = client = paho.Client(CallbackAPIVersion.VERSION2)
@@ -110,7 +110,7 @@ class Mqtt(Sink):
         key, topic, line, state = (event.camera, event.watch), self._topic(event.camera, event.watch), event.line(), None
         with self._lock:
             sent = [self._publish(f"{topic}/event", line, retain=False)]
-            if self._watches is None or key in self._watches:  # else it was removed
+            if self._watches is None or key in self._watches:  # skip a watch that was removed
                 state = self._state(event)
                 retained: dict[str, str | bytes] = {f"{topic}/attributes": line}
                 retained |= {f"{topic}/snapshot": pictures[0]} if pictures else {}
@@ -119,12 +119,12 @@ class Mqtt(Sink):
                 self._retained |= retained
                 self._held.add(key)
         for message in sent:
-            with suppress(ValueError, RuntimeError):  # it was not taken for sending
+            with suppress(ValueError, RuntimeError):  # the client did not accept the message
                 message.wait_for_publish(self._timeout)
             if not message.is_published():
                 raise UserError(f"{self._shown} did not confirm within {self._timeout:g} s")
         with self._lock:
-            if key in self._held and state != self._state(event):  # a lost connection may have brought them in another order
+            if key in self._held and state != self._state(event):  # a lost connection may have reordered states
                 self._publish(f"{topic}/state", self._state(event))
 
     def _state(self, event: WatchEvent) -> str:
@@ -144,7 +144,7 @@ class Mqtt(Sink):
             with suppress(ValueError, RuntimeError):
                 self._publish(f"{self._base}/available", "offline").wait_for_publish(1)
         self._client.disconnect()
-        if was_connected:  # else its thread may be waiting for an answer; it ends by itself
+        if was_connected:  # without a connection the client's thread may be waiting for an answer; it ends by itself
             self._client.loop_stop()
 
     def _topic(self, camera: str, watch: str) -> str:
@@ -162,14 +162,14 @@ class Mqtt(Sink):
             client.subscribe(f"{self._discovery}/device/+/config", 1)
         with self._lock:
             self._connected = True
-            if (link := client.socket()) is not None:  # as the broker's network knows this machine
+            if (link := client.socket()) is not None:  # this machine's address in the broker's network
                 here = link.getsockname()[0]
                 self._here = f"[{here}]" if ":" in here else here
             self._tried.set()
             self._announce(again=True)
 
     def _on_disconnect(self, client: paho.Client, userdata: object, flags: object, reason: Any, properties: object) -> None:
-        if self._connected:  # not where it was just refused
+        if self._connected:  # a refused connection was reported already
             self._failed(str(reason))
 
     def _on_connect_fail(self, client: paho.Client, userdata: object) -> None:
@@ -180,7 +180,7 @@ class Mqtt(Sink):
         self._tried.set()
 
     def _on_message(self, client: paho.Client, userdata: object, message: paho.MQTTMessage) -> None:
-        with suppress(Exception):  # whatever others send, the connection stays
+        with suppress(Exception):  # no message from other clients may end the connection
             if message.topic.startswith(f"{self._discovery}/device/"):
                 if message.retain and not self.program.shared:
                     self._found(message.topic.split("/")[-2], json.loads(message.payload))
@@ -217,7 +217,7 @@ class Mqtt(Sink):
                 self._devices[camera] = now
         for topic in (f"{self._topic(*key)}/{each}" for key in self._held - self._watches.keys() for each in RETAINED):
             self._retained.pop(topic, None)
-            self._publish(topic, "")  # now that Home Assistant no longer reads it
+            self._publish(topic, "")  # Home Assistant no longer reads the topic
         self._held = set(self._watches)
         published = {} if again else dict(self._retained)
         for key, each in self._watches.items():
@@ -225,7 +225,7 @@ class Mqtt(Sink):
             if each.state is not None:
                 self._retained[f"{self._topic(*key)}/state"] = STATES[each.state]
         available = f"{self._base}/available"
-        self._retained[available] = self._retained.pop(available, "online")  # after the states
+        self._retained[available] = self._retained.pop(available, "online")  # publish availability after the states
         for topic, payload in self._retained.items():
             if published.get(topic) != payload:
                 self._publish(topic, payload)

@@ -28,10 +28,10 @@ from edgevlm.packages import needs
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.snapshots.writer import ago
 
-SECRET_OPTIONS = ("password", "secret", "token", "key")  # whose values are elsewhere
+SECRET_OPTIONS = ("password", "secret", "token", "key")  # their values must be references (env:NAME or file:PATH)
 SECRET_VARIABLE = "EDGEVLM_WEBHOOK_SECRET"
-ANSWER_S = 10.0  # that a webhook or a broker may take
-PROGRAM_S = 30.0  # that a program may take
+ANSWER_S = 10.0  # seconds that a webhook or a broker may take
+PROGRAM_S = 30.0  # seconds that a program may take
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
@@ -189,10 +189,10 @@ class Apprise(Sink):
     """Sends a message in words, with a picture, to any service that apprise knows: https://appriseit.com."""
 
     def __init__(self, url: str) -> None:
-        self._names: dict[str, str | None] = {}  # of cameras, by id
+        self._names: dict[str, str | None] = {}  # camera names by id
         with needs("sink apprise", "apprise"):
             import apprise
-        logging.getLogger("apprise").disabled = True  # it logs addresses
+        logging.getLogger("apprise").disabled = True  # apprise logs addresses, which may contain secrets
         self._apprise = apprise.Apprise()
         if not self._apprise.add(url):
             raise UserError(f"apprise: {url.partition('://')[0]}:// is not an address that it knows; see https://appriseit.com")

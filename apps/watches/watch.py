@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from edgevlm.apps.names import Id, Name, NamedId, id_of, slug
 
-GAP_S = 30.0  # without a probability, beyond `every`, after which a hold begins again
+GAP_S = 30.0  # a hold restarts after this many seconds, in addition to `every`, without a probability
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_SECONDS = 7 * 86_400
 
@@ -148,7 +148,7 @@ class WatchState:
     since: float | None = None
     probability: float | None = None
     asked: float | None = None
-    _beyond: float | None = None  # since when the probability asks for a change
+    _beyond: float | None = None  # since when the probability calls for a change
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:

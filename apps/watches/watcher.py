@@ -23,10 +23,10 @@ from edgevlm.runtime.sampling import Classified
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.taught import never_taught
 
-PICTURE = 640  # pixels, the width of an event's picture at the most
-FRAMES = 16  # newest ones that are kept until it is clear which one a watch saw
-COME_S = 2.0  # that the frame which a watch saw may take to come here
-EARLY = 0.001  # of `every`, that a frame may be early
+PICTURE = 640  # largest width of an event's picture, pixels
+FRAMES = 16  # newest frames to keep until it is known which one a watch saw
+COME_S = 2.0  # seconds to wait for the frame that a watch saw
+EARLY = 0.001  # fraction of `every` by which a frame may be early
 
 
 @dataclass(slots=True)
@@ -42,11 +42,11 @@ class SeenFrame:
 class Tracked(WatchState):
     """A watch on this camera."""
 
-    opened: float = 0.0  # wall clock at its newest opening
-    closed: float | None = None  # and at its closing before a restart
-    judged: float | None = None  # the stream's time up to which its events are known: a recording is not asked again
+    opened: float = 0.0  # wall clock of its newest opening
+    closed: float | None = None  # wall clock of its last closing, if that was before a restart
+    judged: float | None = None  # the stream time up to which a replayed recording is not asked again
     paused: bool = False
-    picture_changed: bool = False  # since it was asked
+    picture_changed: bool = False  # whether the picture has changed since the last question
     gate: ChangeGate = field(default_factory=ChangeGate)
     reported: tuple[Any, ...] = ()
 
@@ -73,15 +73,15 @@ class Watcher:
         replays: bool = False,
         label: str | None = None,
     ) -> None:
-        self.label = label  # of the camera, for people
+        self.label = label  # the camera's name for people
         self.camera, self._session, self._thumbnails, self._replays = camera, session, thumbnails, replays
         self._taught, self._record, self._last, self._changed, self._notify = taught, record, last, changed, notify
         self._tracked: dict[str, Tracked] = {}
-        self._lock = threading.RLock()  # over the watches and their states
+        self._lock = threading.RLock()  # guards the watches and their states
         self._frames: deque[SeenFrame] = deque(maxlen=FRAMES)
         self._fresh = threading.Condition()
         self._waiting = self._closing = False
-        self._problem = ""  # why the last round came to nothing
+        self._problem = ""  # why the last round failed
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
@@ -171,7 +171,7 @@ class Watcher:
             problem = ""
             try:
                 self.ask()
-            except Exception as error:  # the next frame may be another matter
+            except Exception as error:  # the next frame may work
                 problem = str(error) if isinstance(error, UserError) else f"unexpected {type(error).__name__}: {error}"
             if problem not in ("", self._problem) and not self._closing:
                 self._notify(f"watches: {problem}")
@@ -180,7 +180,7 @@ class Watcher:
     def ask(self) -> None:
         """Ask the watches that are due, once. Raises UserError as :meth:`Session.classify` does."""
         frames, found = self._frames, list[Classified]()
-        if not frames:  # all were forgotten
+        if not frames:  # all frames were forgotten
             return
         with self._lock:
             all_of_them = list(self._tracked.values())
@@ -194,7 +194,7 @@ class Watcher:
                 for tracked, one in zip(due, found, strict=False):
                     if seen is not None and self._tracked.get(tracked.watch.name) is tracked and not tracked.paused:
                         self._observe(tracked, one, seen)
-        if len(found) < len(due):  # the rest, as soon as it is their turn
+        if len(found) < len(due):  # ask the remaining watches in the next round
             with self._fresh:
                 self._waiting = True
         self._report_changes(all_of_them)
@@ -214,7 +214,7 @@ class Watcher:
 
     def _observe(self, tracked: Tracked, one: Classified, seen: SeenFrame) -> None:
         probability = sum(one.probabilities[choice] for choice in tracked.watch.answers)
-        if tracked.closed is not None:  # now that the stream's time is known
+        if tracked.closed is not None:  # the stream time is known only now
             tracked.since, tracked.closed = one.time_s - max(0.0, time.time() - tracked.closed), None
         tracked.picture_changed, tracked.judged = False, None
         if tracked.observe(one.time_s, probability):
@@ -230,7 +230,7 @@ class Watcher:
 
     def _report(self, tracked: Tracked, seen: SeenFrame | None, probability: float, one: Classified | None = None) -> None:
         moments = () if one is None else one.looked.evidence().moments
-        if seen is not None:  # the frame it was asked at comes first
+        if seen is not None:  # put the moment of the question's own frame first
             at = (seen.number, seen.number, seen.frame.time_s, seen.frame.time_s)
             first = [each for each in moments if each.frame <= seen.number <= each.last_frame]
             moments = (*(first or [Moment(*at, 0.0, (0.0, 0.0, 1.0, 1.0))]), *(each for each in moments if each not in first))

@@ -47,7 +47,7 @@ class Watches:
 
     def add(self, watch: Watch) -> None:
         """Add a watch. Raises FieldError if its name is in use, or if one of its cameras cannot be asked."""
-        self._delivery()  # opened with a lock of the service, whose holder may wait for the one below
+        self._delivery()  # open it first: it takes a lock of the service, whose holder may wait for the lock below
         with self._lock:
             if watch.name in self.watches:
                 raise FieldError("name", f"there is a watch {watch.name} already; remove it first, or choose another name")
@@ -161,7 +161,7 @@ class Watches:
         finally:
             with self._lock:
                 self._holds -= 1
-        self.announce()  # unless it failed: what was not opened yet is not removed
+        self.announce()  # skipped after an error, when watches that are not open yet would seem removed
 
     def close(self) -> None:
         """Stop announcing: at shutdown cameras are closed, not removed."""
