@@ -1,1 +1,1 @@
-"""The cache and its kernels on a CUDA device. CUDA packages are imported only when a device is needed."""
+"""Keep the cache and run its kernels on a CUDA device. CUDA packages are imported only when a device is needed."""

@@ -1,8 +1,8 @@
 """Keep the cache of one stream with its keys and values in device memory.
 
-The rows' metadata stays in host memory, where policies read it as arrays. It is kept by the ledger, a C++ cache whose rows have
-only one rotary pair. The ledger checks every call before any byte changes, keeps marks, and moves its rows. The device then
-moves keys and values in the same way.
+The rows' metadata stays in host memory, where policies read it as arrays. The ledger, a C++ cache whose rows have only one
+rotary pair, keeps the metadata. The ledger checks every call before any byte changes, keeps marks, and moves its rows; after
+that the device moves the keys and values in the same way.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class CudaCache(KVCache):
     """A :class:`~edgevlm.runtime.cache.KVCache` on a device, in fp32 or fp16, with the same arguments, methods and errors.
 
     The arena is one block of device memory, zeroed at the start. If the device shares the host's memory, the arena is mapped
-    from there. Each layer ``l`` has these arrays in it, aligned to 256 bytes::
+    from host memory. The arena has these arrays for each layer ``l``, aligned to 256 bytes::
 
         key_l, value_l   [Hkv, C_l, D]   dtype, keys rotated
-        norm_l [Hkv, C_l] f32, of the values, once a policy needs it
+        norm_l [Hkv, C_l] f32, norms of the values, once a policy needs them
 
     :meth:`key` and :meth:`value` return :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; all other methods return the same as
     on the CPU. Methods return after the device has finished, so an engine may continue on a different stream. driver: by
@@ -57,7 +57,7 @@ class CudaCache(KVCache):
         weakref.finalize(self, driver.free, self._arena)
         self.address = [
             tuple(self._arena.address + start for start in layer) for layer in starts
-        ]  # those of keys, values and norms
+        ]  # of each layer's keys, values and norms
         driver.clear(self._arena.address, end, end, 1)
         driver.main.synchronize()
 

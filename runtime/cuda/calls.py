@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from edgevlm.errors import CacheError
 
 Masks = Sequence[NDArray[np.bool_]]
-DeviceCache = Any  # edgevlm.runtime.cuda.cache.CudaCache, which imports this module
+DeviceCache = Any  # a CudaCache, whose module imports this one
 
-ALIGNMENT = 256  # alignment of arrays, in bytes
-THREADS = 256  # threads of every block
+ALIGNMENT = 256  # bytes
+THREADS = 256
 TILE = 64  # rows of a block that multiplies matrices
 
 # The structs have the same fields as in ``csrc/*.cu``. Addresses are in device memory.
@@ -35,7 +35,7 @@ _TWO_PI = Fraction(Decimal("6.28318530717958647692528676655900576839433879875021
 
 
 def _struct(name: str, *fields: str | tuple[type, str]) -> type[ctypes.Structure]:
-    """Return a struct type. A field is an address unless its name comes with a type."""
+    """Return a ctypes struct. A field is an address unless its name comes with a type."""
     typed = [(c_uint64, field) if isinstance(field, str) else field for field in fields]
     return type(name, (ctypes.Structure,), {"_fields_": [(each, kind) for kind, names in typed for each in names.split()]})
 

@@ -35,7 +35,7 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A block of memory that has ``address`` on a device, aligned to at least 256 bytes.
+    """A block of memory at ``address`` on a device, aligned to at least 256 bytes.
 
     host: the same bytes as an array, uint8 ``[nbytes]``, if the block is mapped from host memory, else None.
     """
@@ -61,7 +61,7 @@ class CudaStream:
 
 
 class Driver:
-    """The driver of one device. Any thread may call it. Methods raise RuntimeError with the CUDA driver's message.
+    """The driver of one device. Any thread may call its methods, which raise RuntimeError with CUDA's message.
 
     Raises UserError if pycuda or the device is missing.
     """
@@ -86,7 +86,7 @@ class Driver:
             cuda=f"{version // 1000}.{version % 1000 // 10}",
         )
         self._context = device.retain_primary_context()
-        weakref.finalize(self, self._context.detach)  # pycuda's destructor would treat it as pycuda's own context
+        weakref.finalize(self, self._context.detach)  # pycuda's destructor would treat the context as its own
         self.main = self.stream()
 
     @contextmanager
@@ -110,7 +110,7 @@ class Driver:
     def allocate(self, nbytes: int, mapped: bool | None = None) -> DeviceMemory:
         """Allocate ``nbytes`` bytes, at least one, without clearing them. Raises UserError if too little memory is free.
 
-        mapped: whether to map them from host memory, by default only if the device shares the host's memory.
+        mapped: whether to map the block from host memory, by default only if the device shares the host's memory.
         """
         try:
             with self.entered() as cuda:
@@ -205,7 +205,7 @@ def _free_all(driver: Driver, held: dict[str, DeviceMemory]) -> None:
 
 @cache
 def open_driver(ordinal: int = 0) -> Driver:
-    """Return a device's driver, the same object at each call. Raises a one-line UserError if the device cannot be used."""
+    """Return a device's driver, the same object for every call. Raises a one-line UserError if the device cannot be used."""
     try:
         return Driver(ordinal)
     except UserError:

@@ -1,6 +1,7 @@
 """Run the kernels of :mod:`edgevlm.runtime.kernels` on a CUDA device, and those that a cache in device memory needs.
 
-The host sends the rows' metadata with each call. That is up to 31 bytes per row; a row's key and value have 512 or more.
+The host sends the rows' metadata with each call. The metadata has up to 31 bytes per row, the
+key and value 512 or more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edgevlm.runtime.cuda import calls
 from edgevlm.runtime.cuda.calls import TILE, DeviceCache, DeviceRows, KernelCall, Masks, blocks, named
 from edgevlm.runtime.cuda.driver import Driver, WorkingMemory
 
-FATBIN = "kernels.fatbin"  # setup.py builds it if nvcc is installed
+FATBIN = "kernels.fatbin"  # built by setup.py if nvcc is installed
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
@@ -50,7 +51,7 @@ def _function(driver: Driver, name: str) -> Any:
 
 
 class Kernels:
-    """The kernels of one cache. They run on the driver's main stream in their own working memory, one call at a time."""
+    """The kernels of one cache, run one call at a time on the driver's main stream, in their own working memory."""
 
     def __init__(self, driver: Driver) -> None:
         _module(driver)

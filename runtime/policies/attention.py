@@ -28,7 +28,7 @@ class QueryWindow(Stateful):
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self._seq = np.zeros(0, np.int64)  # [w], ascending
-        self._position = np.zeros((0, 1), np.int32)  # [w, axes]
+        self._position = np.zeros((0, 1), np.int32)
         self._queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
 
     def restore(self, state: State) -> None:
@@ -54,8 +54,8 @@ class QueryWindow(Stateful):
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
         """Return queries ``[heads, w, head_dim]``, rotated to their rows' current positions, and their ``seq`` ``[w]``.
 
-        They belong to the newest w rows, all of which every head of the layer still holds. Raises ValueError if the layer has
-        no queries.
+        The queries belong to the newest w rows, which every head of the layer still holds without a gap. Raises ValueError if
+        the layer has no queries.
         """
         if layer.index not in self._queries:
             what = f"the window has no queries of layer {layer.index}"
@@ -106,7 +106,7 @@ class SeqScores(Stateful):
         return out
 
     def replace(self, seq: Int64, score: Float64, capacity: int) -> None:
-        """Replace the table's content by these tokens and scores, ``[heads, n]`` in any order."""
+        """Replace the table's content with these tokens and scores, ``[heads, n]`` in any order."""
         if not self._seq.size:
             self._seq, self._score = np.zeros((len(seq), capacity), np.int64), np.zeros((len(seq), capacity))
         self._count = seq.shape[1]

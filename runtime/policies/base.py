@@ -107,7 +107,7 @@ class Plan:
 class Policy(Stateful):
     """The base class of policies, which decide which rows stay in the cache. The budget |M| is in vision tokens per layer.
 
-    A subclass is a dataclass whose fields are its settings (:func:`setting`). It needs only one method::
+    A subclass is a dataclass whose fields are its settings (:func:`setting`), and needs only one method::
 
         @dataclass
         class ShortKeys(Policy):
@@ -142,13 +142,13 @@ class Policy(Stateful):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check the settings. Raises ValueError if one is outside its range."""
+        """Raise ValueError if a setting is outside its range."""
         for name, problem in ((each.name, out_of_range(each, getattr(self, each.name))) for each in setting_fields(type(self))):
             if problem:
                 raise ValueError(f"{name} {problem}")
 
     def attach(self, budget: int, shape: StreamShape) -> None:
-        """Set the budget |M| (vision tokens per layer) and the stream's shape. This is called before the first append."""
+        """Set the budget |M| (vision tokens per layer) and the stream's shape, before the first append."""
         self.budget, self.shape = budget, shape
 
     @property
@@ -173,7 +173,7 @@ class Policy(Stateful):
 
     @property
     def needs_whole_frames(self) -> bool:
-        """Whether frames must be appended whole. If so, ``--append changed`` is refused."""
+        """Whether frames must be appended whole, so that ``--append changed`` is refused."""
         return False
 
     def prepare(self, layers: Sequence[Layer]) -> Any:
@@ -223,7 +223,7 @@ class Policy(Stateful):
         return Plan(keep, add, {layer.index: layer._merged for layer in layers if layer._merged is not None})
 
     def _checked(self, layer: Layer) -> Bool:
-        """Return a layer's mask of rows to keep, with prefix and text. Raises UserError if it has a wrong number of rows."""
+        """Return a layer's mask of rows to keep, with prefix and text. Raises UserError if their number is wrong."""
         mask, shape = layer._kept, layer.seq.shape
         if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"
@@ -291,7 +291,7 @@ class FixedTarget(Policy):
 
 
 class SteadyTarget(Policy):
-    """A policy whose |C| is |M| times ``target``, or less if a frame needs more room, whatever the rows to append."""
+    """A policy whose |C| is |M| times ``target``, or less if a frame needs the room. |C| does not depend on the new rows."""
 
     target: float
 

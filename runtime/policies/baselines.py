@@ -96,11 +96,11 @@ class SimpleStream(Policy):
 
 @dataclass
 class Uniform(SteadyTarget):
-    """Keep whole frames, evenly spaced over the stream and including the newest frame. All heads and layers keep the same.
+    """Keep whole frames, evenly spaced over the stream and including the newest. All heads and layers keep the same frames.
 
     While too many tokens are held, one frame at a time is evicted: first a frame that an earlier compression left incomplete,
-    then the frame whose neighbours are closest in time; the oldest wins ties. The first frame leaves only if no others but the
-    newest are left. The last frame to be evicted loses only the oldest tokens, until exactly the target is held. At most one
+    then the frame whose neighbours are closest in time; the oldest wins ties. The stream's first frame is evicted last, except
+    for the newest. The last frame to be evicted loses only the oldest tokens, until exactly the target is held. At most one
     frame is therefore incomplete.
 
     Ours: the paper selects frames at regular intervals from a complete video. Here frames are thinned as the stream grows.
@@ -126,7 +126,7 @@ class Uniform(SteadyTarget):
 
 
 def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
-    """Return how many tokens of each frame stay. They add up to ``target``.
+    """Return how many tokens of each frame stay, ``target`` in total.
 
     frames: ascending frame numbers, ``[m]``. held: each frame's tokens, ``[m]``. per_frame: the tokens of a complete frame.
     """

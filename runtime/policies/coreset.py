@@ -16,7 +16,7 @@ from edgevlm.runtime.policies.layer import Float32, Int64, Layer
 
 @dataclass
 class Coreset(OneChoice):
-    """Keep the newest token, then one after another the token of the deepest layer that differs most from the tokens taken.
+    """Keep the newest token, then repeatedly take the token that differs most from those taken, in the deepest layer.
 
     The next token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s are the tokens taken so far. x_t
     joins the token's un-rotated key and its value in each KV head, each scaled to length 1, and is scaled to length 1 itself.
@@ -50,7 +50,7 @@ class Coreset(OneChoice):
 
 
 def joint_rows(layer: Layer, rows: Int64) -> Float32:
-    """Return the un-rotated keys and values of ``rows``, joined over all heads: ``[n, kv_heads 2 head_dim]``, of length 1."""
+    """Return the un-rotated keys and values of ``rows``, joined and scaled to length 1, ``[n, kv_heads 2 head_dim]``."""
     both = np.stack([layer.keys[:, rows], layer.values[:, rows]], 2)  # [kv_heads, n, 2, head_dim]
     lengths = np.sqrt(np.einsum("hnpd,hnpd->hnp", both, both))
     both /= np.maximum(lengths, np.finfo(np.float32).tiny)[..., None] * np.float32(np.sqrt(2 * len(both)))

@@ -1,4 +1,4 @@
-"""The policy HERMES treats the layers' caches as a hierarchy of memories. arXiv 2601.14724, eqs. 1 to 6, Apps. C, D and G."""
+"""The policy HERMES treats the layers' caches as a hierarchy of memories (arXiv 2601.14724, eqs. 1 to 6)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgevlm.runtime.stateful import State
 
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
-DEPTHS = 0.1, 0.7  # from the paper: fractions of the depth at which middle and deep layers begin
+DEPTHS = 0.1, 0.7
 LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next layer, in shallow, middle and deep layers
 
 
@@ -26,9 +26,10 @@ LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next layer, in sha
 class Hermes(FixedTarget):
     """Keep recent tokens in shallow layers, tokens that a guidance prompt attends to in deep layers, and a blend in between.
 
-    Ours: compression precedes an append. Guidance is one causal forward pass, which is rolled back. dt is a fraction of the
-    largest rank. Tokens are matched across layers by seq, and a layer takes the smoothed scores of the next layer. The summary
-    is one row for the entire stream, which is never evicted: a running mean at the position of the newest evicted token.
+    Ours: compression precedes an append. Guidance is one causal forward pass, which is rolled back. In eq. 1, dt is a
+    fraction of the largest rank. Tokens are matched across layers by seq, and a layer takes the smoothed scores of the next
+    deeper layer. The summary is one row for the entire stream, which is never evicted. It is a running mean at the position of
+    the newest evicted token.
     """
 
     target: float = setting(1.0, "|C| / |M|; below 1 the guidance forward runs less often", above=0, at_most=1)
@@ -120,7 +121,7 @@ class Hermes(FixedTarget):
         return attended if depth == 2 else (1 - omega) * attended + omega * normalised(recency(layer.seq[0, among], k))
 
     def fading(self, layer: int) -> tuple[float, float]:
-        """Return a layer's k and omega, which decrease over the middle layers (App. D)."""
+        """Return a layer's k and omega, which decrease over the middle layers (appendix D)."""
         middle = self._deep_from - self._middle_from
         x = (layer - self._middle_from) / middle if self.kind_of(layer) == 1 else 0.0
         return self._k[0] - self._k[1] * x, self._omega[0] - self._omega[1] * x
@@ -142,9 +143,9 @@ def recency(order: Int64, k: float) -> Float64:
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
     """Return one row that replaces the rows ``gone`` ``[n]`` of a layer. The layer's heads must all hold the same tokens.
 
-    The new row has the ``seq`` and the position of the newest row that it replaces, or ``position`` on every axis. Its key is
-    the mean of their keys, rotated to that position, and its value the mean of their values, both by ``weight`` ``[n]`` (App.
-    G; eqs. 10 and 13). Raises CacheError if the cache has several position axes, but not the axis of each rotary pair.
+    The new row has the ``seq`` and the position of the newest row that it replaces, or ``position`` on every axis. The key is
+    the mean of the replaced keys, rotated to that position, and the value the mean of the replaced values, both weighted by
+    ``weight`` ``[n]`` (eqs. 10 and 13). Raises CacheError if the cache has several axes and no ``pair_axis``.
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:
@@ -154,7 +155,7 @@ def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None =
     target = at[newest] if position is None else np.full(cache.axes, position)
     pair_axis = np.zeros(cache.head_dim // 2, np.uint8) if cache.pair_axis is None else cache.pair_axis
     turns = (target - at[gone])[:, pair_axis] * (cache.frequencies(layer.index) / (2 * np.pi))
-    angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # small angles are faster, and as exact
+    angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # the cosine of a small angle is faster, and as exact
     first, second = np.split(cache.dequantize("key", layer.index, gone), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 
-NO_COSINE = -2.0  # lower than any cosine
+NO_COSINE = -2.0
 CODES = 32  # codes of a mean that share a scale: a channel with large numbers lowers only its neighbours' precision
 
 
@@ -63,7 +63,7 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Add tokens one by one, by their deepest layer's keys ``[n, width]``. Return their clusters and the blocks to drop."""
+        """Add tokens one by one. keys: of the deepest layer, ``[n, width]``. Return the tokens' clusters and blocks to drop."""
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
         unit = np.zeros(self.codes.shape, np.float32)  # the means, scaled to length 1
         unit[: self.clusters] = _unit(self.means())

@@ -21,7 +21,7 @@ class OneChoice(SteadyTarget):
     ranks: ClassVar[int] = -1  # the layer whose tokens are scored: the deepest
 
     def worth(self, layer: Layer) -> Float32:
-        """Return a score for each row of ``layer``, ``[kv_heads, n]``. The highest scores stay; newer rows win ties."""
+        """Return a score for each row of ``layer``, ``[kv_heads, n]``. The rows with the highest scores stay."""
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
@@ -47,7 +47,7 @@ class LastSeen(OneChoice):
     """Keep the tokens that are least similar to any later token, measured by the deepest layer's keys.
 
     u_t = max cos(k_t, k_s) over the tokens s after t, with un-rotated keys, averaged over heads. The tokens with the lowest u
-    stay, the same in all layers. The newest token has u = -1. Tokens s that have been evicted since still count.
+    stay, the same in all layers. The newest token has u = -1. A later token counts even after it was evicted.
 
     Ours: there is no paper.
     """
@@ -60,7 +60,7 @@ class LastSeen(OneChoice):
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
-        self._known = SeqScores()  # 1 + u
+        self._known = SeqScores()
         self._since = 0  # seq of the first token that has not been compared yet
 
     def worth(self, layer: Layer) -> Float32:

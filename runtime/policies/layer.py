@@ -95,7 +95,7 @@ class Layer:
 
     @property
     def seq(self) -> Int64:
-        """The place of each row in the stream. Newer rows have larger numbers, and no two rows have the same."""
+        """The place of each row in the stream, a unique number that is larger for newer rows."""
         return self.cache.seq(self.index)
 
     @property
@@ -150,7 +150,7 @@ class Layer:
 
     @cached_property
     def free(self) -> Bool:
-        """A mask of the rows that the policy decides about, which are not ``fixed``. Each head has the same number of them."""
+        """A mask of the rows that are not ``fixed``. The policy decides about them; each head has the same number."""
         return ~self.fixed
 
     @property
@@ -223,7 +223,7 @@ class Layer:
         """Merge the rows ``gone`` into rows that stay, and keep all other rows.
 
         into: ``[kv_heads, n]``, the row of the same head that each row is merged into. weight: ``[kv_heads, n]``, the number of
-        tokens that each row represents. A row that others are merged into gets the weighted mean of their keys (averaged
+        tokens that each row represents. A row that others are merged into gets the weighted mean of all these keys (averaged
         un-rotated, then rotated to the row's position) and values; its other data does not change. Raises ValueError if
         ``into`` names a row that leaves or is fixed, or if the weights of merged rows do not add up to more than 0.
         """
@@ -251,7 +251,7 @@ class Layer:
         self.keep(~gone)
 
     def add(self, new: NewRows) -> None:
-        """Append rows that represent evicted rows. Each of them counts in ``target``."""
+        """Append rows that represent evicted rows. Each added row counts in ``target``."""
         self._added = new
 
     def _turned(self, keys: Float32, sign: int) -> Float32:

@@ -1,4 +1,4 @@
-"""The policy Mosaic clusters frames, and keys within each cluster of frames (its paper's secs. V to VII and Alg. 1)."""
+"""The policy Mosaic clusters frames, and keys within each cluster of frames (sections V to VII and Alg. 1 of its paper)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 Thresholds = tuple[float, float, int]
 
 RATE = 32.0  # beta of eq. 5
-MIN_SIZE = 8  # a cluster with fewer members never exceeds its threshold
+MIN_SIZE = 8
 MIN_VARIANCE = 1e-3  # the lowest threshold, so that rounding does not split a cluster of equal members
-KMEANS_ROUNDS = 8  # rounds of k-means
-EARLY_FRAMES = 16  # the number of first frames, whose variance sets the threshold
+KMEANS_ROUNDS = 8
+EARLY_FRAMES = 16
 NEVER = 0.0, 0.0, 2**62
 """Thresholds that no cluster exceeds."""
 At = tuple[int, int, int]  # layer, head, slot
 
-ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")  # a representative has those of the newest member
+ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")
 NONE = -1  # the partition of a free slot, and the parent of a cluster that does not wait to join another
-EARLY_ROWS = 64  # the number of a layer's first rows, whose variance sets its threshold
+EARLY_ROWS = 64
 MERGE_FRACTION = 16  # when all slots are taken, one in this many is freed
-FULL, OVER = 1, 2  # reasons why the kernel stopped
-VISUAL = 8  # partitions of frames take at most 1 / VISUAL of the index
+FULL, OVER = 1, 2
+VISUAL = 8
 SCENE = 2.0  # factor on the thresholds of frames, because their early variance is that of one scene only
 
 
@@ -64,7 +64,7 @@ class EarlyVariance(Stateful):
             self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
 
     def thresholds(self, small: float, large: float) -> Thresholds:
-        """Return the largest variance of small and of large clusters (eq. 5), and the size below which they have no limit.
+        """Return the largest variance of small and of large clusters (eq. 5), and the cluster size below which none applies.
 
         small, large: factors of the mean variance. Returns NEVER until ``rows`` rows have been added.
         """
@@ -140,11 +140,11 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 
 
 class Partitions(Stateful):
-    """The partitions: up to ``slots`` clusters of frames by their pooled features ``[width]``.
+    """A set of up to ``slots`` partitions, which are clusters of frames by their pooled features ``[width]``.
 
-    A partition is never split, because that would fetch all rows of its frames. Instead, a frame that would exceed the
-    partition's threshold starts a new one. If no slot is free, the two most similar partitions merge. small, large: thresholds,
-    as multiples of the early variance.
+    A partition is never split, because that would fetch all rows of its frames. A frame that would exceed a partition's
+    threshold starts a new partition instead. If no slot is free, the two most similar partitions merge. small, large:
+    thresholds, as multiples of the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -197,7 +197,7 @@ class Partitions(Stateful):
 
 
 class MosaicClusters(Stateful):
-    """The clusters of each layer and KV head, in ``slots`` slots. Rows join the nearest; clusters split and merge (Alg. 1).
+    """The clusters of each layer and KV head, in ``slots`` slots. Rows join, split and merge clusters (Alg. 1).
 
     key, value: means of the members' un-rotated keys and of their values (eq. 1). variance: by eq. 2. size: the number of
     members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the slot of the cluster
@@ -233,10 +233,10 @@ class MosaicClusters(Stateful):
         slots = np.flatnonzero(self.partition[layer, head] == NONE)
         return int(slots[0]) if len(slots) else NONE
 
-    # rows come
+    # adding rows
 
     def take(self, layer: int, block: Block, partition: Int32) -> None:
-        """Add a block's rows, which have all heads and are in the order of the stream. partition: each row's, ``[n]``."""
+        """Add a block's rows in the order of the stream, for all heads. partition: each row's partition, ``[n]``."""
         keys = unrotated_keys(self._cache, layer, block)
         self.early[layer].add(keys)
         for head, key in enumerate(keys):
@@ -424,7 +424,7 @@ def attention_fraction(query: Float32, key: Float32) -> Float32:
 
 @dataclass
 class Mosaic(Retrieval):
-    """Cluster frames into partitions by their features, and keys within each partition; fetch the clusters for each query.
+    """Cluster frames into partitions by their features, and keys within each partition. Fetch the clusters for each query.
 
     Every query attends to the newest tokens and to a representative of each cluster. |M| is split into a window of the newest
     tokens, the index, and a working set for representatives and fetched clusters.
@@ -453,7 +453,7 @@ class Mosaic(Retrieval):
         return replace(super().needs, features=True)
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Create the index. Raises UserError if it is too small for two clusters in each layer and head."""
+        """Create the index. Raises UserError if the index is too small for two clusters in each layer and head."""
         super().open(cache, store)
         self._visual_bytes = self.index_bytes // VISUAL
         left, of = self.index_bytes - self._visual_bytes, cache.layers * cache.kv_heads
@@ -488,7 +488,7 @@ class Mosaic(Retrieval):
             self.clusters.changed = False
 
     def always(self, layer: int) -> Sequence[Block]:
-        """Return the representatives of all clusters. Each has the position of its cluster's newest member."""
+        """Return a representative for each cluster, at the position of the cluster's newest member."""
         return self.clusters.representatives(layer)
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:

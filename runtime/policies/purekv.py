@@ -19,7 +19,7 @@ PRESET = 2  # the best CLIE layer in fig. 5
 
 @dataclass
 class PureKV(EvictsOnDemand):
-    """Keep the newest tokens and the tokens that their queries attend to, weighted by value norms; only low layers are scored.
+    """Keep the newest tokens and those that their queries attend to, weighted by value norms. Only low layers compute scores.
 
     Ours: a token that the CLIE layer has evicted keeps its last score in the layers above. KV heads are matched by number.
     """
@@ -44,8 +44,8 @@ class PureKV(EvictsOnDemand):
         measured = shape.calibration.clie if shape.calibration is not None else PRESET
         self._clie = min(int(self.clie or measured), shape.layers - 1)
         self._queries = QueryWindow(self.window)
-        self._last_seq: dict[int, Int64] = {}  # from a layer above clie to the tokens it held, at most |M| in each head
-        self._last_mass: dict[int, Float32] = {}  # from a layer to those tokens' S
+        self._last_seq: dict[int, Int64] = {}  # for each layer above clie, the tokens that it held
+        self._last_mass: dict[int, Float32] = {}
 
     def restore(self, state: State) -> None:
         """Restore a snapshot of this or an earlier version."""
@@ -85,8 +85,9 @@ class PureKV(EvictsOnDemand):
     def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
         """Return ``S ||V||`` of each row of every layer, ``[kv_heads, n]``, for the ``window`` newest queries.
 
-        Eqs. 1 and 2 give S in the layers up to the CLIE layer. Above it, a token takes S from the same KV head of the CLIE
-        layer, matched by ``seq`` (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last S; without one, S is 0.
+        Eqs. 1 and 2 give S in the layers up to the CLIE layer. Above that layer, a token takes S from the same KV head of the
+        CLIE layer, matched by ``seq`` (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last S. A token that
+        was never scored has 0.
         """
         found, clie = [], layers[self._clie]
         for layer in layers[: self._clie + 1]:

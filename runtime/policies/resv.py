@@ -1,4 +1,4 @@
-"""The policy ReSV follows V-Rex: Real-Time Streaming Video LLM Acceleration via Dynamic KV Cache Retrieval, sec. IV."""
+"""The policy ReSV follows V-Rex: Real-Time Streaming Video LLM Acceleration via Dynamic KV Cache Retrieval, section IV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BITS = 32  # the number of hyperplanes of each KV head, N_hp
 MIN_SLOTS = 4
-SEED = 20251212  # seed of the hyperplanes, which are the same in every stream
+SEED = 20251212
 SPREAD = 32  # standard deviation of the hyperplanes, which are int8 to save memory
 
 
@@ -74,7 +74,7 @@ class HashClusters(Stateful):
         All arrays are ``[kv_heads, n, ...]``. slot: each row's cluster, -1 for none. Returns ``home`` and how many clusters
         joined another because no slot was free. home ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the new slot of the cluster
         that was sealed earlier in slot s. ``home[h, slots + s]`` is the slot of the part just sealed from open cluster s. Both
-        are -1 without such a cluster.
+        are -1 if there was no such cluster.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
@@ -103,7 +103,7 @@ class HashClusters(Stateful):
 
 
 class RowClusters(Stateful):
-    """The slots of the window rows' clusters in every layer and KV head, for up to ``rows`` rows, looked up by ``seq``."""
+    """The cluster slots of up to ``rows`` window rows in every layer and KV head, looked up by ``seq``."""
 
     state_fields = ("_seq", "_slot", "_held")
 
@@ -162,7 +162,7 @@ class ReSV(Retrieval):
     _scratch_fields = (*Retrieval._scratch_fields, "_middle")
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Create the index. Raises UserError if it has no room for MIN_SLOTS clusters."""
+        """Create the index. Raises UserError if the index has no room for MIN_SLOTS clusters."""
         super().open(cache, store)
         layers, heads, width, axes = cache.layers, cache.kv_heads, cache.head_dim, cache.axes
         fixed = heads * width * BITS + self.window_rows * RowClusters.row_bytes(layers, heads)
@@ -293,7 +293,7 @@ class ReSV(Retrieval):
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
-    """Return the rows' positions, float32 ``[kv_heads, n, axes]``; of three axes, the patch's row and column are subtracted."""
+    """Return the rows' positions, float32 ``[kv_heads, n, axes]``, less the patch's row and column if there are three axes."""
     position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
         position[..., 1] -= cache.row(layer)

@@ -1,7 +1,7 @@
 """Define the base of retrieval policies, which keep a window of rows on the device and older rows as blocks of a store.
 
 The budget |M| is split into a window of the newest tokens, which is always attended to, a working set that blocks are fetched
-into, and an index. Together they take as many bytes as an eviction policy with the same budget.
+into, and an index. The three parts together take as many bytes as an eviction policy with the same budget.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Retrieval(Policy, ABC):
         self.arena.attach(self.window_rows, shape)
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Set the cache, and the store that rows are moved to and fetched from. This is called before the first append."""
+        """Set the cache, and the store that rows are moved to and fetched from, before the first append."""
         self.cache, self.store = cache, store
         self.working = WorkingSet(cache, store, self.working_rows, self.shape.prefix)
         self.merges = self.lost = 0  # clusters that joined another because no slot was free; blocks that the store lost
-        self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
+        self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)
         self._tables = np.zeros((2, 0, 0), np.float32)  # rotary cosines and sines of the current call
-        self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the largest size of the index
+        self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)
 
     @property
     def needs(self) -> Needs:
@@ -107,7 +107,7 @@ class Retrieval(Policy, ABC):
 
     @abstractmethod
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        """Move a layer's ``leaving`` rows ``[kv_heads, n_l]`` to the store. Each head has the same number of them."""
+        """Move a layer's ``leaving`` rows ``[kv_heads, n_l]``, the same number in each head, to the store."""
 
     def begin(self, cos: Float32, sin: Float32) -> None:
         """Begin a call. cos, sin: the rotary tables of the call's queries, ``[S, head_dim / 2]``."""
@@ -152,13 +152,13 @@ class Retrieval(Policy, ABC):
         """Return the policy's state fields and the store's state."""
         self.forget_lost()
         lost, store = self.store.stats.lost, self.store.state()
-        if self.store.stats.lost != lost:  # they were overwritten when the store wrote its waiting blocks
+        if self.store.stats.lost != lost:  # writing the store's waiting blocks has overwritten some
             self.forget_lost()
             store = self.store.state()
         return {**super().state(), **add_prefix("store", store)}
 
     def restore(self, state: State) -> None:
-        """Restore the policy's state fields and the store. The index drops blocks lost since when it finds them missing."""
+        """Restore the policy's state fields and the store. The index drops lost blocks later."""
         store = strip_prefix("store", state)
         self.store.restore(store)
         super().restore({name: array for name, array in state.items() if name.removeprefix("store.") not in store})
@@ -181,7 +181,7 @@ class QuestionRetrieval(Retrieval):
 
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)
-        self._leaving: list[Block] = []  # blocks of one compression, layer by layer
+        self._leaving: list[Block] = []
         self._chosen: dict[int, Chosen] = {}  # the current question's blocks, by layer
 
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
@@ -218,6 +218,6 @@ def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
 
 
 def by_seq(cache: KVCache, layer: int, among: Bool) -> Int64:
-    """Return the indices of a mask's rows in the order of the stream, ``[kv_heads, m]``. Each head has the same number."""
+    """Return the indices of a mask's rows in the order of the stream, ``[kv_heads, m]``. Each head must have m rows."""
     rows = np.nonzero(among)[1].reshape(cache.kv_heads, -1)
     return np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1)

@@ -23,7 +23,7 @@ class StreamingLLM(EvictsOnDemand):
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
 
     def compress(self, layer: Layer) -> None:
-        """Keep the oldest rows as sinks. No compression evicts them, so they are the stream's first rows."""
+        """Keep the oldest rows as sinks. The oldest rows are the stream's first, because sinks are never evicted."""
         sinks = min(self.sinks, layer.target)
         younger = layer.newest(int(layer.free[0].sum()) - sinks)
         layer.keep((layer.free & ~younger) | layer.newest(layer.target - sinks))

@@ -43,8 +43,8 @@ class PageRun:
 class ClusterPages(Stateful):
     """The runs of all clusters: up to MAX_RUNS for each slot of each layer and KV head.
 
-    When a slot has more runs, the two closest in size are joined, so that a row is rewritten only a few times before its page
-    is full. If a fetch has room for only part of a run, it reads only as many of the run's pages, evenly spread.
+    If a slot gets more runs, the two closest in size are joined, so that a row is rewritten only a few times before its page
+    is full. If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
@@ -136,7 +136,7 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
     """Join runs of similar size until there are at most MAX_RUNS, then store the runs that are still in memory."""
     while len(runs) > MAX_RUNS:
         runs.sort(key=lambda run: run.rows)
-        small, large = min(pairwise(runs), key=lambda pair: pair[1].rows / pair[0].rows)  # the smallest wins ties
+        small, large = min(pairwise(runs), key=lambda pair: pair[1].rows / pair[0].rows)  # the smallest pair wins ties
         if small.block is None and large.block is not None:
             small, large = large, small  # the run that is not yet in the store joins the other
         runs.remove(small)

@@ -1,14 +1,14 @@
 """Fetch rows from the store into the arena's free rows, where a decoder with per-layer graphs attends to them.
 
-The fetched rows are the working set. While S rows are appended, a layer's arena has, in a KV head with r fetched rows::
+The fetched rows are the working set. While S rows are appended, the arena of a layer and KV head with r fetched rows has::
 
     [0, n)              valid rows of the cache: prefix, window, text
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
 After the call, the new rows swap places with as many rows of the working set, so that the cache commits them at ``[n, n + S)``.
-Fetched rows keep their stored positions until the stream is first re-indexed. After that they get contiguous positions, in
-temporal order, between the prefix and all other rows.
+Fetched rows keep their stored positions until the stream is first re-indexed. After that, fetched rows get contiguous
+positions, in temporal order, between the prefix and all other rows.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class WorkingSet(Stateful):
         self.contiguous = False
         self.held = np.zeros((cache.layers, cache.kv_heads), np.int32)
         self.truncated = 0  # the number of chosen rows that did not fit, so far
-        self._start = np.full(cache.layers, -1, np.int64)  # the first row of each layer's working set
+        self._start = np.full(cache.layers, -1, np.int64)
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
         self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # frame, row, col, confirmed when fetched
-        self._turned = np.zeros((cache.layers, cache.kv_heads), np.int64)  # by how many rows the set was rotated since then
+        self._turned = np.zeros((cache.layers, cache.kv_heads), np.int64)
         self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
 
     def forget(self) -> None:
@@ -61,7 +61,7 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
 
-        always: returns the rows that come first in a layer, one block per KV head. If not all rows fit, the last are dropped.
+        always: returns the rows that come first in a layer, one block per KV head. The last rows are dropped if not all fit.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -119,8 +119,8 @@ class WorkingSet(Stateful):
 def contiguous(rows: Block, first: int) -> Int32:
     """Return positions for the n rows of one head, int32 ``[n, axes]``, from ``first`` on and in temporal order.
 
-    With one axis, a position is the row's rank by ``seq``. With three (M-RoPE), it is the frame's rank and the patch's row and
-    column.
+    With one axis, a position is the row's rank by ``seq``. With three axes (M-RoPE), a position is the frame's rank and
+    the patch's row and column.
     """
     axes = rows.position.shape[2]
     if axes == 1:

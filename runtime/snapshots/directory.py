@@ -1,6 +1,6 @@
 """Store the snapshots of ``--state`` in a local folder, or at an address that fsspec can open.
 
-The two newest snapshots are kept, each complete or absent. With a key they are age files (https://age-encryption.org/v1).
+The two newest snapshots are kept, each complete or absent. With a key, snapshots are age files (https://age-encryption.org/v1).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from edgevlm.runtime.snapshots.format import Arrays, Encrypted, OtherFormat, Oth
 
 LOCK = "lock"
 SUFFIX = ".snapshot"
-OTHER = ".other"  # suffix of a renamed snapshot, made by a different version or session
-AGE = b"age-encryption.org/"  # the first bytes of an encrypted file
-BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # object stores: they have no folders, and the user creates the bucket
-PART_BYTES = 8 << 20  # size of each part of an upload
-LOST = (errno.EIO, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EUCLEAN)  # no use retrying
+OTHER = ".other"  # suffix of a snapshot that was renamed instead of resumed
+AGE = b"age-encryption.org/"
+BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # object stores, in which no folder is created
+PART_BYTES = 8 << 20
+LOST = (errno.EIO, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EUCLEAN)  # a retry does not help
 
 
 def storage_of(where: str | Path) -> Folder | ObjectStore:
@@ -47,7 +47,7 @@ def snapshots(where: str | Path) -> list[Any]:
 class Folder:
     """A local folder of snapshots. Only the process that holds its lock uses it; symbolic links are not followed."""
 
-    has_locks = True  # some network disks have none
+    has_locks = True  # False on network disks without locks
 
     def __init__(self, path: Path) -> None:
         self.root = path
@@ -57,7 +57,7 @@ class Folder:
         return str(self.root)
 
     def take(self) -> None:
-        """Create the folder if it is missing, and lock it. Raises OSError; BlockingIOError if another process holds it."""
+        """Create the folder if it is missing, and lock it. Raises OSError, or BlockingIOError if it is in use."""
         private_folder(self.root)
         self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
         self.has_locks = lock_file(self._lock)
@@ -79,7 +79,7 @@ class Folder:
         return open_file(path)
 
     def create(self, path: Path) -> AbstractContextManager[BinaryIO]:
-        """Open a file for writing; it appears when the block succeeds. Raises OSError."""
+        """Open a file that appears only if the ``with`` block succeeds. Raises OSError."""
         return atomic_write(path, private=True)
 
     def remove(self, path: Path) -> None:
@@ -91,13 +91,13 @@ class Folder:
     def close(self) -> None:
         """Unlock the folder for other processes."""
         if self._lock >= 0:
-            lock_file(self._lock, LOCK_UN)  # closing is not enough if a forked process has the file open too
+            lock_file(self._lock, LOCK_UN)  # a forked process may have the file open too
             os.close(self._lock)
             self._lock = -1
 
 
 class ObjectStore:
-    """An object store's prefix or a remote folder, opened with fsspec. Nothing locks it against other processes."""
+    """An object store's prefix or a remote folder, opened with fsspec. An address has no lock against other processes."""
 
     def __init__(self, address: str) -> None:
         self._scheme = address.partition("://")[0]
@@ -106,7 +106,7 @@ class ObjectStore:
             import fsspec
         try:
             self.files, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
-        except ImportError as error:  # its message names the package that the protocol needs
+        except ImportError as error:  # the message names the package that the protocol needs
             hint = install("s3") if self._scheme == "s3" else str(error)
             raise UserError(f"--state {self._name}: a package is missing: {hint}") from None
         except ValueError as error:
@@ -117,7 +117,7 @@ class ObjectStore:
         return self._name
 
     def take(self) -> None:
-        """Check that the address is writable. Raises OSError if it is not."""
+        """Raise OSError if the address is not writable."""
         probe = str(self.root / f"probe{UNFINISHED}")
         with as_os_error():
             self.make_folder(self.root)
@@ -150,7 +150,7 @@ class ObjectStore:
 
     @contextmanager
     def create(self, path: PurePosixPath) -> Iterator[BinaryIO]:
-        """Open an object for writing; it appears when the block succeeds. Raises OSError."""
+        """Open an object that appears only if the ``with`` block succeeds. Raises OSError."""
         with as_os_error():
             stream = self.files.open(str(path), "wb", block_size=PART_BYTES, autocommit=False)
             try:
@@ -161,7 +161,7 @@ class ObjectStore:
                 with suppress(Exception):
                     stream.discard()
                 with suppress(AttributeError):
-                    stream.closed = True  # otherwise the garbage collector would upload it
+                    stream.closed = True  # keeps the garbage collector from uploading the file
                 raise
 
     def remove(self, path: PurePosixPath) -> None:
@@ -188,7 +188,7 @@ def as_os_error() -> Iterator[None]:
 class SnapshotKey:
     """The age key that encrypts snapshots. text: ``AGE-SECRET-KEY-1...``; lines that begin with ``#`` are ignored.
 
-    Raises UserError for an invalid key; its message does not contain the key.
+    Raises UserError for an invalid key; the message does not contain the key.
     """
 
     def __init__(self, text: str) -> None:
@@ -275,9 +275,9 @@ class SnapshotDirectory:
     ) -> tuple[Snapshot | None, list[str]]:
         """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
 
-        take: restores a snapshot; if it raises SnapshotError, the previous snapshot is tried. If none fits, snapshots of a
-        different version are renamed to OTHER. So are snapshots of a different session if ``begin_again`` is set; otherwise
-        they raise UserError. Snapshots that cannot be decrypted with the key always raise UserError.
+        take: restores a snapshot; if it raises SnapshotError, the previous snapshot is tried. If no snapshot fits, those of a
+        different version are renamed to OTHER. Snapshots of a different session are renamed too if ``begin_again`` is set;
+        otherwise they raise UserError. Snapshots that the key cannot decrypt always raise UserError.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []
@@ -303,7 +303,7 @@ class SnapshotDirectory:
         return None, refused
 
     def _set_aside(self, paths: list[PurePath]) -> None:
-        """Rename snapshots to OTHER, and delete those renamed earlier. Raises OSError."""
+        """Rename snapshots to OTHER, and delete snapshots that were renamed earlier. Raises OSError."""
         storage: Any = self.storage
         for path in storage.others() if paths else ():
             if path.stem.isdecimal():
@@ -314,7 +314,7 @@ class SnapshotDirectory:
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
         """Write a snapshot, and delete all earlier ones except the newest valid one.
 
-        alone: delete that one and the renamed snapshots too. Raises UserError, and writes nothing, if another process has
+        alone: delete all earlier snapshots, and the renamed ones. Raises UserError, and writes nothing, if another process has
         written a newer snapshot. Raises OSError if writing fails or, with ``alone``, if deleting fails.
         """
         storage: Any = self.storage
@@ -334,7 +334,7 @@ class SnapshotDirectory:
                     storage.remove(path)
             for path in storage.others() if alone else ():
                 storage.remove(path)
-        except OSError:  # the new snapshot is complete; the old ones may stay
+        except OSError:  # the new snapshot is complete, so old ones do no harm
             if alone:
                 raise
         return target

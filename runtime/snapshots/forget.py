@@ -27,11 +27,11 @@ class AllOrNothing(UserError):
 def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
     """Delete a time window from a capture's header and arrays, and return the largest number of rows that any layer lost.
 
-    Deletes the vision rows whose patch was visible in the window, and all summaries, because they have no time. All heads of a
-    layer must keep the same number of rows, so some heads also lose their oldest rows. Policies keep their scores. Reference
-    patches, the vision tower's cache and conversations are reset. If no frame was seen in the window, nothing changes.
+    Deletes the vision rows whose patch was visible in the window, and all summaries, because summaries have no time. All heads
+    of a layer must keep the same number of rows, so some heads also lose their oldest rows. Policies keep their scores.
+    Reference patches, the vision tower's cache and conversations are reset. An empty window changes nothing.
 
-    Raises AllOrNothing if the policy has a store, or if the window includes frame 0 and the policy shows it to all frames.
+    Raises AllOrNothing if the policy has a store, or if the window includes frame 0 and all later frames attend to it.
     """
     if any(name.startswith("policy.store.") for name in arrays):
         raise AllOrNothing("the policy keeps clusters of many times in its store: forget --all, and nothing of it stays")

@@ -45,7 +45,7 @@ Place = tuple[Index, Index | None, Index, Seconds]
 
 
 class OtherFormat(SnapshotError):
-    """The error for a snapshot of a different version of edgevlm or of the bundle; it is kept, and a new stream begins."""
+    """The error for a snapshot made with a different version of edgevlm or of the bundle."""
 
 
 class OtherSession(OtherFormat):
@@ -58,7 +58,7 @@ class Encrypted(OtherFormat):
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """The part of a snapshot's header that describes the stream. positions: older snapshots have four numbers."""
+    """The part of a snapshot's header that describes the stream. positions: five numbers; older snapshots have four."""
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
     seq: Count
@@ -77,7 +77,7 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
-    """The part of a snapshot's header that describes the session. conversations: each one's (question, answer) turns."""
+    """The part of a snapshot's header that describes the session. conversations: (question, answer) turns by name."""
 
     frames: Count
     chunks: Count
@@ -149,7 +149,7 @@ def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryvi
 
 
 def read(stream: BinaryIO, path: PurePath) -> Snapshot:
-    """Read and verify a snapshot in a local file. Raises OSError, and SnapshotError whose message does not name the file."""
+    """Read and verify a snapshot in a local file. Raises OSError, or a SnapshotError whose message does not name the file."""
     about, start = _read_header(stream)
     block = np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)[start:]
     arrays = {}
@@ -159,7 +159,7 @@ def read(stream: BinaryIO, path: PurePath) -> Snapshot:
             raise SnapshotError(f"does not describe itself ({name})")
         stream.seek(start + offset)
         left, found = size + padding(size), 0
-        while left and (part := stream.read(min(left, 1 << 20))):  # not mapped: a disk error would kill the process
+        while left and (part := stream.read(min(left, 1 << 20))):  # a disk error in mapped memory would kill the process
             left, found = left - len(part), crc32(part, found)
         if found != checksum:
             raise SnapshotError(f"is damaged (the checksum of {name} does not match)")
@@ -189,7 +189,7 @@ def _read_header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def check_header(body: bytes) -> dict[str, Any]:
-    """Parse and validate a header's JSON. Raises SnapshotError; OtherFormat if a different version of edgevlm wrote it."""
+    """Parse and validate a header's JSON. Raises SnapshotError, or OtherFormat if a different version wrote the header."""
     from pydantic import ValidationError
 
     try:

@@ -88,7 +88,7 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
         take(about, snapshot.arrays)
     except MemoryError:
         raise
-    except Exception as error:  # any part may fail to fit
+    except Exception as error:  # any part of the snapshot may not fit
         by = "" if about["edgevlm"] == __version__ else f"was written by edgevlm {about['edgevlm'][:40]} and "
         raise OtherFormat(f"{by}does not fit this session ({_brief(error)})") from None
 
@@ -96,7 +96,7 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
 class CaptureBuffer:
     """A buffer that a session's arrays are copied to while the stream waits, and written from while it continues.
 
-    Its memory pages are allocated when it is created; it grows if the arrays need more.
+    The buffer's memory pages are allocated at once. The buffer grows if the arrays need more.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -135,8 +135,8 @@ class SnapshotWriter:
     every: the seconds between snapshots; an unchanged session is skipped. notify: called from any thread with one line when a
     snapshot is resumed, is refused, cannot be written, or can be written again; by default the line is logged. source: the name
     of the session's source, without secrets. key: encrypts the snapshots. begin_again: start a new session if the snapshots
-    belong to a different one; by default they raise UserError. So do snapshots of a source other than ``source`` and
-    :attr:`continues`.
+    belong to a different one; by default they raise UserError. Snapshots of a source other than ``source`` and
+    :attr:`continues` raise UserError too.
 
     Raises UserError if the directory cannot be used.
     """
@@ -156,7 +156,7 @@ class SnapshotWriter:
         self.continues: str | None = None  # a second source whose snapshots may be resumed
         self.notify: Notify = notify or logging.getLogger("edgevlm").warning
         self.resumed: Snapshot | None = None
-        self.written = 0  # the number of snapshots that this process has written
+        self.written = 0
         self.longest_ms = 0.0  # the longest that the session waited for a snapshot
         self._directory = SnapshotDirectory(directory, key)
         self._storage, self.folder = self._directory.storage, self._directory.folder
@@ -168,8 +168,8 @@ class SnapshotWriter:
         self._failing = self._unfit = False
 
     def kept(self, bundle: Bundle) -> Mapping[str, Any]:
-        """Return the newest valid snapshot's identity, or an empty mapping without a snapshot or for a different model."""
-        with suppress(OSError):  # :meth:`attach` will report it
+        """Return the newest valid snapshot's identity, or an empty mapping if there is none for this model."""
+        with suppress(OSError):  # :meth:`attach` reports the same error
             if self._newest.get("model") == model_hash(bundle):
                 return self._newest
         return {}
@@ -180,7 +180,7 @@ class SnapshotWriter:
         return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
-        """Resume ``session`` from the newest snapshot that fits. The session calls this once.
+        """Resume ``session`` from the newest snapshot that fits.
 
         nbytes: the size of the capture buffer. take: restores a snapshot, or raises SnapshotError and changes nothing. Raises
         UserError if the directory holds a different session.
@@ -223,7 +223,7 @@ class SnapshotWriter:
         self._thread = thread
 
     def begin_anew(self) -> None:
-        """Write a snapshot now, and delete all earlier ones. If it cannot be written, raises UserError and deletes nothing."""
+        """Write a snapshot now, and delete all earlier ones. If writing fails, raises UserError and deletes nothing."""
         with self._writing:
             try:
                 self._write(alone=True)
@@ -232,7 +232,7 @@ class SnapshotWriter:
                 raise UserError(f"{self._storage}: {why}; older snapshots are still there") from None
 
     def write_once(self, session: Captured, identity: dict[str, Any]) -> None:
-        """Replace the directory's snapshots with a single one of ``session``, then release the directory. Raises UserError."""
+        """Replace the directory's snapshots with a single snapshot of ``session``, and release it. Raises UserError."""
         self._session, self._identity, self.buffer = session, identity, CaptureBuffer(0)
         try:
             self.begin_anew()
@@ -249,7 +249,7 @@ class SnapshotWriter:
         )
 
     def close(self) -> None:
-        """Write a last snapshot if the session has changed, and release the directory. Calling it again does nothing."""
+        """Write a last snapshot if the session has changed, and release the directory. A second call does nothing."""
         self._closing.set()
         try:
             if self._thread is not None:
@@ -297,7 +297,7 @@ class SnapshotWriter:
         return path
 
     def _sync(self) -> None:
-        """Flush the store to disk, because the snapshot refers to its blocks."""
+        """Flush the store to disk, because snapshots refer to the store's blocks."""
         if self._session.store is not None:
             self._session.store.sync()
 

@@ -24,17 +24,19 @@ _MOST = 1 << 16  # limit on heads and head_dim: NumPy refuses shapes of more tha
 class Block:
     """A group of n rows of one layer, for one KV head (H is 1) or for all KV heads of the model.
 
-    Keys are rotated to ``position``, as in the cache. ``block[rows]`` has views if ``rows`` is a slice, and copies otherwise.
+    key and value are ``[H, n, head_dim]`` in the cache's dtype, position is ``[H, n, axes]``, and the others are ``[H, n]``.
+    Keys are rotated to ``position``, as in the cache. confirmed: as it was when the rows left the device. ``block[rows]`` has
+    views if ``rows`` is a slice, and copies otherwise.
     """
 
-    key: NDArray[np.number]  # [H, n, head_dim], in the cache's dtype
-    value: NDArray[np.number]  # [H, n, head_dim]
-    seq: NDArray[np.int64]  # [H, n]
-    frame: NDArray[np.int32]  # [H, n]
-    row: NDArray[np.int16]  # [H, n]
-    col: NDArray[np.int16]  # [H, n]
-    position: NDArray[np.int32]  # [H, n, axes]
-    confirmed: NDArray[np.int32]  # [H, n], as it was when the rows left the device
+    key: NDArray[np.number]
+    value: NDArray[np.number]
+    seq: NDArray[np.int64]
+    frame: NDArray[np.int32]
+    row: NDArray[np.int16]
+    col: NDArray[np.int16]
+    position: NDArray[np.int32]
+    confirmed: NDArray[np.int32]
 
     def __len__(self) -> int:
         return int(self.seq.shape[1])
@@ -52,12 +54,12 @@ class Block:
         return sum(part.nbytes for part in self.parts)
 
     def head(self, head: int) -> Block:
-        """Return a block of views of one KV head's rows. A block that has only one head returns itself."""
+        """Return a block of views of one KV head's rows, or the block itself if it has only one head."""
         return self if len(self.seq) == 1 else Block(*[part[head : head + 1] for part in self.parts])
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Return a copy of the blocks, joined in their order into one. All must have the same heads."""
+    """Return a copy of the blocks, joined in their order into one. The blocks must have the same heads."""
     return Block(*[np.concatenate(parts, 1) for parts in zip(*(block.parts for block in blocks), strict=True)])
 
 
@@ -111,7 +113,7 @@ def record_bytes(block: Block) -> int:
 
 
 def header_of(data: bytes) -> RecordHeader | None:
-    """Return the header at the start of ``data``, or None if there is none. The checksum is not verified."""
+    """Return the header at the start of ``data`` without verifying its checksum, or None if there is no header."""
     if len(data) < HEADER.size:
         return None
     header = RecordHeader(*HEADER.unpack_from(data))
@@ -132,7 +134,7 @@ def read_record(data: bytes, stamp: int) -> Block | None:
 
 
 def _views(buffer: NDArray[np.uint8], header: RecordHeader) -> Block:
-    """Return views of a record's arrays. Their order in the record aligns each array to its dtype."""
+    """Return views of a record's arrays, whose order in the record aligns each array to its dtype."""
     shape, at = (header.heads, header.rows), HEADER.size
 
     def array(dtype: type[np.generic] | np.dtype, *more: int) -> NDArray:

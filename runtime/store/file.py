@@ -1,4 +1,4 @@
-"""Read and write a store's file: a header, then records. The file grows in steps, and one process uses it at a time."""
+"""Read and write a store's file, a header followed by records. The file grows in steps, and one process uses it at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TEMPORARY = "temporary"
 MAGIC = b"EVSTORE\x1a"
 FORMAT = 1
 HEADER = struct.Struct("<8sIIQ32s")  # magic, format, CRC-32 of the rest, token, SHA-256 of the identity
-START = 4096  # offset of the first record
+START = 4096
 STEP = 16 << 20  # the file grows by this many bytes
 
 
 class Extent(NamedTuple):
-    """A record's place in the file, and the stamp that it has there until it is overwritten."""
+    """A record's place in the file, and the stamp that the record has until it is overwritten."""
 
     offset: int
     nbytes: int
@@ -38,7 +38,7 @@ class OtherStore(UserError):
 class StoreFile:
     """A store's file, which only this process uses until :meth:`close`.
 
-    path: created if missing, for its owner only; ``temporary``: a file without a name, which disappears with this process.
+    path: the file, created if missing; ``temporary``: a file without a name, which disappears with this process.
     identity: identifies the stream that owns the blocks. limit: the file's largest size in bytes. token: a random number that
     identifies the file; snapshots record it.
 
@@ -92,7 +92,7 @@ class StoreFile:
             try:
                 os.posix_fallocate(self._handle, self.nbytes, step - self.nbytes)
                 self.nbytes = step
-            except OSError:  # a whole step does not fit; try only as much as is needed
+            except OSError:  # a whole step does not fit: allocate only as much as is needed
                 os.posix_fallocate(self._handle, self.nbytes, end - self.nbytes)
                 self.nbytes = end
         rest = memoryview(data)
@@ -120,7 +120,7 @@ class StoreFile:
     def close(self) -> None:
         """Unlock and close the file."""
         if self._handle >= 0:
-            lock_file(self._handle, LOCK_UN)  # closing is not enough if a forked process has the file open too
+            lock_file(self._handle, LOCK_UN)  # a forked process may have the file open too
             os.close(self._handle)
             self._handle = -1
 

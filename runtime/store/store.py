@@ -1,4 +1,4 @@
-"""Keep blocks in host memory and in one file, each with a byte limit. Threads write blocks behind and read them ahead."""
+"""Keep blocks in host memory and in one file, each with a byte limit. Other threads write blocks and read them ahead."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from edgevlm.runtime.store.file import START, Extent, StoreFile
 
 MIN_BYTES = 1_000_000
 READERS = 2
-PATIENCE_S = 10.0  # the longest that a caller waits for one write
-RETRY_S = 30.0  # the time between attempts while the disk fails
+PATIENCE_S = 10.0
+RETRY_S = 30.0
 CROWDED = 0.75  # with more of the file in use, a write overwrites the oldest blocks instead of moving them
-CLEARED = 1 << 20  # bytes of the file that are cleared at a time, before they are written
-MIN_ROWS = 64  # the smallest size of the block table
+CLEARED = 1 << 20
+MIN_ROWS = 64
 _REMOVED = -1  # the offset of a removed block; offset 0 means that the block is not in the file
 _PLACE = np.dtype([("offset", np.int64), ("nbytes", np.int64), ("stamp", np.uint64)])
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """The limits of a store, in bytes. With ``file_bytes`` 0 it uses only host memory. Raises UserError for small limits."""
+    """The limits of a store, in bytes. With ``file_bytes`` 0 there is no file. Raises UserError if a limit is too small."""
 
     file_bytes: int = 8_000_000_000
     host_bytes: int = 256_000_000
@@ -50,14 +50,14 @@ class StoreSettings:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters since the store was opened. hits, bytes_host: blocks and bytes that ``get`` served from host memory."""
+    """Counters of blocks and bytes. hits, bytes_host: found in host memory. reads, bytes_disk: read from the file."""
 
     hits: int = 0
     bytes_host: int = 0
-    bytes_disk: int = 0  # bytes read from the file
-    reads: int = 0  # blocks read from the file
-    bytes_written: int = 0  # bytes written to the file
-    lost: int = 0  # lost blocks, including damaged ones
+    bytes_disk: int = 0
+    reads: int = 0
+    bytes_written: int = 0
+    lost: int = 0  # includes damaged blocks
     damaged: int = 0
 
 
@@ -72,7 +72,7 @@ class StoreUse:
 
 
 class BlockTable:
-    """A table from a block's number to the block's place in the file.
+    """A table of the blocks' places in the file, by block number.
 
     Numbers are added in ascending order and removed in any order. live: the total size in bytes of the blocks' records.
     """
@@ -132,15 +132,15 @@ class BlockTable:
 
 
 class Store:
-    """A store of numbered blocks in host memory and in one file. A block that is in neither is lost.
+    """A store of numbered blocks in host memory and in one file. A block that is in neither place is lost.
 
     Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, created if missing; ``temporary``:
     a file without a name; None: host memory only. identity: identifies the stream that owns the blocks. notify: called from any
     thread with messages for the user; by default they are logged. patience_s: the longest that a caller waits for one write.
     retry_s: the seconds between attempts while the disk fails.
 
-    Records are written to the file one after another from START. A record that would exceed the file's limit goes to START
-    again. ``_head`` is the offset of the next record. No block has its record between ``_head`` and ``_cleared``.
+    Records are written to the file one after another from START. A record that would exceed the file's limit is written
+    at START instead. ``_head`` is the offset of the next record. No block has its record between ``_head`` and ``_cleared``.
 
     Raises UserError if the file cannot be written, belongs to a different stream, or is in use by another process.
     """
@@ -162,13 +162,13 @@ class Store:
         self.stats, self.host_limit = StoreStats(), settings.host_bytes
         self.host_bytes = self._unwritten = 0  # bytes of blocks in host memory, and of those not yet in the file
         self._table, self._next = BlockTable(), 0
-        self._clean: OrderedDict[int, Block] = OrderedDict()  # blocks also in the file, most recently used last
-        self._dirty: OrderedDict[int, BlockRecord] = OrderedDict()  # blocks not yet in the file, in the same order
+        self._clean: OrderedDict[int, Block] = OrderedDict()  # blocks that are also in the file; the last was used last
+        self._dirty: OrderedDict[int, BlockRecord] = OrderedDict()  # blocks that are not in the file; the last was used last
         self._head = self._cleared = START
         self._stamp = int.from_bytes(os.urandom(8), "little")  # random, to differ from the stamps of earlier processes
-        self._changed = threading.Condition(threading.RLock())  # the lock of this store's state
+        self._changed = threading.Condition(threading.RLock())
         self._editing = threading.Lock()  # held while a block changes in several steps; taken before ``_changed``
-        self._ahead: dict[int, tuple[Future[Block | None], int]] = {}  # blocks being read ahead, with their sizes in bytes
+        self._ahead: dict[int, tuple[Future[Block | None], int]] = {}
         self._readers = ThreadPoolExecutor(READERS, "edgevlm-store-read")
         self._lost: list[int] = []
         self._messages: list[str] = []
@@ -189,7 +189,7 @@ class Store:
         return self._table.nbytes
 
     def put(self, block: Block) -> int:
-        """Keep a copy of a block, and return its number, which counts from 0. A disk error does not raise an exception."""
+        """Keep a copy of a block, and return its number, which counts from 0. Disk errors do not raise exceptions."""
         record = BlockRecord.of(block)
         with self._changed:
             self._make_room(record.buffer.nbytes)
@@ -215,7 +215,7 @@ class Store:
         return True
 
     def renumber(self, numbers: Sequence[int]) -> range:
-        """Give the blocks the next free numbers, in order, and return these numbers. Lost blocks are skipped."""
+        """Give the blocks the next free numbers, in order, and return these numbers. Lost blocks get no number."""
         with self._editing, self._changed:
             first = self._next
             for number in map(int, numbers):
@@ -264,7 +264,7 @@ class Store:
                     self._forget(number)
 
     def lost(self) -> list[int]:
-        """Return the numbers of the blocks lost since the last call. Dropped blocks are not included."""
+        """Return the numbers of the blocks lost since the last call, except for dropped blocks."""
         with self._changed:
             lost, self._lost = self._lost, []
         return lost
@@ -272,7 +272,7 @@ class Store:
     def sync(self) -> None:
         """Write all blocks put so far to disk, so that their :meth:`state` survives a power cut."""
         with self._changed:
-            for _ in range(4 * len(self._dirty)):  # some blocks are written twice; blocks put from now on may have to wait
+            for _ in range(4 * len(self._dirty)):  # a limit, because other threads may put blocks meanwhile
                 if not self._wait():
                     break
         if self._file is not None:
@@ -304,9 +304,9 @@ class Store:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Restore the blocks of :meth:`state` under their numbers. Blocks that are no longer in the file are lost.
+        """Restore the blocks of a :meth:`state` with their numbers. Blocks that are no longer in the file are lost.
 
-        Blocks that were in host memory are read into it again, because policies depend on :meth:`resident`. Raises KeyError or
+        Blocks that were in host memory are read again, because policies depend on :meth:`resident`. Raises KeyError or
         ValueError if the state is invalid.
         """
         with self._changed:
@@ -337,7 +337,7 @@ class Store:
             self.get([number])
 
     def close(self) -> None:
-        """Write the remaining blocks to the file and release it. Calling it again does nothing."""
+        """Write the remaining blocks to the file, and close the file. A second call does nothing."""
         self._readers.shutdown(cancel_futures=True)
         if self._file is not None:
             with self._changed:
@@ -375,7 +375,7 @@ class Store:
             self._unwritten -= record.buffer.nbytes
 
     def _make_room(self, nbytes: int) -> None:
-        """Free ``nbytes`` of host memory: evict blocks that are in the file, wait for writes, and at last drop other blocks."""
+        """Free ``nbytes`` of host memory: evict blocks that are in the file, wait for writes, or drop the oldest blocks."""
         while self._unwritten + nbytes > self.host_limit // 2 and self._wait():
             pass
         while self.host_bytes and self.host_bytes + nbytes > self.host_limit:
@@ -460,7 +460,7 @@ class Store:
     # writing
 
     def _wait(self) -> bool:
-        """Wait until a block has been written; return False if that cannot happen. The caller holds ``_changed``."""
+        """Wait until a block has been written, or return False if no write can succeed. The caller holds ``_changed``."""
         if self._file is None or self._failing or not self._dirty:
             return False
         before = self._handled
@@ -498,7 +498,7 @@ class Store:
     def _write(self, file: StoreFile) -> None:
         """Write the least recently used of the unwritten blocks. Raises OSError.
 
-        Blocks that it overwrites are written again later while the file has room. Old blocks are lost only when the file is
+        Overwritten blocks are written again later, as long as the file has room. Old blocks are lost only when the file is
         nearly full.
         """
         with self._changed:
@@ -539,7 +539,7 @@ class Store:
         with self._changed:
             self._head = extent.offset + nbytes
             self.stats.bytes_written += nbytes
-            now = next((at for at, held in self._dirty.items() if held is record), None)  # it may be renumbered by now
+            now = next((at for at, held in self._dirty.items() if held is record), None)  # the block may have been renumbered
             if now is not None:
                 self._forget(now)
                 self._clean[now] = record.block
@@ -564,11 +564,10 @@ class Store:
 
 
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
-    """Return where the file still has the state's blocks intact, by number. Versions up to 2026-11-23 wrote several records
-    per block.
+    """Return the places of the state's blocks that are intact in the file, by number.
 
-    The store overwrites records from the head to the file's end, then from its start to the head. In each part, all records
-    after the first intact one are therefore intact too.
+    Versions up to 2026-11-23 wrote several records per block. The store overwrites records from the head to the end, then
+    from its start to the head. In both parts of the file, all records after the first intact record are therefore intact too.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
