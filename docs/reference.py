@@ -1,8 +1,7 @@
-"""Pages made from the code and the results: command line, Python names and report when the site is built, JSON and HTTP by
+"""Make the reference pages from the code, and the report from the results.
 
-    python docs/reference.py
-
-which writes reference/json.md and reference/http.md; tests check that they are current.
+``python docs/reference.py`` writes reference/json.md and reference/http.md; tests check that they are current. The command
+line, the Python names and the report are made when mkdocs builds the site.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ except ImportError as error:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
-    """Let a search find the guide before the reference."""
+    """Rank the reference below the guide in the site's search."""
     if page.url.startswith("reference/"):
         page.meta["search"] = {"boost": 0.3}
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """A hook of mkdocs: add the pages."""
+    """Add the generated pages to the site (a hook of mkdocs)."""
     from mkdocs.structure.files import File
 
     from edgevlm.bench.results import report
@@ -43,7 +42,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def cli() -> str:
-    """Every command and option, as ``--help`` has them."""
+    """Return the page of all commands and options, with their help texts."""
     import typer
 
     from edgevlm.cli import app
@@ -77,7 +76,7 @@ def _one_line(text: str) -> str:
 
 
 def python() -> str:
-    """The public names of the package and what each has."""
+    """Return the page of the package's public classes and their members."""
     parts = ["# Python\n"]
     for name, thing in [(name, getattr(of, name)) for of in (edgevlm, edgevlm.extend) for name in of.__all__]:
         if not inspect.isclass(thing):
@@ -102,12 +101,12 @@ def python() -> str:
 
 
 def _plain(thing: Any) -> str:
-    """A docstring as Markdown: no roles, single backticks, one colon before code."""
+    """Return a docstring as Markdown: without roles, with single backticks and one colon before code."""
     return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", inspect.getdoc(thing) or "").replace("``", "`").replace("::\n", ":\n")
 
 
 def json_lines() -> str:
-    """Every field of every line that ``--json`` prints."""
+    """Return the page of every field that ``--json`` prints."""
     from edgevlm.apps.schemas import LINES, Moment, kind_of
     from edgevlm.bench.schemas import Bench
 
@@ -123,19 +122,19 @@ def json_lines() -> str:
 
 JSON_INTRO = """# JSON
 
-With `--json` a command prints one object per line on stdout. `event` is the kind of a line, or `bench` the measurement;
-`schema` is the version of these tables, 1 today. Later versions may add fields, so ignore those you do not know. An optional
-field may be missing. In Python, `edgevlm.apps.schemas.schemas()` has the same as JSON Schema (2020-12) by `event`, and
-`edgevlm.bench.schemas.bench_schema()` that of measurements.
+With `--json` a command prints one object per line on stdout. The field `event` names the kind of line; a measurement has the
+field `bench` instead. `schema` is the version of these tables, currently 1. Later versions may add fields, so ignore fields
+that you do not know. An optional field may be missing. In Python, `edgevlm.apps.schemas.schemas()` returns a JSON Schema
+(2020-12) for each `event`, and `edgevlm.bench.schemas.bench_schema()` the schema of measurements.
 """
 JSON_BENCH = """## `edgevlm bench .. --json`
 
-Every measurement prints some of these fields. Times are milliseconds, `mb` is 10^6 bytes, and null is not measured.
+Every measurement prints some of these fields. Times are in milliseconds, `mb` is 10^6 bytes, and null means not measured.
 """
 
 
 def http() -> str:
-    """The routes of ``edgevlm serve``: parameters, bodies and media types of answers, as its OpenAPI description has them."""
+    """Return the page of the routes of ``edgevlm serve``, made from its OpenAPI description."""
     from edgevlm.apps.serve.config import ServeConfig
     from edgevlm.apps.serve.errors import STATUSES
     from edgevlm.apps.serve.http import make_app
@@ -156,14 +155,14 @@ def http() -> str:
 
 HTTP_INTRO = """# HTTP
 
-The routes of `edgevlm serve` with parameters, bodies and answers, from its own `/openapi.json`.
-[Serving](../guide/serving.md) shows them in use, [Several machines](../guide/cluster.md#asking) what is asked of a cluster.
-Later versions may add fields to answers, so ignore those you do not know. An optional one may be missing.
+This page lists the routes of `edgevlm serve` with parameters, bodies and answers, from the server's `/openapi.json`.
+[Serving](../guide/serving.md) shows how to use them, and [Several machines](../guide/cluster.md#asking) what a cluster adds.
+Later versions may add fields to answers, so ignore fields that you do not know. An optional field may be missing.
 
-With `server.key` set, every path but `/`, `/static/` and `/health/` takes the key: `Authorization: Bearer KEY`,
-`X-Api-Key: KEY`, or Basic with any name and the key as password.
+With `server.key` set, every path except `/`, `/static/` and `/health/` needs the key: `Authorization: Bearer KEY`,
+`X-Api-Key: KEY`, or Basic authentication with any name and the key as password.
 
-Errors are JSON, [ErrorReply](#errorreply):
+Errors are JSON, as described under [ErrorReply](#errorreply):
 
 | status | |
 |---|---|
@@ -187,7 +186,7 @@ def _route(path: str, method: str, route: Any) -> str:
 
 
 def _answer(content: Any) -> str:
-    """Link the object that the JSON is, where it is described."""
+    """Return a link to the JSON object's description, if it has one."""
     schema = content.get("application/json", {}).get("schema", {})
     return f", {_type(schema)}" if "$ref" in schema else ""
 
@@ -207,13 +206,13 @@ def _fields(schema: Any) -> str:
 
 
 def _without_null(schema: Any) -> Any:
-    """Of a parameter, which cannot be null."""
+    """Return a parameter's schema without null, which a parameter cannot be."""
     kinds = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     return {**schema, "anyOf": kinds} if kinds else schema
 
 
 def _shape(schema: Any, needed: bool) -> str:
-    """A type with its limits; optional ones are marked."""
+    """Return a type with its limits, and its default or the word optional."""
     said = _type(schema)
     default = f"`{json.dumps(schema['default'])}`" if schema.get("default") not in (None, "") else said
     if default not in (said, said.removesuffix(" or null")):
@@ -246,7 +245,7 @@ def _range(schema: Any, of: str, unit: str) -> list[str]:
     return [f"{least} to {most} {unit}" if least else f"at most {most} {unit}"]
 
 
-UNSAID = 2**31 - 1  # a limit from here on is that of the type
+UNSAID = 2**31 - 1  # a limit this large is only the type's own
 LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 
 
