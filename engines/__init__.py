@@ -1,1 +1,1 @@
-"""Backends, one file each: tensors in, tensors out. :func:`edgevlm.runtime.engine.load_engine` finds them by name."""
+"""Backends, one file each, which run a bundle's graphs; :func:`edgevlm.runtime.engine.load_engine` finds them by name."""

@@ -1,4 +1,4 @@
-"""Input handling of all backends: check inputs before a byte is changed, group frames, embed tokens."""
+"""Input handling that all backends share: check inputs before memory is changed, group frames, embed tokens."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, DecoderSpec, Vision
 from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, TowerBuffer
 from edgevlm.runtime.kv import DTYPES, KVType
 
-HALF = 128  # the code of an embedding that stands for 0
+HALF = 128  # the 8-bit code of the number 0 in an embedding
 AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
 
 T = TypeVar("T")
-Sizes = tuple[int | None, ...]  # None is any
+Sizes = tuple[int | None, ...]  # None: any size
 
 
 def check_graphs(bundle: Bundle) -> None:
-    """Raise BundleError if ONNX Runtime's graphs take other shapes than the manifest, by which memory is allocated."""
+    """Raise BundleError if the shapes in ONNX Runtime's graphs differ from the manifest's, which size all buffers."""
     spec, vision, changed = bundle.decoder, bundle.vision, bundle.vision.changed
     size = (None, None) if vision.pixels else vision.size
     wanted: dict[str, Sizes] = {
@@ -45,7 +45,7 @@ def check_graphs(bundle: Bundle) -> None:
 
 
 def read_graph(bundle: Bundle, name: str, read: Callable[[bytes], T]) -> T:
-    """Return what ``read`` finds in the graph ``name``. Raises BundleError where it raises OSError or ValueError."""
+    """Return ``read(content)`` for the graph file ``name``. Raises BundleError if ``read`` raises OSError or ValueError."""
     path = bundle.file(name)
     try:
         return read(path.read_bytes())
@@ -56,7 +56,7 @@ def read_graph(bundle: Bundle, name: str, read: Callable[[bytes], T]) -> T:
 
 
 def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent: Collection[str] = ()) -> None:
-    """Check the shapes of one graph. None in a shape is any size, as is a symbol in the graph."""
+    """Check one graph's shapes and weights. None in a shape, or a symbolic dimension in the graph, allows any size."""
     path = bundle.file(name)
     found, weights = read_graph(bundle, name, lambda model: (value_shapes(model), external_tensors(model)))
     for tensor in weights:
@@ -74,9 +74,9 @@ def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent:
 
 
 def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
-    """Group frames ``[F, 3, H, W]`` for a tower, ``[G, group * 3, H, W]``, repeating the last frame to fill its group.
+    """Group frames ``[F, 3, H, W]`` into ``[G, group * 3, H, W]`` for a tower, repeating the last frame to fill its group.
 
-    Raises ValueError unless they are float32 frames of a size that the tower takes.
+    Raises ValueError unless the frames are float32 and the tower accepts their size.
     """
     wanted, size = (3, *vision.size), pixels.shape[2:]
     if len(size) == 2 and min(size) > 0:
@@ -89,7 +89,7 @@ def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
 
 
 def graph_of(bundle: Bundle, variant: str) -> str:
-    """Return the file of a decoder graph; raises UserError for a variant that the bundle does not have."""
+    """Return the file name of the decoder graph ``variant``; raises UserError if the bundle does not have it."""
     graphs = bundle.decoder.graphs
     if variant not in graphs:
         there = dict.fromkeys("per-layer" if name.startswith("per-layer") else name for name in graphs)
@@ -99,20 +99,20 @@ def graph_of(bundle: Bundle, variant: str) -> str:
 
 
 def per_layer_files(bundle: Bundle) -> list[str]:
-    """Return the files of the per-layer decoder graphs; raises UserError for a bundle that does not have them."""
+    """Return the file names of the per-layer decoder graphs; raises UserError if the bundle does not have them."""
     return [graph_of(bundle, f"per-layer{index}") for index in range(bundle.decoder.layers + 1)]
 
 
 def first_sparse_layer(bundle: Bundle) -> int:
-    """Return the first layer that attends sparsely: the ``st-spattn`` graph has dense attention in those before it.
-
-    Raises UserError for a bundle without that graph.
-    """
+    """Return the first layer of the ``st-spattn`` graph that attends sparsely. Raises UserError without that graph."""
     return read_graph(bundle, graph_of(bundle, "st-spattn"), operators)["GroupQueryAttention"]
 
 
 def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
-    """Check a tower cache; return its spec. Raises UserError without the graph, CacheError for memory of another size."""
+    """Check a tower cache and return its spec.
+
+    Raises UserError if the bundle lacks the graph, and CacheError for a buffer of the wrong size.
+    """
     if (spec := bundle.vision.changed) is None:
         raise UserError(f"{bundle.path}: has no graph that encodes changed patches only; give --encode all, or {AGAIN}")
     if buffer.size != spec.cache_bytes:
@@ -121,7 +121,7 @@ def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
 
 
 def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
-    """Raise ValueError for layers that the decoder does not have."""
+    """Raise ValueError if ``probes`` names a layer that the decoder does not have."""
     if any(not 0 <= layer < spec.layers for layer in probes):
         raise ValueError(f"probes must be layers of 0 to {spec.layers - 1}, not {list(probes)}")
 
@@ -129,7 +129,7 @@ def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
 def check_step(
     spec: DecoderSpec, capacity: Int64, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]
 ) -> None:
-    """Raise CacheError or CacheFull for a step that cannot be done in layers of ``capacity [layers]`` rows."""
+    """Raise CacheError for invalid arguments of a step, and CacheFull if a layer's ``capacity`` (rows) is too small for it."""
     rows = len(embeds)
     check_rows(spec, embeds, cos, sin, logit_rows)
     if past_len.shape != (spec.layers,) or int(past_len.min()) < 0:
@@ -141,7 +141,7 @@ def check_step(
 
 
 def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FramePattern | None, sparse: bool) -> None:
-    """Raise CacheError for a pattern that does not fit these rows, and for any pattern if the decoder is not ``sparse``."""
+    """Raise CacheError if ``pattern`` does not fit the rows of the call, or if it is given to a decoder not ``sparse``."""
     if pattern is None:
         return
     if not sparse:
@@ -157,7 +157,7 @@ def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FrameP
 
 
 def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:
-    """Raise CacheError for rows of other sizes than the decoder's."""
+    """Raise CacheError if the inputs of a call do not have the decoder's sizes."""
     s, rows = spec, len(embeds)
     if embeds.shape not in ((rows, s.hidden), (rows, s.row_width)) or rows < 1:
         raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
@@ -168,7 +168,7 @@ def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, l
 
 
 def check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer], kv: KVType) -> None:
-    """Raise CacheError for buffers that are not one a layer, of the bundle's shape and of ``kv``."""
+    """Raise CacheError unless there is one buffer per layer, with the bundle's shape and the type ``kv``."""
     spec = bundle.decoder
     if len(buffers) != spec.layers:
         raise CacheError(f"the decoder has {spec.layers} layers; {len(buffers)} buffers were given")
@@ -185,7 +185,7 @@ def check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer], kv: KVType) -> No
 
 
 class Embedding:
-    """A bundle's embedding in float32, float16, or codes of 8 bits with a scale for each block of a row."""
+    """A bundle's embedding table: float32, float16, or 8-bit codes with a scale for each block of a row."""
 
     def __init__(self, bundle: Bundle) -> None:
         spec = bundle.decoder
@@ -200,7 +200,7 @@ class Embedding:
             raise BundleError(f"{bundle.file(spec.embedding)}: has fewer than {spec.hidden} numbers a token; {AGAIN}")
 
     def rows(self, ids: Int64) -> Float32:
-        """Return the embeddings ``[N, hidden]`` of ids ``[N]``. Raises ValueError for ids outside the vocabulary."""
+        """Return the embeddings ``[N, hidden]`` of token ids ``[N]``. Raises ValueError for ids outside the vocabulary."""
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.table):
             raise ValueError(f"token ids must be in [0, {len(self.table)}), not {ids.min()} to {ids.max()}")
         found = np.asarray(self.table[ids], np.float32)

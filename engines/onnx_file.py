@@ -1,7 +1,7 @@
-"""Read facts about an ONNX file's graph without the ``onnx`` package, whose import costs a run 10 MB and 0.1 s.
+"""Read an ONNX file's graph without the ``onnx`` package, whose import takes 10 MB and 0.1 s.
 
-A protobuf message is a sequence of fields, each a key (number << 3 | kind) followed by a varint, 4 or 8 bytes, or a length and
-that many bytes.
+An ONNX file is a protobuf message: a sequence of fields. A field is a key (number << 3 | kind), followed by a varint, by 4 or
+8 bytes, or by a length and that many bytes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
-GRAPH, NODE, INITIALIZER, INPUT, OUTPUT = 7, 1, 5, 11, 12  # ModelProto.graph; the rest of GraphProto
-NODE_INPUT, NODE_OUTPUT, OP_TYPE, ATTRIBUTE = 1, 2, 4, 5  # of a NodeProto
+GRAPH, NODE, INITIALIZER, INPUT, OUTPUT = 7, 1, 5, 11, 12  # ModelProto.graph; GraphProto.node, initializer, input, output
+NODE_INPUT, NODE_OUTPUT, OP_TYPE, ATTRIBUTE = 1, 2, 4, 5  # NodeProto.input, output, op_type, attribute
 DIMS, DATA_TYPE, NAME, EXTERNAL = 1, 2, 8, 13  # TensorProto.dims, data_type, name, external_data
 FLOAT, FLOAT16 = 1, 10  # TensorProto.DataType
-TYPE, TENSOR_TYPE, SHAPE, DIM, DIM_VALUE = 2, 1, 2, 1, 1  # of a ValueInfoProto, inwards
+TYPE, TENSOR_TYPE, SHAPE, DIM, DIM_VALUE = 2, 1, 2, 1, 1  # ValueInfoProto.type.tensor_type.shape.dim.dim_value
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalTensor:
-    """Weights of a graph in a separate file. kind: ONNX's number of their type."""
+    """An initializer whose bytes are in a separate file. kind: its TensorProto.DataType."""
 
     name: str
     kind: int
@@ -31,12 +31,12 @@ class ExternalTensor:
 
 
 def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each initializer by name. Raises ValueError for what is not an ONNX file."""
+    """Return the shape of each initializer by name. Raises ValueError if ``model`` is not an ONNX file."""
     return {_name(tensor): tuple(_numbers(tensor, DIMS)) for tensor in _inside(model, GRAPH, INITIALIZER)}
 
 
 def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes of a graph's inputs and outputs, None for a named dimension. Raises ValueError in the same cases."""
+    """Return the shapes of a graph's inputs and outputs, None for a named dimension. Raises ValueError if it is not ONNX."""
     return {
         _text(value, 1): tuple(next(_numbers(dim, DIM_VALUE), None) for dim in _inside(value, TYPE, TENSOR_TYPE, SHAPE, DIM))
         for part in (INPUT, OUTPUT)
@@ -45,7 +45,7 @@ def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
 
 
 def external_tensors(model: bytes) -> list[ExternalTensor]:
-    """Return the weights of a graph that are in files. Raises ValueError in the same cases."""
+    """Return a graph's initializers that are in separate files. Raises ValueError if ``model`` is not an ONNX file."""
     found = []
     for tensor in _inside(model, GRAPH, INITIALIZER):
         about = {_text(entry, 1): _text(entry, 2) for entry in _inside(tensor, EXTERNAL)}
@@ -56,7 +56,7 @@ def external_tensors(model: bytes) -> list[ExternalTensor]:
 
 
 def external_bytes(model: bytes) -> dict[str, int]:
-    """Return the bytes that a graph uses of each file of weights. Raises ValueError in the same cases."""
+    """Return how many bytes of each weights file a graph uses. Raises ValueError if ``model`` is not an ONNX file."""
     found: Counter[str] = Counter()
     for tensor in external_tensors(model):
         found[tensor.file] += tensor.length
@@ -64,17 +64,17 @@ def external_bytes(model: bytes) -> dict[str, int]:
 
 
 def external_types(model: bytes) -> set[int]:
-    """Return ONNX's numbers of the types of weights in files, :data:`FLOAT16` among them."""
+    """Return the TensorProto.DataType values, such as :data:`FLOAT16`, of a graph's initializers in separate files."""
     return {tensor.kind for tensor in external_tensors(model)}
 
 
 def operators(model: bytes) -> Counter[str]:
-    """Return how many nodes a graph has of each operator. Raises ValueError in the same cases."""
+    """Return how many nodes of each operator a graph has. Raises ValueError if ``model`` is not an ONNX file."""
     return Counter(_text(node, OP_TYPE) for node in _inside(model, GRAPH, NODE))
 
 
 def largest_attribute(model: bytes, name: str) -> float:
-    """Return the largest value of the attribute ``name`` of all nodes, or 0. Raises ValueError in the same cases."""
+    """Return the largest value that any node has for the float attribute ``name``, or 0 if none has it."""
     numbers = [
         struct.unpack("<f", raw)[0]
         for attribute in _inside(model, GRAPH, NODE, ATTRIBUTE)
@@ -86,10 +86,10 @@ def largest_attribute(model: bytes, name: str) -> float:
 
 
 def with_input(model: bytes, name: str, like: str) -> bytes:
-    """Make the value ``name`` of a graph an input, of the type and shape of the input ``like``, and drop what computed it.
+    """Turn the graph's value ``name`` into an input with the type and shape of the input ``like``; drop the nodes that made it.
 
-    Outputs named ``.._out`` and unused inputs are dropped too. A model with such an input is returned unchanged. Raises
-    ValueError in the same cases.
+    Outputs named ``.._out`` and unused inputs are dropped too. A model that already has the input ``name`` is returned
+    unchanged. Raises ValueError if ``model`` is not an ONNX file or has no input ``like``.
     """
     inputs = {_text(value, 1): value for value in _inside(model, GRAPH, INPUT)}
     if name in inputs:
@@ -113,7 +113,7 @@ def with_input(model: bytes, name: str, like: str) -> bytes:
 
 
 def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
-    """Replace the named dimensions of inputs, outputs and other values by numbers, with the ``onnx`` package."""
+    """Replace named dimensions of a graph's values by the numbers in ``sizes``; this needs the ``onnx`` package."""
     import onnx
 
     try:
@@ -128,7 +128,7 @@ def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """Return a varint, or bytes; a message of ONNX's graph has no other fields."""
+    """Encode a field: a varint for an int, otherwise a length and the bytes."""
     if isinstance(value, int):
         return _as_varint(number << 3 | VARINT) + _as_varint(value)
     return _as_varint(number << 3 | BYTES) + _as_varint(len(value)) + value

@@ -1,7 +1,7 @@
-"""ONNX Runtime on the CPU: it computes the dense parts of a decoder, and our own kernel attends between them.
+"""The CPU backend: ONNX Runtime computes a decoder's dense parts, and our own kernel computes attention between them.
 
-A call uses ``threads`` threads in total (by default the physical cores). Workers spin briefly for work during a call and sleep
-after it, so that sessions and the kernel, which never run at once in one stream, do not slow each other.
+A call uses ``threads`` threads in total, by default one per physical core. Worker threads spin briefly during a call and sleep
+after it. ONNX Runtime's sessions and our kernel run in turns, so neither then slows the other.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from edgevlm.runtime.engine import Decoder, Float32, Int64, KVBuffer, KVDevice, 
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
-MAX_THREADS = 256  # ONNX Runtime starts as many as it is given, for each graph
+MAX_THREADS = 256  # a limit, since ONNX Runtime starts every thread it is asked for, once per graph
 
 
 def has_vnni() -> bool:
-    """Return whether the processor, as Linux describes it, adds up products of 8-bit numbers in 32 bits."""
+    """Return whether /proc/cpuinfo lists VNNI, instructions that add up 8-bit products in 32 bits."""
     flags = Machine().fields("proc/cpuinfo").get("flags", "").split()
     return not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
 
 
 class Calls:
-    """Options for each ONNX Runtime call, the same for all sessions of an engine.
+    """The run options that all sessions of an engine share.
 
-    A session's arena keeps the memory of its largest call. With ``short`` each call frees unused memory.
+    A session's arena keeps the memory of its largest call. While memory is ``short``, each call frees what it does not use.
     """
 
     def __init__(self, shrunk: str = "cpu:0") -> None:
@@ -68,16 +68,16 @@ class Calls:
 
 
 def session_options(threads: int) -> Any:
-    """Return options of a session whose workers stop spinning after a call and whose 8-bit products do not overflow."""
+    """Return session options with which workers stop spinning after a call and 8-bit products do not overflow."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 4  # errors are raised
+    options.log_severity_level = 4  # log no errors, since they are raised
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # enough to go from one operator to the next; longer takes the cores from other programs and other sessions' workers
+    # 100 us bridge the gap between two operators; spinning longer would take cores from other programs and sessions
     options.add_session_config_entry("session.intra_op.spin_duration_us", "100")
-    # without VNNI 8-bit products are added up in 16 bits, which overflow; "1" adds in 32, and is slower
+    # "0" adds up 8-bit products in 16 bits on a CPU without VNNI, which overflows; "1" adds in 32 bits and is slower
     options.add_session_config_entry("session.x64quantprecision", "0" if has_vnni() else "1")
     return options
 
@@ -87,7 +87,7 @@ class OnnxRuntimeCpu:
 
     kv_device: KVDevice = "host"
     by_layer = True
-    shrunk = "cpu:0"  # the arenas that :meth:`release_memory` is about
+    shrunk = "cpu:0"  # the arenas that :meth:`release_memory` shrinks
     providers: Sequence[Any] = ("CPUExecutionProvider",)
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
@@ -103,7 +103,7 @@ class OnnxRuntimeCpu:
         self.threads = threads or default_threads()
         self.calls = Calls(self.shrunk)
         self._embedding = Embedding(bundle)
-        self._changed: Any = None  # the session of changed patches, opened when first bound
+        self._changed: Any = None  # the session that encodes changed patches, opened by the first :meth:`bind_tower`
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
         copies = copies or self._stored[0]
@@ -113,20 +113,20 @@ class OnnxRuntimeCpu:
         return session
 
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
-        """Return a session of one graph, from its file or ``model``, with further configuration entries.
+        """Open a session for one graph, from its file or from ``model``, with more configuration ``entries``.
 
-        With ``copies`` it holds its own copies of the matrices in the kernels' layout. Without, it reads them from the mapped
-        file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower. Matrices that
-        it multiplies in blocks are always copied: ONNX Runtime does not round activations for unpacked ones, so two graphs of
-        one bundle would compute differently.
+        With ``copies``, the session holds copies of the matrices in its kernels' layout. Without, it reads them from the mapped
+        file, whose pages all processes share and the system can drop, but calls with few rows are slower. MatMulNBits
+        matrices are always copied: ONNX Runtime does not round activations for uncopied ones, so two graphs of one bundle
+        would give different results.
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")
-        # a matrix of 8 bits in a whole graph is fused with its product, which then rounds no rows
+        # a whole graph's 8-bit matrices are fused with their products; at level 0 these do not round activations
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
-        if not copies and self._stored[1]:  # else float16 matrices become float32 in memory
+        if not copies and self._stored[1]:  # optimisation would turn float16 matrices into float32 in memory
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         path = self.bundle.file(name)
         try:
@@ -148,14 +148,14 @@ class OnnxRuntimeCpu:
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
-        """Return whether a bundle's graphs are of this engine's profile."""
+        """Return whether the bundle was exported for this engine's graph profile."""
         return bundle.profile == ONNXRUNTIME
 
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``; see the protocol.
 
-        int8 towers of earlier exports round all rows of a call with one scale. They take one group per call, so that a frame's
-        features do not depend on other frames.
+        Older exports' int8 towers round all rows of a call with one scale. They get one group of frames per call, so that a
+        frame's features do not depend on other frames.
         """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
@@ -175,21 +175,20 @@ class OnnxRuntimeCpu:
         return self._open(self.bundle.vision.graph)
 
     def capacity(self, rows: int) -> int:
-        """Return ``rows``: any number of rows can be bound."""
+        """Return ``rows``, because this backend accepts buffers of any size."""
         return rows
 
     def embed(self, token_ids: Int64) -> Float32:
-        """Gather the embeddings ``[N, hidden]`` of token ids ``[N]`` from the mapped file."""
+        """Return the embeddings ``[N, hidden]`` of token ids ``[N]``, read from the mapped file."""
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """Return a decoder bound to one buffer per layer, which also returns the queries of the layers in ``probes``; see the
-        protocol.
+        """Return a decoder bound to one buffer per layer; its steps also return the queries of the layers in ``probes``.
 
-        Its sessions are opened by the first call; they hold the matrices once.
+        The first call opens the sessions, which all decoders of this engine share; see the protocol.
         """
         spec = self.bundle.decoder
-        is_fp32 = spec.kv == "fp16" and buffers[:1] and buffers[0].dtype == np.float32  # of a stream older than its bundle
+        is_fp32 = spec.kv == "fp16" and buffers[:1] and buffers[0].dtype == np.float32  # the stream is older than its bundle
         check_buffers(self.bundle, buffers, "fp32" if is_fp32 else spec.kv)
         sparse_from = first_sparse_layer(self.bundle) if sparse else None
         return OnnxRuntimeDecoder(self._parts, self._row_parts, spec, buffers, probes, self.calls, sparse_from, self.threads)
@@ -207,17 +206,17 @@ class OnnxRuntimeCpu:
 
     @property
     def _read_in_place(self) -> Sequence[str]:
-        """The files of weights that the extension reads, once the decoder is open."""
+        """The weights files that the C++ extension reads in place; empty until the decoder is open."""
         if not any(self.__dict__.get("_row_parts", ())):
             return []
         return list(read_graph(self.bundle, per_layer_files(self.bundle)[-1], external_bytes))
 
     @cached_property
     def _row_parts(self) -> list[Any]:
-        """Return the parts that the extension computes, in int8 for single rows; None if ONNX Runtime's are used.
+        """Return, for each part of the decoder, the C++ extension's version, or None if ONNX Runtime computes the part.
 
-        They read the weights from the file. ONNX Runtime's parts then hold no copy either, and a frame's call in int8 takes 7 %
-        longer.
+        int8 parts serve single rows only. They read weights from the file; ONNX Runtime's session for the part then holds no
+        copy either, which makes an int8 call for a frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))
@@ -225,7 +224,7 @@ class OnnxRuntimeCpu:
         ]
 
     def _part(self, index: int, file: str) -> Any:
-        def made(model: bytes) -> bytes:  # in bundles before format 5 these graphs attend
+        def made(model: bytes) -> bytes:  # per-layer graphs of bundles before format 5 contain attention: cut it off
             return with_input(model, attention_of(index - 1), f"query{index - 1}") if index else model
 
         model = read_graph(self.bundle, file, made)
@@ -233,17 +232,17 @@ class OnnxRuntimeCpu:
         return self._session_of(file, SHARED | {WEIGHTS_IN: str(self.bundle.path)}, copies=copies, model=model)
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """Return the tower bound to one stream's tower cache; its graph is opened on first use."""
+        """Bind the tower for changed patches to one stream's tower cache; the first call opens its graph."""
         spec = changed_spec(self.bundle, buffer)
         if self._changed is None:
             self._changed = self._open(spec.graph)
         return OnnxRuntimeTower(self._changed, self.bundle, spec, buffer, self.calls)
 
     def release_memory(self, short: bool) -> None:
-        """Free working memory after each call, which is slower, while memory is short."""
+        """Free working memory after each call while memory is ``short``; calls are then slower."""
         self.calls.release_memory(short)
 
     def close(self) -> None:
-        """Release the sessions; bound decoders keep theirs until they are dropped."""
+        """Release the sessions; a bound decoder keeps its sessions until it is deleted."""
         for name in ("_vision", "_parts", "_row_parts", "_changed", "_embedding"):
             self.__dict__.pop(name, None)

@@ -1,7 +1,7 @@
-"""ONNX Runtime on a CUDA device: whole decoder graphs, keys and values bound at the device's addresses.
+"""The CUDA backend of ONNX Runtime: it runs whole decoder graphs, with keys and values bound at their device addresses.
 
-Input and output rows, a few kilobytes a call, are bound in the host's memory; ONNX Runtime copies them. Nodes without a CUDA
-kernel run on the CPU; GroupQueryAttention has a CUDA kernel for float16 only, so the bundle must keep fp16.
+Input and output rows, a few kilobytes per call, are bound in host memory, and ONNX Runtime copies them. Nodes without a CUDA
+kernel run on the CPU. GroupQueryAttention's CUDA kernel needs float16, so the bundle must keep fp16 keys and values.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from edgevlm.runtime.engine import (
 )
 
 PROVIDER = "CUDAExecutionProvider"
-OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # no more memory than asked for; float32 is float32
+OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # allocate no spare memory; no TF32 products
 
 
 class OnnxRuntimeCuda(OnnxRuntimeCpu):
-    """One bundle loaded on the first CUDA device. Raises UserError if it would run on the CPU instead."""
+    """One bundle loaded on the first CUDA device. Raises UserError if ONNX Runtime would fall back to the CPU."""
 
     kv_device: KVDevice = "cuda"
     by_layer = False
-    ort_device = "cuda"  # the same, as ONNX Runtime calls it
+    ort_device = "cuda"  # ONNX Runtime's name of ``kv_device``
     kv_types: Sequence[str] = ("fp16",)
     shrunk = "cpu:0;gpu:0"
     export_hint = "edgevlm export {} --device cuda"
@@ -59,36 +59,33 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
                 f"{bundle.path}: keeps {bundle.decoder.kv} keys, and ONNX Runtime's attention on CUDA takes "
                 f"{' or '.join(self.kv_types)}; export the model again with --kv fp16, or give --engine onnxruntime-cpu"
             )
-        with redirect_stdout(sys.stderr):  # where it prints missing libraries
-            ort.preload_dlls()  # cuDNN and CUDA of wheels lie where no loader looks
-        self._decoders: dict[str, Any] = {}  # by variant
+        with redirect_stdout(sys.stderr):  # preload_dlls prints missing libraries
+            ort.preload_dlls()  # the system's loader does not find cuDNN and CUDA from wheels
+        self._decoders: dict[str, Any] = {}  # sessions by variant
         super().__init__(bundle, threads=threads)
-        _ = self._vision  # opened at once: whether CUDA starts is known before a stream begins
+        _ = self._vision  # open the tower now, so that a failing CUDA shows before a stream begins
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
         return super().takes(bundle) and bundle.decoder.kv in cls.kv_types
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """Return the bundle's ``full`` graph, and with ``sparse`` its ``st-spattn`` graph, bound to one buffer a layer."""
+        """Bind the ``full`` graph, and with ``sparse`` also the ``st-spattn`` graph, to one buffer per layer."""
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
         return OnnxRuntimeCudaDecoder(self, "full", buffers, probes, sparse)
 
     def session(self, variant: str) -> Any:
-        """Return the session of a decoder graph, opened by the first call.
-
-        Raises UserError if the bundle does not have the graph.
-        """
+        """Return the session for a decoder graph, opening it on the first call. Raises UserError if the bundle lacks it."""
         if variant not in self._decoders:
             opened = self._open(file := graph_of(self.bundle, variant), copies=variant == "full")
             keys = {node.name: node.type for node in opened.get_inputs()}["key0"]
-            if (self.bundle.decoder.kv, keys) == ("fp16", "tensor(float)"):  # the demo: the CPU engine attends by itself
+            if (self.bundle.decoder.kv, keys) == ("fp16", "tensor(float)"):  # the demo's graphs: only the CPU engine runs them
                 raise UserError(f"{self.bundle.path}: {file} takes fp32 keys; {AGAIN}, or give --engine onnxruntime-cpu")
             self._decoders[variant] = opened
         return self._decoders[variant]
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """Raise UserError: the tower's cache is in the host's memory, and CUDA graphs read the device's."""
+        """Raise UserError, because the tower's cache is in host memory and CUDA graphs read device memory."""
         raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
@@ -102,11 +99,10 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
 
 
 class OnnxRuntimeCudaDecoder:
-    """A whole decoder graph bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
+    """A whole decoder graph bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    It has two sets of bindings: one for a single row and its logits, with nothing rebound between calls, and one for everything
-    else, with only the small inputs and the outputs rebound. Calls with a pattern go to the ``st-spattn`` graph. Do not use it
-    from two threads at once.
+    Calls with one row and its logits use a fixed set of bindings. All other calls share a second set, whose small inputs and
+    outputs are bound again each time. Calls with a pattern go to the ``st-spattn`` graph. The decoder is not thread-safe.
     """
 
     def __init__(
@@ -117,7 +113,7 @@ class OnnxRuntimeCudaDecoder:
         self._session, self._spec = engine.session(variant), spec
         self._calls, self._ort_device = engine.calls, engine.ort_device
         self._sparse = OnnxRuntimeCudaDecoder(engine, "st-spattn", buffers, probes) if sparse else None
-        self._buffers = tuple(buffers)  # keeps their owners alive
+        self._buffers = tuple(buffers)  # a reference keeps the memory alive
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._probes = tuple(probes)
         self._total_len = np.zeros(spec.layers, np.int32)
@@ -138,7 +134,7 @@ class OnnxRuntimeCudaDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
+        """Append S rows in place; see the protocol. CacheFull and CacheError are raised before the cache is changed."""
         assert (rows, fetch, sight) == (None, None, None), "a whole graph attends to all rows"
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, self._sparse is not None)

@@ -1,4 +1,4 @@
-"""The decoder on ONNX Runtime's CPU, whose dense parts are L + 1 sessions, and the tower for changed patches."""
+"""The CPU decoder, whose dense parts are L + 1 ONNX Runtime sessions, and the vision tower for changed patches."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, DecoderSpec
 from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, Sight, StepResult, TowerBuffer, arrays_of
 from edgevlm.runtime.kv import DTYPES
 
-SAME_AS_REQUESTED = 1  # how an arena grows: by no more than is asked for
+SAME_AS_REQUESTED = 1  # arena_extend_strategy kSameAsRequested: an arena grows by the requested size only
 SHARED = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
 
 
 @cache
 def share_arena() -> None:
-    """Create one arena for the working memory of all sessions of this process that request it.
+    """Create one arena for the working memory of all sessions in this process that request it.
 
-    The graphs run one after another; with an arena each they would keep a call's working memory L + 1 times.
+    The L + 1 graphs run one after another; with separate arenas they would hold a call's working memory L + 1 times.
     """
     where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    with suppress(Exception):  # the process has registered one already
+    with suppress(Exception):  # another library has registered an arena already
         ort.create_and_register_allocator(where, ort.OrtArenaCfg({"arena_extend_strategy": SAME_AS_REQUESTED}))
 
 
 def attention_of(layer: int) -> str:
-    """Return the name of a layer's attention, ``[1, S, Hq D]``, in the graphs."""
+    """Return the graphs' name for the attention output ``[1, S, Hq D]`` of ``layer``."""
     return f"layer{layer}.attention"
 
 
 def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
-    """Raise ValueError if the parts of a decoder do not fit each other, or have other widths than ``spec``."""
+    """Raise ValueError if a decoder's parts do not fit each other or do not have the widths in ``spec``."""
     query, key, half = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.rotary
     known = {"inputs_embeds": spec.hidden, "cos": half, "sin": half} | {
         f"features{n}": spec.hidden for n in range(spec.deepstack)
@@ -48,7 +48,7 @@ def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
         taken = {node.name: node.shape[-1] for node in part.get_inputs() if node.name != "logit_rows"}
         known[attention_of(index - 1)] = query
         wanted = [spec.vocab] if index == spec.layers else [query, key, key, spec.hidden]
-        if not index and len(made) == 3:  # the first part's residual is its input, unless it is rotated
+        if not index and len(made) == 3:  # part 0 outputs no residual, unless rotated: it would equal its input
             wanted.pop()
         if list(made.values()) != wanted or any(known.get(name) != width for name, width in taken.items()):
             raise ValueError(f"part {index} of the decoder takes {taken} and gives {made}, which does not match bundle.json")
@@ -56,16 +56,16 @@ def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
 
 
 def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
-    """Bind an array in the host's memory, which must outlive the binding."""
+    """Bind a host array, which must outlive the binding."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 class OnnxRuntimeDecoder:
-    """A decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
+    """A decoder bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some, in int8
-    for single rows. Between two parts, :func:`edgevlm.runtime.kernels.attend` works on the cache's own memory. With a pattern,
-    layers from ``sparse_from`` on attend by it. Do not use it from two threads at once.
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some of them (int8 ones
+    only for single rows). Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place.
+    Layers from ``sparse_from`` on follow a call's pattern, if it has one. The decoder is not thread-safe.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class OnnxRuntimeDecoder:
         self._sessions, self._spec, self._calls, self._sparse_from = tuple(sessions), spec, calls, sparse_from
         self._probes, self._threads, self._row_parts = frozenset(probes), threads, tuple(row_parts)
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
-        self._memory = [(*arrays_of(buffer), buffer) for buffer in buffers]  # and what keeps it alive
+        self._memory = [(*arrays_of(buffer), buffer) for buffer in buffers]  # the buffer keeps the arrays' memory alive
         self._one = self._many = BoundCall(self._sessions, spec, 1, 1)
 
     def step(
@@ -98,7 +98,7 @@ class OnnxRuntimeDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
+        """Append S rows in place; see the protocol. CacheFull and CacheError are raised before the cache is changed."""
         spec, size = self._spec, (len(embeds), len(logit_rows))
         check_step(spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         if sight is None and not spec.is_causal:
@@ -126,7 +126,7 @@ class OnnxRuntimeDecoder:
                 how |= {"shared": pattern.shared, "previous": pattern.previous[layer]}
             call.attention[0] = kernels.attend(*call.given(layer), keys, values, past[layer], **how)
             self._run(call, layer + 1)
-        if self._calls.options is not None:  # memory is short: keep nothing for calls of this size
+        if self._calls.options is not None:  # memory is short: drop the arrays for calls of this size
             self._many = self._one
         return StepResult(call.logits[0].copy(), probes)
 
@@ -142,9 +142,9 @@ class OnnxRuntimeDecoder:
 
 
 class BoundCall:
-    """The arrays of calls of S rows with R rows of logits, bound to every part of a decoder. size: (S, R).
+    """The arrays for calls with S rows and R rows of logits, bound to every part of a decoder. size: (S, R).
 
-    A part's outputs are the next one's inputs: two sets of arrays take turns.
+    Two sets of arrays take turns, because a part's outputs are the next part's inputs.
     """
 
     def __init__(self, sessions: Sequence[Any], s: DecoderSpec, rows: int, logit_rows: int) -> None:
@@ -166,10 +166,10 @@ class BoundCall:
             "logit_rows": self._logit_rows,
         }
         given |= {f"features{layer}": features for layer, features in enumerate(self._features)}
-        self.bindings, self._residuals = [], [self._embeds]  # that a part takes
+        self.bindings, self._residuals = [], [self._embeds]  # each part's binding, and the residual it reads
         for index, session in enumerate(sessions):
             binding, names = session.io_binding(), [node.name for node in session.get_outputs()]
-            made = dict(zip(names, self._passed[index % 2], strict=False))  # of the first part the residual may be its input
+            made = dict(zip(names, self._passed[index % 2], strict=False))  # part 0 may have no residual among its outputs
             self._residuals.append(self._passed[index % 2][3] if len(made) == 4 else self._embeds)
             if index == s.layers:
                 made = {"logits": self.logits}
@@ -182,7 +182,7 @@ class BoundCall:
             given |= made
 
     def give(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:
-        """Set a call's rows; missing features are zeros."""
+        """Copy a call's inputs into the bound arrays; DeepStack features that ``embeds`` lacks become zeros."""
         width = self._spec.hidden
         self._embeds[0], self._cos[0], self._sin[0], self._logit_rows[:] = embeds[:, :width], cos, sin, logit_rows
         self.is_plain_row = len(embeds) == 1 and embeds.shape[1] == width
@@ -190,7 +190,7 @@ class BoundCall:
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
     def given(self, layer: int) -> tuple[Float32, Float32, Float32]:
-        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``, after the part before it has run."""
+        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``; call it after part ``layer`` has run."""
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
 
@@ -200,21 +200,18 @@ class BoundCall:
         return [array[0] for array in (*taken, *self._passed[index % 2])]
 
     def query(self, layer: int) -> Float32:
-        """Return the same query as ``[heads, S, head_dim]``, a view."""
+        """Return a view of the layer's query as ``[heads, S, head_dim]``."""
         heads = self._passed[layer % 2][0].reshape(self.size[0], self._spec.heads, self._spec.head_dim)
         return heads.transpose(1, 0, 2)
 
 
 class OnnxRuntimeTower:
-    """A tower bound to one stream's tower cache; see :class:`edgevlm.runtime.engine.ChangedTower`.
-
-    Do not use it from two threads at once.
-    """
+    """A tower bound to one stream's tower cache; see :class:`edgevlm.runtime.engine.ChangedTower`. It is not thread-safe."""
 
     def __init__(self, session: Any, bundle: Bundle, spec: ChangedTowerSpec, buffer: TowerBuffer, calls: Any) -> None:
         vision = bundle.vision
         self._session, self._spec, self._calls = session, spec, calls
-        self._buffer = buffer  # keeps its owner alive
+        self._buffer = buffer  # a reference keeps the memory alive
         self._shape = (3, *vision.size) if vision.group == 1 else (vision.group, 3, *vision.size)
         self._given_shape = (1, 3 * vision.group, *vision.size)
         self._width = bundle.decoder.row_width
@@ -222,7 +219,7 @@ class OnnxRuntimeTower:
         self._bind_cache()
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
-        """Encode the tokens that contain any of ``patches``; see the protocol. Raises ValueError for other shapes."""
+        """Encode the tokens that contain any of ``patches``; see the protocol. Raises ValueError for invalid arguments."""
         if pixels.shape != self._shape or pixels.dtype != np.float32:
             raise ValueError(f"pixels must be float32 {list(self._shape)}, not {pixels.dtype} {list(pixels.shape)}")
         indices = np.ascontiguousarray(patches, np.int64)
@@ -234,7 +231,7 @@ class OnnxRuntimeTower:
         given = np.ascontiguousarray(pixels).reshape(self._given_shape)
         bind_array(self._binding.bind_input, "pixel_values", given)
         bind_array(self._binding.bind_input, "patches", indices)
-        for name in ("features", "tokens"):  # again for each call: how many tokens they have is found by the graph
+        for name in ("features", "tokens"):  # bind again for each call: the graph determines the number of tokens
             self._binding.bind_output(name, "cpu")
         try:
             self._session.run_with_iobinding(self._binding, self._calls.options)

@@ -1,7 +1,7 @@
-"""The dense parts of an int8 decoder for a single row, and of an int4 decoder for any, multiplied by the extension.
+"""Decoder parts that the C++ extension computes: of int8 decoders for a single row, of int4 decoders for any number of rows.
 
-ONNX Runtime's product of bytes is made for many rows: of a single one it reads weights at two thirds of the memory's speed. Its
-product of 4 bits in blocks takes twice as long for a frame. The extension reads both as they are in the bundle's file.
+For a single row, ONNX Runtime's int8 product reads weights at two thirds of the memory bandwidth. For a frame's rows, its int4
+product takes twice as long as the extension's. The extension reads the weights in place from the bundle's file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edgevlm.runtime.bundle import DecoderSpec
 
 MATRICES = ("{0}.output", "{0}.mlp", "{0}.down", "{1}.qkv")
 GAINS = ("{0}.mlp_norm", "{1}.input_norm", "{1}.q_norm", "{1}.k_norm")
-BLOCKS = re.compile(r"rotation\.1\.(\d+)\.inner")  # of what down reads
+BLOCKS = re.compile(r"rotation\.1\.(\d+)\.inner")  # the block-wise rotation of the input of ``down``
 
 
 def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any | None:
-    """Part ``index`` of a decoder in ``folder``; None where ONNX Runtime is to compute it.
+    """Return the extension's version of part ``index`` of a decoder, or None if ONNX Runtime must compute the part.
 
-    Raises ValueError for a damaged graph, OSError where its weights cannot be read.
+    Raises ValueError for a damaged graph, and OSError if its weights cannot be read.
     """
     if not kernels.multiplies_codes() or not 0 < index < spec.layers:
         return None
@@ -33,12 +33,12 @@ def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any |
     names = [name.format(*layers) for name in MATRICES]
     blocks = [int(found[1]) for name in shapes if (found := BLOCKS.fullmatch(name))]
     codes = [shapes.get(f"{name}.codes", ()) for name in names]
-    in_blocks = all(len(shape) == 3 and shape[2] == 16 for shape in codes)  # of 32 with 4 bits
+    in_blocks = all(len(shape) == 3 and shape[2] == 16 for shape in codes)  # blocks of 32 weights, 4 bits each
     if len(blocks) + in_blocks != 1 or any(f"{name}.zeros" in shapes or f"{name}.scales" not in shapes for name in names):
         return None
     if spec.rotary != spec.head_dim // 2 or f"{layers[0]}.attended".encode() in model or b".squares" in model:
-        return None  # a second rotary base, a norm after attention, or a GELU gate
-    if in_blocks and index <= spec.deepstack:  # rows of frames have features, which ONNX Runtime adds
+        return None  # the extension lacks a second rotary base, a norm after attention and a GELU gate
+    if in_blocks and index <= spec.deepstack:  # only ONNX Runtime adds DeepStack's features
         return None
     stored = {tensor.name: tensor for tensor in external_tensors(model)}
     mapped = {file: np.memmap(folder / file, np.uint8, "r") for file in {tensor.file for tensor in stored.values()}}
@@ -60,5 +60,5 @@ def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any |
             spec.head_dim,
             blocks[0] if blocks else 1,
         )
-    except CacheError:  # sizes that the extension does not multiply
+    except CacheError:  # the extension does not support these sizes
         return None

@@ -11,6 +11,6 @@ import psutil
 def default_threads() -> int:
     """Return the number of physical cores that this process may use."""
     allowed = physical = psutil.cpu_count(logical=False) or 1
-    with suppress(AttributeError, OSError):  # of other systems; of sandboxes that forbid it
+    with suppress(AttributeError, OSError):  # the system lacks the call, or a sandbox forbids it
         allowed = len(os.sched_getaffinity(0))
     return max(1, min(physical, allowed))

@@ -1,9 +1,9 @@
-"""Keep weights in memory only once, and in huge pages, after a backend has opened a graph.
+"""Free duplicate weights after a backend has opened a graph, and move the rest into huge pages.
 
-A backend packs matrices into memory of its own. Temporary copies, and the pages of the bundle's files that it read, stay
-resident unless they are freed; a graph that reads its matrices from the files loads their pages again. The rest is in small
-pages. A decoder reads all weights for each token, and huge pages save address look-ups, so the system is asked for them (Linux
-6.1 provides them at once, older versions later or never). This changes neither results nor resident bytes.
+A backend packs matrices into new memory. Its temporary copies and the file pages it read stay resident unless they are freed;
+a graph that reads matrices from the file loads those pages again. A decoder reads all weights for each token, and huge pages
+save it address look-ups. Linux 6.1 provides huge pages at once on request, older versions later or never. They change neither
+results nor the number of resident bytes.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-LEAST = 4 << 20  # bytes of a mapping that is worth it
+LEAST = 4 << 20  # bytes; smaller mappings are not worth huge pages
 MADV_HUGEPAGE, MADV_PAGEOUT, MADV_COLLAPSE = 14, 21, 25
 SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def trim() -> None:
-    """Return freed memory to the system; does nothing if the C library has no such call."""
+    """Return freed heap memory to the system; do nothing if the C library has no ``malloc_trim``."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
-    """Free the leftovers of opening a graph of the bundle in ``folder``, and request huge pages for the rest.
+    """Free memory left over from opening a graph of the bundle in ``folder``; request huge pages for the resident rest.
 
-    kept: names of its files that are read in place. Memory that is not resident is skipped. Returns the bytes for which huge
-    pages were requested; 0 if the system has none.
+    kept: names of the bundle's files that are read in place. Returns the number of bytes for which huge pages were requested,
+    0 if the system has none.
     """
     trim()
     try:
         madvise, mincore = (getattr(ctypes.CDLL(None), name) for name in ("madvise", "mincore"))
         mappings, size = psutil.Process().memory_maps(grouped=False), int(SIZE.read_text()) if SIZE.exists() else 0
-    except (OSError, ValueError, AttributeError, psutil.Error):  # another system
+    except (OSError, ValueError, AttributeError, psutil.Error):  # not Linux
         return 0
     asked, parent = 0, str(folder.resolve())
     for mapping in mappings:
         start, end = (int(address, 16) for address in mapping.addr.split("-"))
         path = Path(mapping.path)
         if str(path.parent) == parent and path.name not in kept and mapping.perms.endswith("p") and not mapping.anonymous:
-            # no page was written: all can be read again, so that this loses nothing
+            # these pages were never written, so they can be read from the file again
             madvise(*_range(start, end), MADV_PAGEOUT)
         elif size and mapping.perms == "rw-p" and mapping.path in ("[anon]", "[heap]"):
             start, end = -(-start // size) * size, end // size * size  # whole huge pages
@@ -56,7 +56,7 @@ def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
             edges = np.flatnonzero(np.diff(np.concatenate([[False], full, [False]]).astype(np.int8)))
             for first, last in (start + edges.reshape(-1, 2) * size).tolist():  # runs of resident huge pages
                 asked += 0 if madvise(*_range(first, last), MADV_HUGEPAGE) else last - first
-                madvise(*_range(first, last), MADV_COLLAPSE)  # no matter if refused
+                madvise(*_range(first, last), MADV_COLLAPSE)  # the system may refuse
     return asked
 
 
