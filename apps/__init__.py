@@ -1,1 +1,1 @@
-"""The programs people run: the command line, the sources, the demo."""
+"""The command line, the server, the sources and the demo."""

@@ -1,4 +1,4 @@
-"""``edgevlm calibrate``: the clips to measure on, and the report."""
+"""``edgevlm calibrate``: choose the clips, measure, and print the report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUESTIONS = (  # from HERMES's Tab. 9; they suit any model
 
 
 class CalibrateRequest(NamedTuple):
-    """The options of ``edgevlm calibrate``, as typed."""
+    """The options of ``edgevlm calibrate`` as typed."""
 
     bundle: str
     videos: list[Path]
@@ -56,7 +56,7 @@ class CalibrateRequest(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Measurements of layers, policies and an int8 cache; None if not requested or not present."""
+    """Measurements of the layers, the policies and an int8 cache's scales; None if not requested or not applicable."""
 
     layers: Calibration | None
     policies: Choices | None
@@ -65,7 +65,7 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A clip's frames, uint8 RGB ``[H, W, 3]``, from the beginning on each iteration. video: None for a demo world."""
+    """A clip's frames, uint8 RGB ``[H, W, 3]``; each iteration starts from the beginning. video: None for a demo world."""
 
     video: str | None
     seed: int = 0
@@ -83,7 +83,7 @@ class Frames:
 
 
 def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) -> ComparisonRequest | None:
-    """Return the comparison that was typed; None for no policies. Raises UserError."""
+    """Return the requested comparison of policies, or None for ``none``. Raises UserError."""
     if policies == "none":
         return None
     labels = evicting() if policies == "all" else [variant.label for variant in parse_variants([policies])]
@@ -93,10 +93,10 @@ def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) ->
 
 
 def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:
-    """Measure, write the bundle and return it.
+    """Calibrate: measure, write the results into a bundle, and return both.
 
-    Raises UserError, if possible before measuring. A stopped run leaves a checkpoint beside the bundle, from which the next run
-    continues.
+    Raises UserError, before measuring if possible. A stopped run leaves a checkpoint next to the bundle, from which the next
+    run continues.
     """
     if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
@@ -122,7 +122,7 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
-    """Return the settings that a checkpoint depends on; policies and budgets have their own records."""
+    """Return the settings that a checkpoint depends on, except policies and budgets, which have separate records."""
     written = (CHOICES, CALIBRATION, SCALES) if request.layers else (CHOICES,)  # a killed run may have replaced these files
     files = {name: record for name, record in model.bundle.files.items() if name not in written}
     identity = model_hash(replace(model.bundle, files=files))
@@ -135,7 +135,7 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify, notify: Notify
 ) -> Findings:
-    """Measure an int8 cache's scales, the layers with them, then the policies; reuse a stopped run's measurements."""
+    """Measure an int8 cache's scales, then the layers, then the policies; skip what a stopped run has measured."""
     layers, scales, choices, spec = None, None, None, model.bundle.decoder
     if request.layers and spec.kv == "int8":
         try:
@@ -161,7 +161,7 @@ def _measure(
 
 
 def clips_of(videos: list[Path]) -> list[Clip]:
-    """Return video clips, sampled as by ``edgevlm run``, or demo worlds with a question of each taught kind.
+    """Return clips of these videos, sampled as by ``edgevlm run``; without videos, demo worlds with one question of each kind.
 
     Raises SourceError for a missing file.
     """
@@ -175,7 +175,7 @@ def clips_of(videos: list[Path]) -> list[Clip]:
 
 
 def rows(choices: Choices) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield event and fields: one row per policy and budget, then the choice there; then the trials and choices of append and
+    """Yield events and their fields: for each budget a row per policy and the choice, then the trials and choices of append and
     encode.
     """
     measure = {"measure": choices.measure}
@@ -195,14 +195,14 @@ def rows(choices: Choices) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def as_json(written: Path, found: Findings) -> str:
-    """Return the lines of ``--json``: the bundle and its layers, then the policies."""
+    """Return the lines of ``--json``: first the bundle and its layers, then the policies."""
     layers = asdict(found.layers) if found.layers else {}
     first = ("calibration", {"bundle": str(written), **layers})
     return "\n".join(json_line(*row) for row in (first, *(rows(found.policies) if found.policies else ())))
 
 
 def describe(written: Path, found: Findings) -> str:
-    """Return the report for a person: the layers, a table of each kind of row, and the choices."""
+    """Return the report for a person: layers, a table for each kind of row, and choices."""
     lines = ["layers: left as they were"]
     if (layers := found.layers) is not None:
         tau = "/".join(f"{threshold:.4f}" for threshold in layers.thresholds)
@@ -231,7 +231,7 @@ def describe(written: Path, found: Findings) -> str:
 
 
 def table(records: list[dict[str, Any]]) -> Iterator[str]:
-    """Lay out records as aligned lines."""
+    """Lay out records as a table of aligned lines."""
     names = list(dict.fromkeys(name for record in records for name in record))
     cells = [names]
     for record in records:

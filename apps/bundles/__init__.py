@@ -1,1 +1,1 @@
-"""Bundles: made of checkpoints, kept in a cache, fitted to a device, built into its engines."""
+"""Bundles: export them from checkpoints, cache them, download them, and build engines from them."""

@@ -28,7 +28,7 @@ ROUND = 64  # a memory's capacity is rounded up to a multiple of this many rows
 def build(
     name: str, budget: str | None, workspace: int, probes: bool, force: bool, progress: Notify
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Build the missing engines; yield a line and the fields of each. workspace: MB. Raises UserError."""
+    """Build missing engines; yield a report line and its JSON fields for each. workspace: most memory, MB. Raises UserError."""
     bundle = Bundle.load(bundle_folder(name), progress=progress)
     builder = needed("edgevlm.engines.tensorrt.build", "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
@@ -40,9 +40,9 @@ def build(
 
 
 def capacity_for(bundle: str, budget: int | None) -> int:
-    """Return the rows of each layer's memory for sessions of ``budget`` tokens (default: a run's): prefix + |M| + text budget.
+    """Return the rows of each layer's cache at ``budget`` tokens (by default a run's): prefix + |M| + text budget.
 
-    Raises UserError for a budget that no session of this model can have.
+    Raises UserError for a budget that is impossible with this model.
     """
     model = plan_bundle(bundle)
     tokens = default_budget(model) if budget is None else budget
@@ -53,7 +53,7 @@ def capacity_for(bundle: str, budget: int | None) -> int:
 
 
 class ExportTarget(NamedTuple):
-    """The export options, and a line that explains them. precision None: the exporter's default."""
+    """Export options, and a line that explains them. precision: None for the exporter's default."""
 
     profile: str
     precision: str | None
@@ -64,9 +64,9 @@ class ExportTarget(NamedTuple):
 def target_for(
     checkpoint: Path, name: str, jetpack: str | None, precision: str | None, kv: KVType | None, camera: tuple[int, int]
 ) -> ExportTarget:
-    """Choose the target for a device. jetpack: its release, by default the newest. precision, kv: as given.
+    """Choose export options for a device. jetpack: a release, by default the newest. precision, kv: override the choice.
 
-    On a Jetson ``edgevlm plan`` chooses the weights. Raises UserError for an unknown device, release or precision.
+    On a Jetson ``edgevlm plan`` chooses the weights' precision. Raises UserError for an unknown device, release or precision.
     """
     device, kept = load_device(name), kv or "fp16"
     if precision is not None:

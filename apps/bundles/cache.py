@@ -1,4 +1,4 @@
-"""The cache of bundles, each exported once from a checkpoint: in ``EDGEVLM_CACHE``, else in the user's cache directory."""
+"""The cache of exported bundles, in ``EDGEVLM_CACHE`` or else in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ DEFAULTS: dict[str, Any] = {
 
 
 def cache_folder() -> Path:
-    """Return the cache's directory."""
+    """Return the bundle cache's directory."""
     if own := os.environ.get("EDGEVLM_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "edgevlm" / "bundles"
 
 
 def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, **options: Any) -> Path:
-    """Return a checkpoint's cached bundle with these :data:`DEFAULTS` changed; export it if missing or ``force``."""
+    """Return a checkpoint's cached bundle for :data:`DEFAULTS` updated with ``options``; export it if missing or ``force``."""
     target = cached_path(checkpoint, **options)
     with locked(target, "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
@@ -51,18 +51,18 @@ def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: 
 
 
 def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notify, **options: Any) -> None:
-    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises UserError as it does."""
+    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises UserError like that function."""
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
 def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **options: Any) -> None:
-    """Export in this process, with options from JSON."""
+    """Export a checkpoint in this process, with options from JSON."""
     module, name = ("edgevlm.apps.bundles.gptq", "export_by_gptq") if gptq else ("edgevlm.export", "export_checkpoint")
     getattr(needed(module, "exporting"), name)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 
 
 def cached_path(checkpoint: Path, **options: Any) -> Path:
-    """Return where a checkpoint's bundle with these options is cached. Raises UserError if it is not a checkpoint."""
+    """Return where a checkpoint's bundle with these options is cached. Raises UserError if there is no such checkpoint."""
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
     options["precision"] = stored_in(ConfigOnly(folder).config, options["precision"])
     options["vision_precision"] = vision_precision(options["profile"], options["vision_precision"], options["precision"])
@@ -72,7 +72,7 @@ def cached_path(checkpoint: Path, **options: Any) -> Path:
 
 
 def plain_name(text: str) -> str:
-    """Turn ``text`` into the beginning of a cached bundle's name."""
+    """Turn ``text`` into the first part of a cached bundle's name."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".-")[:64] or "checkpoint"
 
 
@@ -90,7 +90,7 @@ def list_bundles(as_json: bool) -> Iterator[str]:
 
 
 def description(bundle: Bundle) -> str:
-    """Describe the export options in which bundles of one checkpoint differ."""
+    """Describe the export options that differ between bundles of one checkpoint."""
     spec = bundle.decoder
     rounding = "" if spec.rounding == "nearest" else f" by {spec.rounding}"
     target = "" if bundle.profile == ONNXRUNTIME else f", for {bundle.profile}"
@@ -98,7 +98,7 @@ def description(bundle: Bundle) -> str:
 
 
 def remove_bundles(name: str) -> list[Path]:
-    """Remove a cached bundle, or ``all`` and unfinished exports; return the paths removed. Raises UserError."""
+    """Remove a cached bundle, or ``all`` bundles and unfinished exports; return the removed paths. Raises UserError."""
     folders = [folder for folder in cached() if name in ("all", folder.name)]
     if not folders and name != "all":
         raise UserError(f"no bundle {name!r} in {cache_folder()}; edgevlm bundles list names them")
@@ -114,7 +114,7 @@ def remove_bundles(name: str) -> list[Path]:
 
 
 def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
-    """Yield a line for each bundle, by default all in the cache, and whether every byte matches its manifest."""
+    """Check every byte of these bundles (by default all cached ones) against their manifests; yield a line for each."""
     for folder in [find(each) for each in bundles] or cached():
         try:
             loaded = Bundle.load(folder, progress=progress)
@@ -126,7 +126,7 @@ def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
 
 
 def find(bundle: str) -> Path:
-    """Return the folder of ``demo``, of a bundle's path, or of its name in the cache."""
+    """Return the folder of a bundle, given as ``demo``, as a path or by its name in the cache."""
     kept = cache_folder() / bundle
     return kept if not Path(bundle).exists() and (kept / MANIFEST).exists() else bundle_folder(bundle)
 
@@ -144,7 +144,7 @@ def is_complete(target: Path) -> bool:
 
 @contextmanager
 def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
-    """Hold a lock on ``made``, by a file beside it; notify ``waiting`` if another process has it. Raises UserError."""
+    """Hold a lock on ``made``, using a file next to it; notify ``waiting`` if another process holds it. Raises UserError."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         file = open(made.with_name(f".{made.name}.lock"), "a")  # noqa: SIM115

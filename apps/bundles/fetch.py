@@ -1,4 +1,4 @@
-"""Fetch bundles and checkpoints from the hub, or only the files that a plan reads, and push bundles."""
+"""Fetch bundles, checkpoints or only their configs from the hub, and push bundles to it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ A bundle of {source} for [edgevlm](https://github.com/edgevlm/edgevlm): {family}
 
 
 def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
-    """Fetch a bundle, or a checkpoint's config.json only; return the folder. Raises HubError."""
+    """Fetch a bundle, or only a checkpoint's config.json; return the folder. Raises HubError."""
     repository = Repository(parse_id(name), notify)
     return pull(repository, progress, notify) if repository.is_bundle else fetch_config(repository, progress)
 
 
 def resolve_config(model: str, progress: Report, notify: Notify) -> str:
-    """Return ``demo``, or the folder of a bundle or of a checkpoint without its weights."""
+    """Return ``demo``, or the folder of a bundle or of a checkpoint, which may lack its weights."""
     return model if hub_id(model) is None else str(fetch_start(model, progress, notify))
 
 
 def resolve_checkpoint(model: str, progress: Report, notify: Notify) -> Path:
-    """Return the folder of a checkpoint; download one from the hub. Raises UserError."""
+    """Return a checkpoint's folder; download the checkpoint if it is on the hub. Raises UserError."""
     folder = checkpoint_config(model, progress, notify)
     complete_checkpoint(model, folder, progress, notify)
     return folder
 
 
 def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
-    """Return the folder of a checkpoint; from the hub fetch only config.json. Raises UserError."""
+    """Return a checkpoint's folder; from the hub fetch only its config.json. Raises UserError."""
     if (name := hub_id(model)) is None:
         return checkpoint_folder(model)
     repository = Repository(name, notify)
@@ -62,9 +62,9 @@ def fetch_config(repository: Repository, progress: Report) -> Path:
 
 
 def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify: Notify) -> None:
-    """Download the files of a hub checkpoint that an export reads: no pickles, no second copy of the weights.
+    """Download the files of a hub checkpoint that an export reads, without pickles or second copies of the weights.
 
-    Raises HubError if there are no safetensors or they do not fit on the disk.
+    Raises HubError if the checkpoint has no safetensors, or if they do not fit on the disk.
     """
     if (name := hub_id(model)) is None:
         return
@@ -83,9 +83,9 @@ def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify
 
 
 def pull(repository: Repository, progress: Report, notify: Notify, out: Path | None = None, *, force: bool = False) -> Path:
-    """Download a repository's bundle to ``out`` or the cache, resuming, and check every byte against its manifest.
+    """Download a bundle to ``out`` or the cache, resuming an earlier download, and check every byte against its manifest.
 
-    Raises HubError, and BundleError if it is not a bundle.
+    Raises HubError, and BundleError if the repository is not a bundle.
     """
     if out is not None:
         return _pull(repository, out, force, progress)
@@ -117,9 +117,9 @@ def _pull(repository: Repository, target: Path, force: bool, progress: Report) -
 
 
 def push(bundle: str, to: str, progress: Report, *, public: bool) -> str:
-    """Check every byte of a bundle, push it in one commit and return the repository's address. Raises HubError, BundleError.
+    """Check every byte of a bundle, push it in one commit and return the repository's address. Raises HubError and BundleError.
 
-    Creates the repository, the branch and a page that describes it if they do not exist.
+    Creates the repository, the branch and a description page if they do not exist.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 

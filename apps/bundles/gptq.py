@@ -1,4 +1,4 @@
-"""``edgevlm export --rounding gptq``: make the fp32 bundle first and run it over text to sample activations."""
+"""``edgevlm export --rounding gptq``: export to fp32, run that bundle on text to sample activations, and export again."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from edgevlm.runtime.plugins import load_class
 def export_by_gptq(
     checkpoint: Path, out: Path, *, precision: str | None, progress: Notify, force: bool, **options: Any
 ) -> Path:
-    """Export like :func:`edgevlm.export.export_checkpoint`, and keep the samples so that the same command resumes.
+    """Export like :func:`edgevlm.export.export_checkpoint`; keep the samples, so that the same command resumes.
 
-    Raises UserError for a precision that rounds nothing, and without an engine, before anything is exported.
+    Raises UserError, before exporting anything, for a precision without rounding and for a missing engine.
     """
     rounded_layout(precision or "fp32", options.get("profile", ONNXRUNTIME))
     load_class("engines", DEFAULT_ENGINE)
@@ -35,7 +35,7 @@ def export_by_gptq(
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
 
     def sampled(folder: Path) -> Samples:
-        """Read the fp32 bundle's activations from ``folder``, or sample and store them there instead of that bundle."""
+        """Read activation samples from ``folder``, or sample with its fp32 bundle and replace that bundle by the samples."""
         file, plain = folder / "samples.npz", folder / "fp32"
         if not file.exists():
             if not plain.exists():
@@ -53,6 +53,6 @@ def export_by_gptq(
 
 
 def source() -> str:
-    """Identify the inputs of samples: the text, and the program that reads it."""
+    """Identify what samples depend on: the text, and the program that reads it."""
     program = hashlib.sha256(Path(activations.__file__).read_bytes()).hexdigest()
     return f"sampled over the help topics of Python {platform.python_version()} by {program}"

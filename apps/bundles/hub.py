@@ -1,7 +1,7 @@
-"""Models by their name on the Hugging Face hub, ``ORG/NAME[@revision]``, downloaded into the cache of ``huggingface_hub``.
+"""Models named by their repository on the Hugging Face hub, ``ORG/NAME[@revision]``, downloaded into its usual cache.
 
-That library handles endpoint, token, proxies, cache and protocol. Transfers are done here, because it neither resumes a file in
-a later run nor checks hashes.
+The ``huggingface_hub`` library handles endpoint, token, proxies, cache and protocol. This module transfers the files, because
+the library cannot resume a file in a later run and checks no hashes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubError(UserError):
-    """A request to the hub failed. ``what``: the message without its advice."""
+    """A failed request to the hub. ``what``: the message without its advice."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
@@ -53,7 +53,7 @@ class HubId(NamedTuple):
 
 
 class HubFile(NamedTuple):
-    """A file of a repository. digest: SHA-256 of large files, git's SHA-1 of others; the cache names its blob by it."""
+    """A file of a repository. digest: SHA-256 of a large file, else git's SHA-1; the name of its blob in the cache."""
 
     name: str
     bytes: int
@@ -61,26 +61,26 @@ class HubFile(NamedTuple):
 
 
 def parse_id(name: str) -> HubId:
-    """Parse ``ORG/NAME[@REVISION]``, also after ``hf:``. Raises UserError."""
+    """Parse ``ORG/NAME[@REVISION]``, with or without ``hf:``. Raises UserError."""
     if (match := _ID.fullmatch(name.removeprefix("hf:"))) is None:
         raise UserError(f"{name}: is not a hub name; give ORG/NAME or ORG/NAME@REVISION")
     return HubId(match[1], match[2] or "main")
 
 
 def hub_id(model: str) -> HubId | None:
-    """Return the repository that ``model`` names; None for a folder, which takes precedence over a repository of the same name.
+    """Return the repository that ``model`` names, or None for a folder. If both exist, the folder is used.
 
-    ``hf:ORG/NAME`` is always a repository. Raises UserError for ``hf:`` without such a name.
+    ``hf:ORG/NAME`` always names a repository. Raises UserError for ``hf:`` without a repository's name.
     """
     is_name = model.startswith("hf:") or (_ID.fullmatch(model) is not None and look(model) == "nothing")
     return parse_id(model) if is_name else None
 
 
 class Repository:
-    """A repository at one commit, and its ``folder`` in the hub's cache with the files downloaded so far."""
+    """A hub repository at one commit. ``folder``: its downloaded files in the hub's cache."""
 
     def __init__(self, name: HubId, notify: Notify, commit: str | None = None) -> None:
-        """Ask the hub for the revision's commit, unless it is given or downloaded; offline, use the last one downloaded.
+        """Ask the hub for the revision's commit, unless it is known already; offline, use the last downloaded commit.
 
         Raises HubError.
         """
@@ -104,22 +104,22 @@ class Repository:
 
     @property
     def folder(self) -> Path:
-        """The folder of its files, which are links to the cache's blobs."""
+        """The folder of the repository's files, which are links to blobs in the cache."""
         return self.home / "snapshots" / self.commit
 
     @property
     def files(self) -> Mapping[str, HubFile]:
-        """All of its files, as the hub lists them; empty if the hub cannot be reached."""
+        """All files that the hub lists for this repository; empty if the hub cannot be reached."""
         return self._ask(self.commit) if self._listed is None else self._listed
 
     @property
     def is_bundle(self) -> bool:
-        """Return whether it holds a bundle, not a checkpoint."""
+        """Return whether the repository holds a bundle rather than a checkpoint."""
         there = [name for name in (MANIFEST, CONFIG) if (self.folder / name).exists()]
         return there[0] == MANIFEST if there else MANIFEST in self.files
 
     def fetch(self, names: Iterable[str], progress: Report) -> Path:
-        """Download these files, if the repository has them, and return its folder. Raises HubError."""
+        """Download those of these files that the repository has, and return its folder. Raises HubError."""
         wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
         if not wanted:
             return self.folder
@@ -142,7 +142,7 @@ class Repository:
         return self.folder
 
     def download(self, files: Mapping[Path, HubFile], progress: Report) -> None:
-        """Download each file to its path, resuming ``PATH.part``, and check its hash. Raises HubError."""
+        """Download each file to its path, resuming from ``PATH.part``, and check its hash. Raises HubError."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils.sha import git_hash
 
@@ -170,7 +170,7 @@ class Repository:
             raise explain(error, self.name, self.home) from None
 
     def remember(self) -> None:
-        """Store the revision's commit, for use while the hub cannot be reached."""
+        """Store the revision's commit for offline use."""
         if self.name.revision != self.commit:
             ref = self.home / "refs" / self.name.revision
             ref.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ class Repository:
                 stream.write(self.commit.encode())
 
     def _ask(self, revision: str) -> Mapping[str, HubFile]:
-        """Ask for a revision's commit and top-level files; keep the problem, if any."""
+        """Ask the hub for a revision's commit and top-level files; keep the error, if any."""
         from huggingface_hub import HfApi
 
         self._listed = {}
@@ -203,9 +203,9 @@ class Repository:
 
 
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
-    """Append a file's missing bytes to ``part``; retry while an attempt brings bytes, up to ATTEMPTS, with pauses between.
+    """Append a file's missing bytes to ``part``. Retry after pauses, up to ATTEMPTS times, while attempts bring bytes.
 
-    Transfers that are too slow end all attempts; a server that starts the file again has brought no bytes. Raises HTTPError.
+    A transfer that is too slow is not retried. An attempt is fruitless if the server starts the file again. Raises HTTPError.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
@@ -250,7 +250,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
 
 
 def explain(error: Exception, name: HubId, folder: Path) -> HubError:
-    """Return one line about a repository's error and its fix. folder: the folder that files were written to."""
+    """Return the error of a repository as one line with its fix. folder: where the downloaded files were written."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, HubError):

@@ -1,4 +1,4 @@
-"""Resolve a model's name: ``demo``, a folder, or ``ORG/NAME[@revision]`` on the hub; checkpoints become bundles."""
+"""Resolve a model's name (``demo``, a folder or ``ORG/NAME[@revision]`` on the hub) to a bundle; checkpoints are exported."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Size = tuple[int, int]  # (height, width)
 
 @dataclass
 class ExportChoice:
-    """Chooses export options that were not given.
+    """Chooses the export options that were not given.
 
-    ``plan``: the result, None until something had to be chosen. frame_shape: returns the size of the source's frames, None if
-    unknown; called once, for models that keep a frame's aspect, unless ``frame_size`` is given.
+    ``plan``: the resulting plan, None before a choice was needed. frame_shape: returns the size of the source's frames or None
+    if unknown; it is called once, and only if the model keeps a frame's aspect and ``frame_size`` is None.
     """
 
     request: PlanRequest
@@ -48,7 +48,7 @@ class ExportChoice:
     plan: DevicePlan | None = None
 
     def options(self, folder: Path) -> dict[str, Any]:
-        """Choose options of ``export_checkpoint`` for a checkpoint and notify of them. Raises UserError."""
+        """Choose options of ``export_checkpoint`` for a checkpoint, and report them with ``notify``. Raises UserError."""
         model = plan_checkpoint(folder, DEFAULTS["camera"])
         if load_family(model.family, folder).keeps_aspect and (size := self.size):
             model = plan_checkpoint(folder, size)
@@ -65,7 +65,7 @@ class ExportChoice:
         return self.frame_size or self.frame_shape()
 
     def _plan(self, model: PlannedModel) -> DevicePlan:
-        """Plan with the nearest budget that a plan takes; a session checks whether it suits the policy."""
+        """Plan with the requested budget, limited to what a plan accepts; a session checks later if it suits the policy."""
         asked = self.request.budget
         budget = None if asked is None else min(max(asked, model.least_budget), model.most_budget)
         self.plan = plan = choose(model, self.device or this_cpu(Machine()), replace(self.request, budget=budget))
@@ -93,19 +93,19 @@ class ExportChoice:
 
     @property
     def asks(self) -> bool:
-        """Return whether an option was given that only an export can fulfil."""
+        """Return whether any option was given that only an export can apply."""
         return any((self.request.precision, self.request.vision_precision, self.request.kv))
 
     @property
     def budget(self) -> int | None:
-        """Return a budget if a run's default does not fit, else None."""
+        """Return a smaller budget if a run's default does not fit this model, else None."""
         if self.plan is None or self.request.budget is not None:
             return None
         return self.plan.budget if self.plan.budget < default_budget(self.plan.roofline.model) else None
 
 
 def nearest_published(word: str) -> str | None:
-    """Return the smallest published model whose name contains ``word`` or is nearest to it."""
+    """Return the smallest published model whose name contains ``word``, or else the one with the most similar name."""
     names = [facts["id"] for facts in published_facts()]
     plain = {name: re.sub("[^a-z0-9]", "", name.lower()) for name in names}
     within = [name for name in names if re.sub("[^a-z0-9]", "", word.lower()) in plain[name]]
@@ -118,8 +118,8 @@ def resolve_model(
 ) -> str:
     """Return the bundle for ``--model``; download a hub model and export a checkpoint into the cache.
 
-    A cached bundle is used if ``engine`` runs it: the one with the options of ``choice`` (or the defaults), else the only other
-    one that suits. Raises UserError if several suit, if the engine cannot run the export, and if the hub has no such model.
+    A cached bundle is used if ``engine`` can run it: the one exported with the options of ``choice`` (or the defaults), or else
+    the only suitable one. Raises UserError if several suit, the engine cannot run the export, or the hub has no such model.
     """
     refuse_address(model)
     folder = Path(model)
@@ -146,7 +146,7 @@ def resolve_model(
 def find_bundle(
     folder: Path, engine: str, model: str, notify: Notify, choice: ExportChoice | None = None
 ) -> tuple[Path | None, dict[str, Any]]:
-    """Return a checkpoint's cached bundle, None if one must be exported first, and the options to export it with."""
+    """Return a checkpoint's cached bundle (None if it must be exported first) and its export options."""
     backend = load_class("engines", engine)
     hint = getattr(backend, "export_hint", "")  # set by engines that cannot run a default export
     options = {} if hint or choice is None else choice.options(folder)

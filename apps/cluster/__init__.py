@@ -1,1 +1,1 @@
-"""Cameras over several machines: their placement on nodes, and moves when a node is lost."""
+"""Clusters: distribute cameras over several machines, and move them when a node is lost."""

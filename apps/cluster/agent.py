@@ -1,4 +1,4 @@
-"""A node of a cluster: opens and closes the cameras of its service as the head orders, while its lease holds."""
+"""A cluster node: opens and closes its service's cameras as the head orders, as long as its lease lasts."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ Call = Callable[..., Any]  # calls a method of the head by its name
 
 
 class NodeAgent(Hooks):
-    """Applies the head's orders to a service, in its own threads, from :meth:`start` to :meth:`close`.
+    """Applies the head's orders to a service, in separate threads, from :meth:`start` to :meth:`close`.
 
-    A camera is watched, and its events are recorded, while the node's lease names it with the epoch that it was opened with;
-    so a node that was frozen or cut off watches no camera that another may have. Each epoch has its own folder under
-    ``shared``, which starts as a copy of the previous one; late writes of an old node are ignored.
+    A camera is watched, and its events are recorded, while the node's lease lists it with the epoch it was opened with. A node
+    that was frozen or cut off therefore never watches a camera that another node may have. Each epoch of a camera has a
+    separate folder under ``shared``, which starts as a copy of the previous one; late writes of an old node are ignored.
 
-    call: calls a method of the head; raises HeadAway, or the head's UserError. memory_bytes: memory for edgevlm.
+    call: calls a method of the head; raises HeadAway or the head's UserError. memory_bytes: memory that edgevlm may use.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class NodeAgent(Hooks):
         service.hooks = self
 
     def start(self) -> None:
-        """Start. The service must be open, without cameras."""
+        """Start. The service must be open and must not have cameras yet."""
         if self._local.is_symlink():
             self._local.unlink()
         shutil.rmtree(self._local, ignore_errors=True)  # left by an earlier process
@@ -92,7 +92,7 @@ class NodeAgent(Hooks):
             thread.start()
 
     def close(self) -> None:
-        """Let cameras move to nodes where they fit, for at most DRAIN_S seconds; then close the rest and leave."""
+        """Let cameras move to nodes with room, for at most DRAIN_S seconds; then close the others and leave the cluster."""
         with suppress(HeadAway, UserError):
             self.call("leave", self.name, self.instance)
             end = time.monotonic() + DRAIN_S
@@ -110,12 +110,12 @@ class NodeAgent(Hooks):
             self.call("gone", self.name, self.instance)
 
     def _is_moving(self) -> bool:
-        """Return whether the head wants to move a camera from here to another node."""
+        """Return whether the head is moving a camera from this node to another."""
         self.ask()
         return any(self.view["cameras"].get(name, {}).get("moves_to") for name in self.epochs)
 
     def ask(self) -> None:
-        """Ask the head once; join if it does not know this process. Raises HeadAway, UserError."""
+        """Ask the head once for orders; join first if the head does not know this process. Raises HeadAway and UserError."""
         with self._asking:
             asked, notes = self._clock(), self.notes
             try:
@@ -155,7 +155,7 @@ class NodeAgent(Hooks):
         }  # fmt: skip
 
     def heard(self) -> dict[str, float]:
-        """Return seconds since each node last asked the head; empty while the head does not answer."""
+        """Return the seconds since each node's last request to the head; empty if the head does not answer."""
         with suppress(HeadAway, UserError):
             return {} if self._told else dict(self.call("heard"))
         return {}
@@ -181,7 +181,7 @@ class NodeAgent(Hooks):
         self._told = line
 
     def _learn(self, model: str) -> None:
-        """Plan a model; plan a hub model later, since a download may take longer than a lease."""
+        """Plan a model in this thread; plan a hub model in another one, because a download may take longer than a lease."""
         if hub_id(model) is None:
             self.needs[model] = self.plan(model)
         elif model not in self._fetching:
@@ -189,7 +189,7 @@ class NodeAgent(Hooks):
             threading.Thread(target=self._fetch, args=(model,), daemon=True).start()
 
     def _fetch(self, model: str) -> None:
-        """Retry until the hub delivers the model; until then it does not run here."""
+        """Fetch a hub model, retrying until it arrives; until then the model does not run on this node."""
         told = ""
         while not self._done.is_set():
             try:
@@ -205,7 +205,7 @@ class NodeAgent(Hooks):
                 return
 
     def plan(self, model: str) -> Planned:
-        """Return the prediction of ``edgevlm plan`` for a local model; NOTHING, with a notice, if it cannot run."""
+        """Return the prediction of ``edgevlm plan`` for a local model; if it cannot run, report that and return NOTHING."""
         config = self._service.config
         budget = None if config.budget is None else parse_budget(str(config.budget))
         try:
@@ -272,7 +272,7 @@ class NodeAgent(Hooks):
             self.moves[name] = {"from_time": self._service.stream(name).resumed_at, "lost_s": None}
 
     def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
-        """Copy the folder of the newest epoch since ``begins``; return the epochs of all older folders. Raises OSError."""
+        """Copy the newest folder since epoch ``begins`` to a new epoch; return all older folders' epochs. Raises OSError."""
         shutil.rmtree(self._local / name, ignore_errors=True)
         known = self._shared.epochs(name)
         before = [each for each in known if each < epoch]
@@ -284,7 +284,7 @@ class NodeAgent(Hooks):
         return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
 
     def _tell_again(self, name: str) -> None:
-        """Record the events of the camera's last node, with the same ids, and send those not sent yet."""
+        """Record the events of the camera's last node, with the same ids, and send those that were not sent yet."""
         for event, unsent in self._events[name].events:
             watch = self._service.watches.watches.get(event.watch)
             sinks = (watch.sinks or None) if unsent and watch is not None and watch.on in (event.state, "both") else ()
@@ -311,15 +311,15 @@ class NodeAgent(Hooks):
             known.pop(name, None)
 
     def describe(self, name: str) -> Fields:
-        """Return the answer of ``GET /v1/streams/{name}`` for a camera watched here, with the seconds that a move lost."""
+        """Return the answer of ``GET /v1/streams/{name}`` for a camera of this node, with the seconds that its move lost."""
         lost = self.moves.get(name, {}).get("lost_s")
         return {**self._service.stream(name).describe(), "node": self.name, "epoch": self.epochs.get(name), "lost_s": lost}
 
     def change(self, name: str, policy: str | None, budget: str | int | None, paused: bool | None) -> None:
-        """Give a camera that is watched here another policy or budget, and an empty memory; pause it, or let it continue.
+        """Change a camera's policy or budget, which empties its memory, or pause or resume it.
 
-        None leaves it as it is. The change follows the camera to other nodes. Raises HeadAway and UserError, after which the
-        camera continues as before, and FieldError for a policy that clients may not name.
+        None leaves a setting unchanged. A camera that moves to another node keeps the change. Raises HeadAway and UserError,
+        after which the camera continues as before, and FieldError for a policy that clients may not name.
         """
         change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
         if change:
@@ -348,12 +348,12 @@ class NodeAgent(Hooks):
         return self.view["cameras"].keys()
 
     def may_watch(self, name: str) -> bool:
-        """Return whether the lease holds and names the camera with the epoch that it was opened with."""
+        """Return whether the lease is valid and lists the camera with the epoch that it was opened with."""
         epoch = self._lease.held(self._clock()).get(name)
         return epoch is not None and self.epochs.get(name) == epoch
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Return whether this node may record an event; if so, store it where the camera's next node finds it."""
+        """Return whether this node may record an event; if so, store it for the camera's next node."""
         may = self.may_watch(event.camera)
         if may:
             self._events[event.camera].add(event)
@@ -409,27 +409,27 @@ class NodeAgent(Hooks):
         return done
 
     def add_watch(self, watch: Watch) -> None:
-        """Add a watch on all nodes. Raises FieldError as :meth:`Watches.add`, HeadAway."""
+        """Add a watch on all nodes. Raises HeadAway, and FieldError like :meth:`Watches.add`."""
         with self._following:
             self._service.watches.add(watch)
             self.call("watch", watch.name, watch.model_dump(mode="json"))
             self.ask()
 
     def remove_watch(self, name: str) -> None:
-        """Remove a watch from all nodes. Raises UserError for an unknown one, HeadAway."""
+        """Remove a watch from all nodes. Raises HeadAway, and UserError for an unknown watch."""
         with self._following:
             self._service.watches.remove(name)
             self.call("watch", name, None)
             self.ask()
 
     def pause_watch(self, name: str, paused: bool, camera: str | None) -> None:
-        """Pause a watch on one of its cameras, or on all, on any node. Raises UserError, HeadAway."""
+        """Pause a watch on one or all of its cameras, on whichever nodes they are. Raises UserError and HeadAway."""
         cameras = self._service.watches.watch(name).cameras or list(self.view["cameras"])
         self.call("pause_watch", name, paused, [each for each in cameras if camera in (None, each)])
         self.follow()
 
     def follow(self) -> None:
-        """Ask the head, and take over the cluster's watches. Raises HeadAway, UserError."""
+        """Ask the head, and apply the cluster's watches to this node. Raises HeadAway and UserError."""
         self.ask()
         self._follow()
 
@@ -448,15 +448,15 @@ class NodeAgent(Hooks):
                     self._pause_watches(name, self.view["cameras"][name]["paused_watches"])
 
     def _pause_watches(self, name: str, paused: Sequence[str]) -> None:
-        """Pause these watches of a camera, and no others."""
+        """Pause these watches of a camera and resume all others."""
         for watch, state in self._service.stream(name).watcher.states().items():
             if state["paused"] != (watch in paused):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Make all nodes forget a time span, at most until now, of one camera or all; return the note's number.
+        """Make all nodes forget a period of one camera or all, at the latest until now; return the note's number.
 
-        Absent nodes follow when they are back. Raises UserError for a camera that never existed, HeadAway.
+        Absent nodes forget it when they are back. Raises HeadAway, and UserError for a camera that never existed.
         """
         since, until = span.open_ended
         now = time.time()
@@ -465,9 +465,9 @@ class NodeAgent(Hooks):
         return number
 
     def follow_notes(self, number: int) -> Fields:
-        """Follow the head's notes of what to forget; return what this note deleted here, and the failures.
+        """Carry out the head's notes on what to forget; return what note ``number`` deleted on this node, and the failures.
 
-        Raises UserError, HeadAway.
+        Raises UserError and HeadAway.
         """
         with self._working:
             self.ask()
@@ -476,10 +476,10 @@ class NodeAgent(Hooks):
             return self.notes.answer(number)
 
     def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
-        """Follow a note in shared folders of cameras that are removed, or whose nodes are away.
+        """Carry out a note in the shared folders of cameras that were removed, or whose nodes are away.
 
-        Returns what it deleted here, the failures, and the nodes that are away and cameras that are not open, which still have
-        to follow it. Raises UserError, HeadAway.
+        Returns what the note deleted here, the failures, and the absent nodes and closed cameras that must still carry it out.
+        Raises UserError and HeadAway.
         """
         with self._working:
             self.notes.follow_shared(number)

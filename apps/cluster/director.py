@@ -1,4 +1,4 @@
-"""The state of a cluster's head: the camera assignments, changed by calls that pass the time."""
+"""The state of a cluster's head: which node watches which camera. Callers pass the current time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Fields = dict[str, Any]
 
 @dataclass(slots=True)
 class ClusterState:
-    """The state that outlives the head.
+    """The head's state, which is saved.
 
-    removed: epoch and begins of removed cameras, from which a new camera of the same name continues. instances: processes by
-    node, lost ones too. notes: what to forget, kept until all have followed; ``number`` is the newest note's. nodes_forgot,
-    cameras_forgot: the last note that each has followed. removed_nodes: names that may not join again.
+    removed: epoch and begins of removed cameras, with which a new camera of the same name continues. instances: processes by
+    node, including lost ones. notes: what to forget, kept until all have done so; ``number`` is that of the newest note.
+    nodes_forgot, cameras_forgot: the last note that each has carried out. removed_nodes: names that may not join again.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -40,20 +40,20 @@ class ClusterState:
 
 
 class Director:
-    """Places cameras on nodes. It reads no clock, network or disk, so tests simulate it exactly.
+    """Places cameras on nodes. It uses no clock, network or disk, so that tests can simulate it exactly.
 
-    A node asks every few seconds and watches the cameras of its orders, with their epochs, until LEASE_S after it asked.
+    Every few seconds each node asks for its cameras and their epochs, and may watch them until LEASE_S later.
 
     A camera that moves has no owner until its old node has closed it. A node that has not asked for LEASE_S + GRACE_S is lost,
-    and its cameras go to others; by then it has stopped, whether dead, frozen or cut off. save: called with the state after
-    each change, before any node sees the change. While it raises OSError, nodes keep the last saved state and no camera moves.
-    Arguments and results of public methods are JSON.
+    and its cameras move to other nodes. By then it has stopped watching, even if it was frozen or cut off. save: called with
+    the state after each change, before any node sees the change. While ``save`` raises OSError, nodes keep the last saved state
+    and no camera moves. Public methods take and return JSON values.
     """
 
     def __init__(
         self, state: ClusterState | None = None, save: Callable[[ClusterState], object] = lambda state: None, now: float = 0.0
     ) -> None:
-        """Continue from a saved state; each node has a lease's time to ask again."""
+        """Continue from a saved state; its nodes have one lease's time to ask again."""
         self.state, self._save, self._id, self._saves = state or ClusterState(), save, uuid4().hex, 0
         self._is_changed, self._save_at = False, -math.inf  # when a failed save is retried
         for node in self.state.nodes.values():
@@ -61,7 +61,7 @@ class Director:
         self._tell()
 
     def view(self, *, now: float = 0.0) -> Fields:
-        """Return nodes, cameras with their nodes, and the other state that all nodes share."""
+        """Return the nodes, the cameras with their nodes, and the rest of the state that all nodes share."""
         state = self.state
         return {
             "nodes": {name: {"url": node.url, "leaving": node.leaving} for name, node in state.nodes.items()},
@@ -84,11 +84,11 @@ class Director:
         *,
         now: float,
     ) -> list[str]:
-        """Add a node with nothing open, and its configuration's cameras and watches; return a line for each one refused.
+        """Add a node that has nothing open, with its configured cameras and watches; return a line for each one refused.
 
-        about: ``memory_bytes`` and ``url`` of a :class:`Node`. Cameras are as :meth:`add` takes them. Cameras that fit nowhere,
-        and some of full nodes, move to the new node. Raises UserError while another process of that name may be watching, for a
-        removed node, which may still keep forgotten data, and for another minor version of edgevlm.
+        about: ``memory_bytes`` and ``url`` of a :class:`Node`. Cameras are given as to :meth:`add`. Cameras that fit nowhere,
+        and some cameras of full nodes, move to the new node. Raises UserError while another process of that name may be
+        watching, for a removed node (it may hold forgotten data), and for a different minor version of edgevlm.
         """
         if minor(version) != minor(__version__):
             raise UserError(
@@ -133,12 +133,12 @@ class Director:
         *,
         now: float,
     ) -> Fields:
-        """Return the cameras that a node must watch until LEASE_S after it asked, and the view, None if its ``mark`` is the
-        newest.
+        """Return the cameras that a node must watch until LEASE_S after its request, and the view, or None if ``mark`` is
+        current.
 
-        open: cameras whose memory it has open. needs: fields of a :class:`Need` for each model that it was asked about. forgot:
-        the last note followed in the node's files; cameras_forgot: the last one followed in memories. Raises UserError for a
-        node that has to join again.
+        open: cameras whose memory the node has open. needs: fields of a :class:`Need` for each model that the node was asked
+        about. forgot: the last note carried out in the node's files. cameras_forgot: the same for each camera's memory. Raises
+        UserError if the node has to join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"there is no node {name} of that process")
@@ -171,7 +171,7 @@ class Director:
         }
 
     def tick(self, now: float) -> None:
-        """Give the cameras of lost nodes to others, and retry a failed save."""
+        """Move the cameras of lost nodes to others, and retry a failed save."""
         lost = [name for name, node in self.state.nodes.items() if now - node.seen > LEASE_S + GRACE_S]
         for name in lost:
             del self.state.nodes[name]
@@ -191,11 +191,11 @@ class Director:
                 self._save_at = now + ASK_S
 
     def heard(self, *, now: float) -> dict[str, float]:
-        """Return seconds since each node last asked."""
+        """Return the seconds since each node's last request."""
         return {name: round(now - node.seen, 1) for name, node in self.state.nodes.items()}
 
     def leave(self, name: str, instance: str, *, now: float) -> None:
-        """Empty a node: its cameras move to others if they fit, and stay otherwise. The node asks until all are closed."""
+        """Move a node's cameras to other nodes if they fit there. The node keeps asking until all its cameras are closed."""
         if self._is_member(name, instance):
             self.state.nodes[name].leaving = True
             held = self.placed()
@@ -204,14 +204,14 @@ class Director:
             self.keep()
 
     def gone(self, name: str, instance: str, *, now: float) -> None:
-        """Drop a node at once, which has closed all its cameras and stops asking."""
+        """Drop a node immediately: it has closed all its cameras and stops asking."""
         if self._is_member(name, instance):
             del self.state.instances[name]
             self.state.nodes[name].seen = -math.inf
             self.tick(now)
 
     def remove_node(self, name: str, *, now: float) -> None:
-        """Stop waiting for a node that does not come back. Raises UserError for one that is present."""
+        """Stop waiting for a node that will not come back. Raises UserError if the node is present."""
         self.tick(now)
         state = self.state
         if name in state.nodes:
@@ -224,7 +224,7 @@ class Director:
         self._end_notes()
 
     def add(self, name: str, given: Fields, *, now: float) -> None:
-        """Watch a camera. Raises UserError for a name in use and, with the reason, for a camera that fits nowhere.
+        """Add a camera to the cluster. Raises UserError for a name in use, and for a camera that fits nowhere, with the reason.
 
         given: ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
         """
@@ -245,7 +245,7 @@ class Director:
         return state.cameras[name]
 
     def remove(self, name: str, *, now: float) -> None:
-        """Stop watching a camera. Raises UserError."""
+        """Remove a camera from the cluster. Raises UserError."""
         each = self._camera(name)
         del self.state.cameras[name]
         self.state.removed[name] = each.epoch, each.begins
@@ -253,10 +253,10 @@ class Director:
         self.keep()
 
     def change(self, name: str, fields: Fields, begins: int | None = None, *, now: float) -> None:
-        """Set ``paused`` or ``switched`` of a camera on any node.
+        """Change ``paused`` or ``switched`` of a camera on any node.
 
-        Raises UserError. A switched camera is opened again on its node, with an empty memory, or with the newest since
-        ``begins``.
+        Raises UserError. A camera with new ``switched`` settings is opened again on its node, with an empty memory or the
+        newest one since ``begins``.
         """
         camera = self._camera(name)
         vars(camera).update(fields)
@@ -265,7 +265,7 @@ class Director:
         self.keep()
 
     def pause_watch(self, watch: str, paused: bool, cameras: Iterable[str], *, now: float) -> None:
-        """Pause or continue a watch on these cameras, on any node."""
+        """Pause or resume a watch on these cameras, on whichever nodes they are."""
         for camera in (self.state.cameras[name] for name in cameras if name in self.state.cameras):
             others = [each for each in camera.paused_watches if each != watch]
             camera.paused_watches = [*others, watch] if paused else others
@@ -281,9 +281,9 @@ class Director:
             self.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool, *, now: float) -> int:
-        """Record what all nodes have to forget of a camera, or of all cameras; return the note's number.
+        """Record what all nodes must forget of a camera, or of all cameras; return the note's number.
 
-        everything: cameras begin with an empty memory. Raises UserError for a camera that never existed.
+        everything: start the cameras with an empty memory. Raises UserError for a camera that never existed.
         """
         state, named = self.state, [*self.state.cameras, *self.state.removed]
         if camera is not None and camera not in named:
@@ -298,7 +298,7 @@ class Director:
         return state.number
 
     def _end_notes(self) -> None:
-        """Drop the notes that all nodes and cameras have followed."""
+        """Drop the notes that all nodes and cameras have carried out."""
         nodes, cameras = self.state.nodes_forgot, self.state.cameras_forgot
         self.state.notes = [
             note for note in self.state.notes
@@ -315,12 +315,12 @@ class Director:
         self._tell()
 
     def _tell(self) -> None:
-        """Publish the saved state to nodes."""
+        """Make the saved state visible to nodes."""
         self.told = self.view()
         self._models = {camera.model for camera in self.state.cameras.values()}
 
     def placed(self) -> dict[str, str]:
-        """Return the node of each camera; for moving ones their destination."""
+        """Return each camera's node; for a moving camera, its destination."""
         return {name: node for name, each in self.state.cameras.items() if (node := each.moves_to or each.node)}
 
     def _is_member(self, name: str, instance: str) -> bool:
@@ -335,7 +335,7 @@ class Director:
         return [node for node in self.state.nodes.values() if not node.leaving]
 
     def _spread(self) -> None:
-        """Place waiting cameras, and move some from full nodes, after nodes or their abilities changed."""
+        """Place waiting cameras, and move some away from full nodes, after nodes or their capacities changed."""
         self._place()
         self._move(rebalance(self.state.cameras.values(), self._open_nodes(), self.placed()))
         self.keep()
@@ -365,7 +365,7 @@ class Director:
         self._is_changed = True
 
     def _renew(self, name: str, begins: int | None = None) -> None:
-        """Give a camera a new epoch, which begins with an empty memory, or with the newest since ``begins``."""
+        """Give a camera a new epoch, which begins with an empty memory or with the newest one since ``begins``."""
         if name in self.state.removed:
             epoch = self.state.removed[name][0] + 1
             self.state.removed[name] = epoch, epoch
@@ -380,16 +380,16 @@ def minor(version: str) -> str:
 
 
 class Lease:
-    """The time for which a node may watch without its head, by the node's monotonic clock."""
+    """The time for which a node may watch without hearing from its head, measured by the node's monotonic clock."""
 
     def __init__(self) -> None:
         self._until = -math.inf
         self.orders: dict[str, int] = {}
 
     def renew(self, asked: float, orders: dict[str, int]) -> None:
-        """Renew the lease by the head's answer to a request of that time."""
+        """Renew the lease from the head's answer to a request sent at that time."""
         self._until, self.orders = asked + LEASE_S, orders
 
     def held(self, now: float) -> dict[str, int]:
-        """Return the cameras that may be watched now, with their epochs; none after the lease has ended."""
+        """Return the cameras that may be watched now, with their epochs; none once the lease has ended."""
         return self.orders if now <= self._until else {}

@@ -1,4 +1,4 @@
-"""The head of a cluster: a :class:`Director` with a clock and a file."""
+"""The head of a cluster: a :class:`Director` with a clock and a state file."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class HeadAway(Exception):
 
 
 def boot_time() -> float:
-    """Return seconds of a monotonic clock that also counts while the machine sleeps."""
+    """Return the seconds of a monotonic clock that includes the time the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Head:
     """Answers the nodes, one call at a time.
 
-    Its state outlives it, in a file below ``where``. If two heads share ``where``, only the one started last answers; calls to
-    the other raise UserError. So does a file that cannot be read or written.
+    Its state is kept in a file under ``where``. If two heads share ``where``, only the one started last answers; the other
+    raises UserError. A file that cannot be read or written raises UserError too.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
@@ -62,7 +62,7 @@ class Head:
         return getattr(self.director, method)(*arguments, now=now)
 
     def _look_who_is_newest(self) -> None:
-        """Raise UserError if another head was started since. A missing folder is ignored."""
+        """Raise UserError if another head was started since this one. A missing folder is ignored."""
         with suppress(OSError):
             self._is_replaced = self._is_replaced or self._shared.read(NEWEST) != self._id.encode()
 
@@ -71,7 +71,7 @@ class Head:
             raise UserError(f"another head was started over {self._where}, and has the cameras now; end this one, join that")
 
     def _save(self, state: ClusterState) -> None:
-        """Write the file in one step. Raises OSError, and UserError if there is a newer head, which may not have read it."""
+        """Write the state file atomically. Raises OSError, and UserError if there is a newer head, whose state may be older."""
         self._look_who_is_newest()
         self._refuse_if_replaced()
         self._shared.write(FILE, STATE.dump_json(state))
@@ -79,7 +79,7 @@ class Head:
         self._refuse_if_replaced()
 
     def _read(self) -> ClusterState:
-        """Read the file; return an empty state if there is none. Raises UserError."""
+        """Read the state file; return an empty state if there is none. Raises UserError."""
         try:
             state = STATE.validate_python(_upgraded(json.loads(self._shared.read(FILE))))
             for name, node in state.nodes.items():
@@ -99,7 +99,7 @@ class Head:
 
 
 def _upgraded(known: Fields) -> Fields:
-    """Return the state in a file of edgevlm 0.1; its nodes have ended, and join again."""
+    """Return the state in a file of edgevlm 0.1. Its nodes have ended and must join again."""
     if "director" not in known:
         return known
     director, forgot, cameras = known["director"], known["forgotten"], {}

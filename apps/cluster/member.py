@@ -1,4 +1,4 @@
-"""A server that is a node of a cluster: ``edgevlm serve --cluster``."""
+"""A server that is a cluster node: ``edgevlm serve --cluster``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = re.compile(r"[^a-z0-9_-]+")
 
 
 class ClusterMember:
-    """Ray, an agent and the routes of a service that is a node."""
+    """The parts that make a service a cluster node: Ray, an agent and routes."""
 
     def __init__(self, service: Service, link: RayLink, agent: NodeAgent) -> None:
         self._service, self._link, self._agent = service, link, agent
@@ -40,13 +40,13 @@ class ClusterMember:
         return ClusterRoutes(app, self._service, self._agent)
 
     def close(self) -> None:
-        """Have its cameras moved, then leave."""
+        """Move the node's cameras to other nodes, then leave the cluster."""
         self._agent.close()
         self._link.close()
 
 
 def join(service: Service, port: int, notify: Notify) -> ClusterMember:
-    """Return the member that makes a service a node. Raises UserError for settings that a node cannot have."""
+    """Return the member that makes a service a cluster node. Raises UserError for settings that a node cannot have."""
     config, wanted = service.config, service.config.cluster
     if service.key is None:
         raise UserError("--cluster: other machines are let in: give all nodes the same key with --key-file")
@@ -74,7 +74,7 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
 
 
 def address_of(host: str, other: str) -> str:
-    """Return this machine's IP address for others: the one it listens at, else the one by which it reaches ``other``."""
+    """Return this machine's IP address for others: where it listens, or else the one it uses to reach ``other``."""
     try:
         found = ipaddress.ip_address(host)
         if not found.is_unspecified:

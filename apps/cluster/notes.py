@@ -1,4 +1,4 @@
-"""How a node follows the head's notes of what to forget, in its files, memories and folders."""
+"""Carry out the head's notes on what to forget, in a node's files, memories and folders."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Note = Mapping[str, Any]
 
 @dataclass(slots=True)
 class NoteFollower:
-    """Follows the notes of ``view()``, the head's last answer.
+    """Carries out the notes in ``view()``, the head's last answer.
 
-    The agent calls each method under its lock over the cameras. Other threads read without the lock: deletions (``counts``, by
-    note and camera), reasons why memories could not forget a time (``refused``), and the last note followed in files (``kept``)
-    and in memories (``cameras``).
+    The agent calls each method while it holds its lock on the cameras. Other threads read these fields without the lock:
+    deletions (``counts``, by note and camera), reasons why memories could not forget a period (``refused``), and the last note
+    carried out in files (``kept``) and in memories (``cameras``).
     """
 
     node: str
@@ -46,7 +46,7 @@ class NoteFollower:
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and the view at that time
 
     def follow(self) -> None:
-        """Follow notes in this node's files, in open cameras, and in files of other cameras written since the last call."""
+        """Carry out notes in this node's files, in open cameras, and in files of other cameras written since the last call."""
         view = self.view()
         try:
             for note in view["notes"]:
@@ -64,11 +64,11 @@ class NoteFollower:
             self._closed = [each for each in self._closed if each[2] is view]
 
     def note_closed(self, name: str, epoch: int) -> None:
-        """Remember a camera that was closed with a last snapshot, because a node that was away receives notes only later."""
+        """Remember a camera that was closed with a last snapshot: if this node was away, it receives notes only later."""
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Follow notes, by default the waiting ones, in a closed camera's folder. Raises UserError, OSError."""
+        """Carry out notes, by default the waiting ones, in a closed camera's folder. Raises UserError and OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))
@@ -77,7 +77,7 @@ class NoteFollower:
             self.cameras[name] = note["number"]
 
     def follow_shared(self, number: int) -> None:
-        """Follow one note in the folders of cameras that are removed, or whose nodes are away. Raises UserError."""
+        """Carry out one note in the folders of cameras that were removed, or whose nodes are away. Raises UserError."""
         view = self.view()
         for note in [note for note in view["notes"] if note["number"] == number]:
             for name in {*view["cameras"], *view["removed"]}:
@@ -90,11 +90,11 @@ class NoteFollower:
                     raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
 
     def answer(self, number: int) -> dict[str, Any]:
-        """Return what a note deleted here, by camera, and the failures."""
+        """Return what a note deleted on this node, by camera, and the failures."""
         return {"streams": self.counts.get(number, {}), "refused": self.refused.get(number)}
 
     def waits_for(self, number: int) -> list[str]:
-        """Return nodes that are away, and cameras that are not open, which still have to follow a note."""
+        """Return the absent nodes, and the closed cameras, that must still carry out a note."""
         view = self.view()
         notes = [note for note in view["notes"] if note["number"] == number]
         nodes = [name for name, done in view["nodes_forgot"].items() if notes and done < number]
@@ -111,7 +111,7 @@ class NoteFollower:
         self.kept = note["number"]
 
     def _forget_memory(self, name: str, note: Note, forget: Callable[[Span], Forgotten]) -> None:
-        """Delete rows and thumbnails of a time; a policy that forgets all or nothing refuses and keeps them."""
+        """Delete rows and thumbnails of a period; if the policy cannot forget only a part, record that it refused."""
         if not note["all"]:
             try:
                 self._count(note, {name: forget(span_of(note))})
@@ -120,7 +120,7 @@ class NoteFollower:
                 self.notify(f"{name}: {error}")
 
     def _waiting(self, name: str) -> list[Note]:
-        """Return notes that have not been followed in a camera's memory."""
+        """Return the notes that a camera's memory has not carried out yet."""
         view = self.view()
         done = max(self.cameras.get(name, 0), view["cameras_forgot"].get(name, 0))
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]

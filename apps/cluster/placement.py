@@ -1,4 +1,4 @@
-"""Assign cameras to nodes: a pure function of what ``edgevlm plan`` predicts."""
+"""Assign cameras to nodes, as a pure function of what ``edgevlm plan`` predicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model's share of a node. fps: frames a second of all its cameras together; 0 if it does not run."""
+    """A model's share of a node. fps: frames a second for all its cameras together; 0 if the model does not run there."""
 
     weights_bytes: int = 0  # counted once per node
     camera_bytes: int = 0
@@ -24,7 +24,7 @@ class Need:
 
 @dataclass
 class Node:
-    """A machine. seen: when it last asked. leaving: whether it is being emptied and gets no more cameras."""
+    """A machine of the cluster. seen: when it last sent a request. leaving: it is being emptied and gets no new cameras."""
 
     name: str
     memory_bytes: int  # memory that edgevlm may use
@@ -36,12 +36,12 @@ class Node:
 
 @dataclass
 class Camera:
-    """A camera to be watched, and the node that watches it.
+    """A camera in the cluster, and the node that watches it.
 
-    only: the one node that can, such as that with the USB camera; None for any. moves_to: the next node, once ``node`` has
-    written its last snapshot. epoch: counts its placements, so that late writes of earlier ones are ignored. begins: the epoch
-    that began with an empty memory; older ones are no longer read. problem: why no node watches it. settings: as in
-    edgevlm.toml; switched: later changes to them.
+    only: the one node that can watch it, such as the one with its USB port; None for any. moves_to: the node to move to once
+    ``node`` has written its last snapshot. epoch: number of its placements so far, so that late writes from earlier ones can be
+    ignored. begins: the epoch that began with an empty memory; older ones are no longer read. problem: why no node watches it.
+    settings: as in edgevlm.toml. switched: later changes to them.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Camera:
 
 @dataclass(slots=True)
 class Load:
-    """The memory and the fraction of time that a node's cameras take."""
+    """The memory, and the fraction of time, that a node's cameras take."""
 
     node: Node
     taken: int = 0
@@ -73,11 +73,11 @@ class Load:
         return self.node.needs.get(camera.model, Need())
 
     def runs(self, camera: Camera) -> bool:
-        """Return whether the camera could be watched here on an otherwise empty node."""
+        """Return whether this node could watch the camera if it had no others."""
         return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:
-        """Return the memory that one more camera takes, including weights if it is its model's first."""
+        """Return the memory that one more camera takes, including weights for the first camera of a model."""
         need = self.need(camera)
         return need.camera_bytes + (0 if self.cameras[camera.model] else need.weights_bytes)
 
@@ -92,11 +92,11 @@ class Load:
         self.taken -= self.bytes_of(camera)
 
     def fullness(self) -> float:
-        """Return memory or time, whichever is fuller: 0 to 1."""
+        """Return the fraction of memory or time in use, whichever is larger: 0 to 1."""
         return max(self.taken / self.node.memory_bytes, self.time)
 
     def with_one_more(self, camera: Camera) -> float:
-        """Return the fullness with one more camera; infinity if it does not fit."""
+        """Return the fullness with one more camera; infinity if that does not fit."""
         if not self.runs(camera):
             return math.inf
         taken, time = self.taken + self.bytes_of(camera), self.time + camera.fps / self.need(camera).fps
@@ -105,11 +105,10 @@ class Load:
 
 
 def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Assign each camera without a node in ``held``, or with one that cannot run it, to the node with most room, largest camera
-    first.
+    """Assign each camera that ``held`` gives no usable node to the node with the most room, largest camera first.
 
-    A node holds a model's weights once and a memory for each camera, and must take all their frames a second. Returns the node
-    of each camera, and the reason for each one that fits nowhere.
+    A node holds a model's weights once and a memory for each camera, and must keep up with all their frames. Returns the node
+    of each camera, and the reason for each camera that fits nowhere.
     """
     loads, placed, refused, waiting = {node.name: Load(node) for node in nodes}, {}, {}, []
     for camera in cameras:
@@ -130,9 +129,9 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 
 
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
-    """Return moves (node by camera) from the fullest node, if both nodes are then less full than it is now by ``gain``.
+    """Return moves (node by camera) away from the fullest node. Each leaves both nodes less full by ``gain`` than it is now.
 
-    A camera loses the seconds in which its memory moves, so there are no moves between nodes of similar fullness.
+    A move costs a camera a few seconds of its stream, so cameras do not move between nodes of similar fullness.
     """
     loads = {node.name: Load(node) for node in nodes}
     watched: dict[str, list[Camera]] = {name: [] for name in loads}
@@ -165,7 +164,7 @@ def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[
 
 
 def why_not(loads: Collection[Load], camera: Camera) -> str:
-    """Return why a camera fits nowhere, for a person."""
+    """Explain to a person why a camera fits nowhere."""
     able = [load for load in loads if load.runs(camera)]
     if not any(camera.only in (None, load.node.name) for load in loads):
         return "there is no node" if camera.only is None else f"its node {camera.only} is not there"

@@ -1,4 +1,4 @@
-"""This machine's part of a Ray cluster, in a helper process: Ray ends a process that has lost its cluster."""
+"""This machine's part of a Ray cluster, in a helper process, because Ray ends any process that loses its cluster."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """A node's settings for joining.
+    """A node's settings for joining a Ray cluster.
 
-    address: HOST:PORT of the head. ip: address of this node. is_head: whether it starts the cluster. folder: for the head's
-    state. node: its name. secret: shared by all nodes.
+    address: HOST:PORT of the head. ip: this node's address. is_head: whether this node starts the cluster. folder: where the
+    head keeps its state. node: the node's name. secret: the key that all nodes share.
     """
 
     address: str
@@ -50,7 +50,7 @@ class Joining:
 
 
 class RayLink:
-    """Calls the head of a cluster. The helper process starts Ray, and is restarted if it is lost."""
+    """Calls the head of a cluster. A helper process starts Ray, and is restarted if it is lost."""
 
     def __init__(self, joining: Joining) -> None:
         self._joining, self.helper = joining, Helper(wait_s=HUNG_S)
@@ -58,7 +58,7 @@ class RayLink:
         self._began = self._heard = -BACKOFF_S
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the head's answer. Raises HeadAway, and UserError as the head does."""
+        """Call a method of the head and return its answer. Raises HeadAway, and UserError like the head."""
         with self._lock:
             if self.helper.process is None or self.helper.process.poll() is not None:
                 now = time.monotonic()
@@ -80,7 +80,7 @@ class RayLink:
             return answer
 
     def wait(self) -> None:
-        """Return once the head answers. Raises UserError if it does not within START_S."""
+        """Wait until the head answers. Raises UserError if that takes longer than START_S."""
         end = time.monotonic() + START_S
         while True:
             try:
@@ -107,8 +107,8 @@ _node: RayNode | None = None  # only the helper process sets it
 def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[str, Any]:
     """Call the head from the helper process; the first call starts Ray.
 
-    Returns ``answer`` and the answer, ``away`` and the reason why there is none yet, or ``ended`` and the reason why there will
-    be none. Raises UserError as the head does.
+    Returns ``answer`` and the answer, ``away`` and why there is no answer yet, or ``ended`` and why there will be none. Raises
+    UserError like the head.
     """
     global _node
     if _node is None:
@@ -120,7 +120,7 @@ def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[
 
 
 class RayNode:
-    """Ray's processes of this node, which end with the helper process."""
+    """This node's Ray processes, which end with the helper process."""
 
     def __init__(self, joining: Joining) -> None:
         self._joining, self._problem = joining, "Ray is starting"
@@ -158,7 +158,7 @@ class RayNode:
             return "away", type(error).__name__
 
     def _find(self) -> None:
-        """Return the head's actor; make it on the head's node."""
+        """Connect to the head's actor; on the head's node, create it."""
         import ray
 
         options: dict[str, Any] = {
@@ -193,7 +193,7 @@ def _token(text: str) -> str:
 
 
 def listens(address: str) -> bool:
-    """Return whether something listens at HOST:PORT."""
+    """Return whether anything listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), BACKOFF_S).close()
@@ -203,7 +203,7 @@ def listens(address: str) -> bool:
 
 
 def _command(joining: Joining) -> list[str]:
-    """Return the ``ray start`` command, with the node's own folder for sockets; two starts in one folder would collide."""
+    """Return the ``ray start`` command. Each node has a separate folder for sockets, so that two starts do not collide."""
     own = _token(f"{os.getuid()} {joining.address} {joining.ip} {joining.node}")[:8]
     temporary = Path(tempfile.gettempdir()) / f"edgevlm-ray-{own}"
     with suppress(OSError):  # this file names an earlier head, whose address Ray would use for other nodes on this machine

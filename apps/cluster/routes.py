@@ -1,4 +1,4 @@
-"""The routes of a server for a whole cluster: other nodes answer for the cameras that they watch."""
+"""The routes of a server in a cluster: requests about a camera are answered by the node that watches it."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Noted(Strict):
-    """The body with which one node asks another to follow the head's note of this number."""
+    """The body of a request between nodes to carry out the head's note of this number."""
 
     note: int
 
 
 class ClusterRoutes:
-    """An ASGI application in front of a node's own."""
+    """An ASGI application in front of a node's usual one."""
 
     def __init__(self, app: Any, service: Service, agent: NodeAgent) -> None:
         self._app, self._service, self._agent = app, service, agent
@@ -77,7 +77,7 @@ class ClusterRoutes:
             await self._app(scope, replayed(request), send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """Answer a request; return None if the node's own application answers, also with errors of a body."""
+        """Answer a request; return None to let the node's usual application answer, or report an invalid body."""
         agent, is_first = self._agent, FROM not in request.headers
         match request.method, *request.url.path.split("/")[2:]:
             case "GET", "nodes":
@@ -118,7 +118,7 @@ class ClusterRoutes:
         return None
 
     def _nodes(self, heard: Mapping[str, float]) -> Fields:
-        """List nodes as of the head's last answer."""
+        """List nodes according to the head's last answer."""
         view = self._agent.view
         cameras = Counter(each["node"] for each in view["cameras"].values())
         nodes = {**{name: {"leaving": False} for name in view["nodes_forgot"]}, **view["nodes"]}
@@ -129,7 +129,7 @@ class ClusterRoutes:
         return {"object": "list", "data": data}
 
     def _others(self) -> dict[str, str]:
-        """Return addresses of the other nodes."""
+        """Return the addresses of the other nodes."""
         return {name: node["url"] for name, node in self._agent.view["nodes"].items() if name != self._agent.name}
 
     async def _streams(self, request: Request, is_first: bool) -> Fields:
@@ -145,7 +145,7 @@ class ClusterRoutes:
         return {"object": "list", "data": data, "watts": watts}
 
     def _unopened(self, name: str, heard: Mapping[str, float]) -> Fields:
-        """Describe a camera that its node does not describe."""
+        """Describe a camera that no node describes."""
         known, here = self._agent.view["cameras"][name], self._agent.problems.get(name)
         where, late_s = known["node"], heard.get(known["node"], 0.0)
         late = f"its node {where} was last heard of {late_s:.0f} s ago" if late_s > LATE_S else "it is being opened"
@@ -200,7 +200,7 @@ class ClusterRoutes:
         )
 
     async def _asked_about(self, request: Request) -> str | None:
-        """Return the stream of a question; None if the node's own application reports its errors."""
+        """Return the stream that a question is about, or None if the usual application should report its errors."""
         body, cameras = await request.body(), list(self._agent.view["cameras"])
         shapes: dict[str, type[ResponsesRequest | TextRequest]] = {
             "/v1/completions": TextRequest,
@@ -236,7 +236,7 @@ class ClusterRoutes:
     async def _asked(
         self, request: Request, urls: Collection[str], body: bytes | None = None, seconds: float = LIST_S
     ) -> list[httpx.Response]:
-        """Return the answers of all nodes that answer, this node's first if it is included."""
+        """Send the request to these nodes; return the responses of those that answer, in the order of ``urls``."""
 
         async def one(url: str) -> httpx.Response | None:
             with suppress(httpx.HTTPError):
@@ -249,7 +249,7 @@ class ClusterRoutes:
         return [each for each in await asyncio.gather(*map(one, urls)) if each is not None]
 
     async def _merged(self, request: Request) -> Response:
-        """Return one list of all nodes' parts, in each node's order."""
+        """Merge the lists of all nodes into one, each in its node's order."""
         own, *others = await self._asked(request, [HERE, *self._others().values()])
         if own.status_code != 200:
             return copied(own)
@@ -287,7 +287,7 @@ class ClusterRoutes:
         return None
 
     async def _forget(self, request: Request) -> Response | None:
-        """Forget on all nodes; ``waiting`` are nodes that are away and cameras that are watched nowhere now."""
+        """Forget on all nodes. In the answer, ``waiting`` lists absent nodes, and cameras that are watched nowhere now."""
         agent = self._agent
         if (what := await body_of(request, Forget)) is None:
             return None
@@ -323,7 +323,7 @@ def copied(given: httpx.Response) -> Response:
 
 
 async def body_of(request: Request, model: type[M]) -> M | None:
-    """Return a request's body; None if it is not one of the model."""
+    """Return a request's body as ``model``, or None if it is invalid."""
     try:
         return model.model_validate_json(await request.body())
     except ValidationError:
@@ -340,7 +340,7 @@ def away(message: str, param: str | None = None) -> ApiError:
 
 
 def replayed(request: Request) -> Callable[[], Awaitable[Any]]:
-    """Return a ``receive`` that repeats the request's body, which has been read."""
+    """Return a ``receive`` that repeats a request's body, which was read before."""
     left = [request._body] if hasattr(request, "_body") else []
 
     async def receive() -> Any:

@@ -1,4 +1,4 @@
-"""A cluster's shared storage, in a folder or at an address like ``s3://bucket/shop``: a folder for each epoch of a camera."""
+"""A cluster's shared storage: a folder, or an address like ``s3://bucket/shop``, with a folder for each epoch of a camera."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KEPT = 64  # unsent events to keep for a camera
 class Shared:
     """A cluster's shared storage.
 
-    Methods raise OSError, except those that delete. File names have a slash between folders. In a folder thumbnails are shared
-    too; with an address they stay on the node that took them.
+    Methods raise OSError, except those that delete. In file names, a slash separates folders. Thumbnails are shared only if the
+    storage is a folder; otherwise they stay on the node that made them.
     """
 
     def __init__(self, where: str) -> None:
-        """Open the storage. Raises UserError for an address that fsspec does not know."""
+        """Open the storage. Raises UserError for an address that fsspec does not support."""
         self._where, self._storage = where.rstrip("/"), storage_of(where)
         self._files: Any = fsspec.filesystem("file") if isinstance(self._storage, Folder) else self._storage.files
 
@@ -45,7 +45,7 @@ class Shared:
             return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small file in one step."""
+        """Write a small file atomically."""
         self._make_folder(name.rpartition("/")[0])
         if isinstance(self._storage, Folder):
             with self._storage.create(Path(self._path(name))) as stream:
@@ -55,7 +55,7 @@ class Shared:
                 self._files.pipe_file(self._path(name), content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Return epochs that have a folder, oldest first. unfinished: include those with an incomplete copy."""
+        """Return the epochs that have a folder, oldest first. unfinished: include those with an incomplete copy."""
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
@@ -66,11 +66,11 @@ class Shared:
             return [each for each in epochs if unfinished or self._is_begun(camera, each)]
 
     def _is_begun(self, camera: str, epoch: int) -> bool:
-        """Return whether its folder is a complete copy; folders of edgevlm 0.1 have no mark, but are locked once used."""
+        """Return whether an epoch's folder is a complete copy. A folder of edgevlm 0.1 has no mark, but is locked once used."""
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Make an epoch's folder, empty or a copy of another's; an existing one stays."""
+        """Make an epoch's folder, empty or as a copy of another; leave an existing one unchanged."""
         folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
             if self._is_begun(camera, epoch):
@@ -94,7 +94,7 @@ class Shared:
                 self._storage.make_folder(self._storage.root / name)
 
     def _path(self, name: str) -> str:
-        """Return a file's path. Raises OSError if a parent folder is a link, which may lead to other files."""
+        """Return a file's path. Raises OSError if a parent folder is a link, which could lead to foreign files."""
         path = self._storage.root / name
         if isinstance(path, Path):
             for each in [path, *path.parents][: len(Path(name).parts)]:
@@ -104,9 +104,9 @@ class Shared:
 
 
 class MovingEvents:
-    """The newest event of each watch on a camera, and the KEPT newest unsent ones, in the camera's folder for its next node.
+    """A camera's newest event of each watch and its KEPT newest unsent events, stored in its folder for its next node.
 
-    An event is written here before its node's own file. A folder that cannot be written is not an error.
+    An event is written to this store before the node's own file. A folder that cannot be written raises nothing.
     """
 
     FILE = "events.json"
@@ -127,13 +127,13 @@ class MovingEvents:
         self._replace([pair for pair in events if pair[0].id in {*newest.values(), *waiting[-KEPT:]}])
 
     def note_sent(self, store: EventStore) -> None:
-        """Mark events that have been sent since."""
+        """Mark the events that have been sent since."""
         if any(unsent for _, unsent in self.events):
             waiting = store.unsent()
             self._replace([(each, unsent and each.id in waiting) for each, unsent in self.events])
 
     def forget(self, span: Span) -> None:
-        """Delete events of a time span, and closings of watches that opened then, sent or not."""
+        """Delete events of a period, and closings of watches that opened in it, sent or not."""
         then = [each.id for each, _ in self.events if any(span.since <= at <= span.until for at in (each.time, each.opened))]
         self._replace([pair for pair in self.events if pair[0].id not in then])
 
