@@ -1,8 +1,8 @@
 """Keep the cache of one stream with its keys and values in device memory.
 
-The rows' metadata stays in host memory, where policies read it as arrays. The ledger, a C++ cache whose rows have only one
-rotary pair, keeps the metadata. The ledger checks every call before any byte changes, keeps marks, and moves its rows; after
-that the device moves the keys and values in the same way.
+The rows' metadata stays in host memory, where policies read it as arrays. The ledger keeps the metadata; it is a C++ cache
+whose rows have only one rotary pair. The ledger checks every call before any byte changes, keeps marks, and moves its rows;
+after that the device moves the keys and values in the same way.
 """
 
 from __future__ import annotations

@@ -115,12 +115,12 @@ class Policy(Stateful):
                 return -np.linalg.norm(layer.keys, axis=-1)
 
     The base class keeps the prefix, the text, frame 0 if later frames always attend to it, and the rows with the highest
-    scores. To choose rows in a different way or to merge them, override :meth:`compress` instead. To compare several layers,
+    scores. To choose rows in a different way or to merge them, override :meth:`compress`. To compare several layers,
     override :meth:`prepare`. To rank by attention, name the layers whose queries you want in :attr:`needs`, and receive the
     queries in :meth:`after_append`.
 
-    Create state that lasts between calls in :meth:`attach`, and declare it in ``state_fields``. Snapshots store these
-    attributes, and the byte budget and ``policy_bytes`` of the stats count their arrays.
+    Create state that lasts between calls in :meth:`attach`, and declare it in ``state_fields``. Snapshots store the
+    attributes in ``state_fields``, and the byte budget counts their arrays.
     """
 
     name: ClassVar[str]  # the name on the command line, by default the class's name
@@ -177,7 +177,7 @@ class Policy(Stateful):
         return False
 
     def prepare(self, layers: Sequence[Layer]) -> Any:
-        """Look at all layers once per compression. Each layer has the result in ``layer.prepared``."""
+        """Look at all layers once per compression, and return data that each layer has as ``layer.prepared``."""
 
     def score(self, layer: Layer) -> NDArray[Any]:
         """Return a score for each row of a layer, ``[kv_heads, n]``. Rows with the highest scores stay; newer rows win ties."""
@@ -223,7 +223,7 @@ class Policy(Stateful):
         return Plan(keep, add, {layer.index: layer._merged for layer in layers if layer._merged is not None})
 
     def _checked(self, layer: Layer) -> Bool:
-        """Return a layer's mask of rows to keep, with prefix and text. Raises UserError if their number is wrong."""
+        """Return a layer's mask of rows to keep, with prefix and text. Raises UserError if the mask has too many or too few."""
         mask, shape = layer._kept, layer.seq.shape
         if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"

@@ -58,11 +58,11 @@ class SlidingWindow(EvictsOnDemand):
 class SimpleStream(Policy):
     """Keep only the last k frames, or fewer if the budget holds fewer whole frames.
 
-    If only changed tokens are appended, a question attends to the whole newest frame in addition to the memory, and a row stays
-    while one of the last k frames confirms it.
+    If only changed tokens are appended, a row stays while one of the last k frames confirms it. A question then attends to the
+    memory and to the whole newest frame.
 
-    Ours: the paper computes the last frames again for each question. Here a frame keeps its first keys and values, which were
-    computed with the k - 1 frames before it in context.
+    Ours: the paper computes the last frames again for each question. A frame in edgevlm keeps its first keys and
+    values, which were computed with the k - 1 frames before it in context.
     """
 
     k: int = setting(4, "frames that stay, the newest among them", at_least=1)
@@ -99,11 +99,11 @@ class Uniform(SteadyTarget):
     """Keep whole frames, evenly spaced over the stream and including the newest. All heads and layers keep the same frames.
 
     While too many tokens are held, one frame at a time is evicted: first a frame that an earlier compression left incomplete,
-    then the frame whose neighbours are closest in time; the oldest wins ties. The stream's first frame is evicted last, except
-    for the newest. The last frame to be evicted loses only the oldest tokens, until exactly the target is held. At most one
-    frame is therefore incomplete.
+    then the frame whose neighbours are closest in time. The oldest frame wins ties. The stream's first frame is evicted last,
+    except for the newest. The last frame to be evicted loses only the oldest tokens, until exactly the target is held. At most
+    one frame is incomplete at any time.
 
-    Ours: the paper selects frames at regular intervals from a complete video. Here frames are thinned as the stream grows.
+    Ours: the paper selects frames at regular intervals from a complete video; edgevlm thins frames as the stream grows.
     After a compression no gap between complete frames exceeds the sum of two neighbouring gaps, except the gap before the
     newest frame. If only changed tokens are appended, no frame counts as incomplete.
     """

@@ -25,7 +25,7 @@ class Coreset(OneChoice):
     All layers and heads keep the same tokens; the newest token wins ties.
 
     Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS keeps all recent
-    tokens. Here rows are appended after the choice, so a question attends to the whole newest frame.
+    tokens. In edgevlm rows are appended after the choice, so a question attends to the whole newest frame.
     """
 
     diversity: float = setting(0.3, "weight of the log-determinant", at_least=0)

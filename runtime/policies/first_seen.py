@@ -20,9 +20,9 @@ BLOCK = 256  # the number of tokens compared at a time
 class FirstSeen(OneChoice):
     """Keep the tokens whose surroundings were least like any earlier token, measured by the first layer's values.
 
-    u_t = 1 - max cos(v_t, v_s) over the held tokens s before t; v joins the values of all heads. A token's score is the mean u
-    of the new tokens at most ``reach`` places away from it, and is fixed at the token's first compression. The tokens with the
-    highest scores stay, the same in all layers; newer tokens win ties.
+    u_t = 1 - max cos(v_t, v_s) over the held tokens s before t; v_t joins token t's values in all heads. A token's score is the
+    mean u of the new tokens at most ``reach`` places away from it, and is fixed at the token's first compression. The tokens
+    with the highest scores stay, the same in all layers; newer tokens win ties.
 
     Ours: there is no paper. The first layer's values depend only on the token itself, not on earlier tokens.
     """
@@ -60,7 +60,7 @@ def _novelty(values: Float32, new: int) -> Float32:
     for start in range(new, len(unit), BLOCK):
         some = unit[start : start + BLOCK]
         cosine = some @ unit[: start + len(some)].T
-        cosine[~np.tri(len(some), start + len(some), start - 1, np.bool_)] = -1  # ignores the token itself and later ones
+        cosine[~np.tri(len(some), start + len(some), start - 1, np.bool_)] = -1  # ignores the token itself and later tokens
         most.append(cosine.max(1))
     return 1 - np.concatenate(most)
 

@@ -1,4 +1,4 @@
-"""The policy H2O (arXiv 2306.14048) keeps the newest tokens and those with the most accumulated attention."""
+"""The policy H2O (arXiv 2306.14048) keeps the newest tokens and the tokens with the most accumulated attention."""
 
 from __future__ import annotations
 

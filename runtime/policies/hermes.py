@@ -26,10 +26,9 @@ LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next layer, in sha
 class Hermes(FixedTarget):
     """Keep recent tokens in shallow layers, tokens that a guidance prompt attends to in deep layers, and a blend in between.
 
-    Ours: compression precedes an append. Guidance is one causal forward pass, which is rolled back. In eq. 1, dt is a
+    Ours: the cache is compressed before an append. Guidance is one causal forward pass, which is rolled back. In eq. 1, dt is a
     fraction of the largest rank. Tokens are matched across layers by seq, and a layer takes the smoothed scores of the next
-    deeper layer. The summary is one row for the entire stream, which is never evicted. It is a running mean at the position of
-    the newest evicted token.
+    deeper layer. A deep layer's summary is a single row at the position of the newest evicted token.
     """
 
     target: float = setting(1.0, "|C| / |M|; below 1 the guidance forward runs less often", above=0, at_most=1)
@@ -59,7 +58,7 @@ class Hermes(FixedTarget):
         return f"default depths, {depths}, as the model's layers were not measured (edgevlm calibrate)"
 
     def kind_of(self, layer: int) -> int:
-        """Return 0 for a shallow layer, 1 for a middle one, 2 for a deep one."""
+        """Return 0 for a shallow, 1 for a middle and 2 for a deep layer."""
         return int(layer >= self._middle_from) + int(layer >= self._deep_from)
 
     @property
@@ -69,7 +68,7 @@ class Hermes(FixedTarget):
 
     @property
     def max_append(self) -> int:
-        """Return at least a quarter of |M|, so that one guidance pass serves several frames."""
+        """The largest number of rows to append at once, at least |M| / 4, so that one guidance pass serves several frames."""
         return max(self.budget // 4, self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     def prepare(self, layers: Sequence[Layer]) -> list[Float64]:
@@ -134,7 +133,7 @@ def normalised(score: Float64, added: float = 0.0) -> Float64:
 
 
 def recency(order: Int64, k: float) -> Float64:
-    """Return ``exp(-k dt)`` (eq. 1); dt is a row's rank by age, divided by the largest rank. A larger ``order`` is newer."""
+    """Return ``exp(-k dt)`` (eq. 1); dt is a row's rank by age, divided by the largest rank. Larger ``order`` is newer."""
     age = np.empty(len(order))
     age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # the fastest sort for nearly sorted input
     return np.exp(-k * age / max(len(order) - 1, 1))
@@ -144,8 +143,8 @@ def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None =
     """Return one row that replaces the rows ``gone`` ``[n]`` of a layer. The layer's heads must all hold the same tokens.
 
     The new row has the ``seq`` and the position of the newest row that it replaces, or ``position`` on every axis. The key is
-    the mean of the replaced keys, rotated to that position, and the value the mean of the replaced values, both weighted by
-    ``weight`` ``[n]`` (eqs. 10 and 13). Raises CacheError if the cache has several axes and no ``pair_axis``.
+    the mean of the replaced keys, rotated to the new position, and the value is the mean of the replaced values, both weighted
+    by ``weight`` ``[n]`` (eqs. 10 and 13). Raises CacheError if the cache has several axes and no ``pair_axis``.
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:

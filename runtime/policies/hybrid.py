@@ -29,8 +29,8 @@ class ClusterIndex(Stateful):
     """An index of up to ``capacity`` clusters, which takes ``entry_bytes`` for each and is allocated once.
 
     A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key, if the cosine is
-    at least ``tau``. Otherwise the token starts a new cluster. If the index is full, the two most similar clusters merge first,
-    and ``tau`` falls to their cosine.
+    at least ``tau``. A token without a cluster that similar starts a new cluster. If the index is full, the two most similar
+    clusters merge first, and ``tau`` falls to their cosine.
 
     A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Changes below half a
     code are lost, so a mean stops changing after a few dozen tokens. sketch ``[capacity, sketch_bytes]``: the newest token's
@@ -189,8 +189,8 @@ class KeySketches(Stateful):
     def normal(self, keys: Float32) -> Float32:
         """Return the deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled per channel: ``[n, width + 1]``.
 
-        The last channel is a constant, the usual norm of the others, so that keys near the middle are similar and do not have
-        random angles. Raw keys have a large common mean, so their cosines would all be near 1.
+        The last channel is a constant, the usual norm of the others. Without it, keys near the middle would not be similar, but
+        at random angles. Raw keys have a large common mean, so their cosines would all be near 1.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))

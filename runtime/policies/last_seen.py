@@ -16,7 +16,7 @@ from edgevlm.runtime.policies.layer import Bool, Float32, Int64, Layer
 
 
 class OneChoice(SteadyTarget):
-    """A policy that scores the tokens of only one layer. All layers and heads keep the same tokens, those scored highest."""
+    """A policy that scores the tokens of only one layer. All layers and heads keep the tokens with the highest scores."""
 
     ranks: ClassVar[int] = -1  # the layer whose tokens are scored: the deepest
 
@@ -25,7 +25,7 @@ class OneChoice(SteadyTarget):
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
-        """Return the scores and the ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty dict for masks."""
+        """Return the scores and the ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty dict of masks."""
         layer = layers[self.ranks]
         return self.worth(layer), layer.seq, {}
 

@@ -223,7 +223,7 @@ class Layer:
         """Merge the rows ``gone`` into rows that stay, and keep all other rows.
 
         into: ``[kv_heads, n]``, the row of the same head that each row is merged into. weight: ``[kv_heads, n]``, the number of
-        tokens that each row represents. A row that others are merged into gets the weighted mean of all these keys (averaged
+        tokens that each row represents. A row that others are merged into gets the weighted mean of all merged keys (averaged
         un-rotated, then rotated to the row's position) and values; its other data does not change. Raises ValueError if
         ``into`` names a row that leaves or is fixed, or if the weights of merged rows do not add up to more than 0.
         """

@@ -38,10 +38,10 @@ At = tuple[int, int, int]  # layer, head, slot
 ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")
 NONE = -1  # the partition of a free slot, and the parent of a cluster that does not wait to join another
 EARLY_ROWS = 64
-MERGE_FRACTION = 16  # when all slots are taken, one in this many is freed
+MERGE_FRACTION = 16  # frees 1 / MERGE_FRACTION of the slots when none is free
 FULL, OVER = 1, 2
 VISUAL = 8
-SCENE = 2.0  # factor on the thresholds of frames, because their early variance is that of one scene only
+SCENE = 2.0  # multiplies the frames' thresholds, because the first frames show only one scene
 
 
 class EarlyVariance(Stateful):
@@ -57,7 +57,7 @@ class EarlyVariance(Stateful):
         self.mean, self.variance = np.zeros((streams, width)), np.zeros(streams)
 
     def add(self, rows: Float32) -> None:
-        """Add rows ``[streams, n, width]``; those after the first ``rows`` are ignored."""
+        """Add rows ``[streams, n, width]``. All rows after the first ``rows`` are ignored."""
         for row in rows.transpose(1, 0, 2)[: max(0, self.rows - int(self.seen[0]))].astype(np.float64):
             self.seen += 1
             self.mean += (row - self.mean) / self.seen
@@ -201,9 +201,9 @@ class MosaicClusters(Stateful):
 
     key, value: means of the members' un-rotated keys and of their values (eq. 1). variance: by eq. 2. size: the number of
     members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the slot of the cluster
-    that this one waits to join. seq, frame, row, col, position, confirmed: those of the newest member, which the representative
-    shares. changed: set when clusters change; the policy resets it. merged: the number of clusters that joined another because
-    no slot was free. small, large: thresholds, as multiples of a layer's early variance.
+    that this cluster waits to join. seq, frame, row, col, position, confirmed: those of the newest member, which the
+    representative shares. changed: set when clusters change; the policy resets it. merged: the number of clusters that joined
+    another because no slot was free. small, large: thresholds, as multiples of a layer's early variance.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")
@@ -395,8 +395,8 @@ class MosaicClusters(Stateful):
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
         """Choose slots, best first, until they hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, for one KV head.
 
-        partitions: search at most this many partitions, those whose mean key the query attends to most; the lower number wins
-        ties. A cluster of one row is skipped, because its representative is that row. Among clusters, the newer wins ties.
+        partitions: search at most this many partitions, those whose mean key the query attends to most; lower numbers win
+        ties. A cluster of one row is skipped, because its representative is that row. Newer clusters win ties.
         """
         live = self.live(layer, head)
         if not len(live):

@@ -19,7 +19,7 @@ PRESET = 2  # the best CLIE layer in fig. 5
 
 @dataclass
 class PureKV(EvictsOnDemand):
-    """Keep the newest tokens and those that their queries attend to, weighted by value norms. Only low layers compute scores.
+    """Keep the newest tokens and the tokens that their queries attend to, weighted by value norms. Low layers give the scores.
 
     Ours: a token that the CLIE layer has evicted keeps its last score in the layers above. KV heads are matched by number.
     """
@@ -86,8 +86,8 @@ class PureKV(EvictsOnDemand):
         """Return ``S ||V||`` of each row of every layer, ``[kv_heads, n]``, for the ``window`` newest queries.
 
         Eqs. 1 and 2 give S in the layers up to the CLIE layer. Above that layer, a token takes S from the same KV head of the
-        CLIE layer, matched by ``seq`` (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last S. A token that
-        was never scored has 0.
+        CLIE layer, matched by ``seq`` (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last S. S is 0 for
+        a token that was never scored.
         """
         found, clie = [], layers[self._clie]
         for layer in layers[: self._clie + 1]:

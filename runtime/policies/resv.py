@@ -73,8 +73,8 @@ class HashClusters(Stateful):
 
         All arrays are ``[kv_heads, n, ...]``. slot: each row's cluster, -1 for none. Returns ``home`` and how many clusters
         joined another because no slot was free. home ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the new slot of the cluster
-        that was sealed earlier in slot s. ``home[h, slots + s]`` is the slot of the part just sealed from open cluster s. Both
-        are -1 if there was no such cluster.
+        that was sealed earlier in slot s. ``home[h, slots + s]`` is the slot of the part just sealed from open cluster s. A
+        cluster that did not exist has -1 in home.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
@@ -121,7 +121,7 @@ class RowClusters(Stateful):
         return self._seq[: self._held]
 
     def keep(self, seq: Int64) -> None:
-        """Drop all rows except those with these ``seq`` ``[n]``, which must be known and ascending."""
+        """Drop all rows whose ``seq`` is not in ``seq`` ``[n]``, which must be ascending and have only known rows."""
         at = np.searchsorted(self.seq, seq)
         self._held = len(at)
         self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]

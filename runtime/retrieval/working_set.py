@@ -7,8 +7,8 @@ The fetched rows are the working set. While S rows are appended, the arena of a 
     [n + r, n + r + S)  the new rows, written there by the engine
 
 After the call, the new rows swap places with as many rows of the working set, so that the cache commits them at ``[n, n + S)``.
-Fetched rows keep their stored positions until the stream is first re-indexed. After that, fetched rows get contiguous
-positions, in temporal order, between the prefix and all other rows.
+Fetched rows keep their stored positions until the stream is first re-indexed. Once it has been re-indexed, fetched
+rows get contiguous positions, in temporal order, between the prefix and all other rows.
 """
 
 from __future__ import annotations

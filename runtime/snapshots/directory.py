@@ -57,7 +57,7 @@ class Folder:
         return str(self.root)
 
     def take(self) -> None:
-        """Create the folder if it is missing, and lock it. Raises OSError, or BlockingIOError if it is in use."""
+        """Create the folder if it is missing, and lock it. Raises BlockingIOError if the folder is in use."""
         private_folder(self.root)
         self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
         self.has_locks = lock_file(self._lock)
@@ -97,7 +97,7 @@ class Folder:
 
 
 class ObjectStore:
-    """An object store's prefix or a remote folder, opened with fsspec. An address has no lock against other processes."""
+    """An object store's prefix or a remote folder, opened with fsspec. Other processes can use it at the same time."""
 
     def __init__(self, address: str) -> None:
         self._scheme = address.partition("://")[0]
@@ -275,8 +275,8 @@ class SnapshotDirectory:
     ) -> tuple[Snapshot | None, list[str]]:
         """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
 
-        take: restores a snapshot; if it raises SnapshotError, the previous snapshot is tried. If no snapshot fits, those of a
-        different version are renamed to OTHER. Snapshots of a different session are renamed too if ``begin_again`` is set;
+        take: restores a snapshot; if it raises SnapshotError, the previous snapshot is tried. If no snapshot fits, snapshots of
+        a different version are renamed to OTHER. Snapshots of a different session are renamed too if ``begin_again`` is set;
         otherwise they raise UserError. Snapshots that the key cannot decrypt always raise UserError.
         """
         refused: list[str] = []
@@ -312,7 +312,7 @@ class SnapshotDirectory:
             storage.rename(path, path.with_suffix(OTHER))
 
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
-        """Write a snapshot, and delete all earlier ones except the newest valid one.
+        """Write a snapshot, and delete all earlier snapshots except the newest valid one.
 
         alone: delete all earlier snapshots, and the renamed ones. Raises UserError, and writes nothing, if another process has
         written a newer snapshot. Raises OSError if writing fails or, with ``alone``, if deleting fails.
@@ -334,7 +334,7 @@ class SnapshotDirectory:
                     storage.remove(path)
             for path in storage.others() if alone else ():
                 storage.remove(path)
-        except OSError:  # the new snapshot is complete, so old ones do no harm
+        except OSError:  # the new snapshot is complete, so old snapshots do no harm
             if alone:
                 raise
         return target

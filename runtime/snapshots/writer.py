@@ -223,7 +223,7 @@ class SnapshotWriter:
         self._thread = thread
 
     def begin_anew(self) -> None:
-        """Write a snapshot now, and delete all earlier ones. If writing fails, raises UserError and deletes nothing."""
+        """Write a snapshot now, and delete all earlier snapshots. If writing fails, raises UserError and deletes nothing."""
         with self._writing:
             try:
                 self._write(alone=True)

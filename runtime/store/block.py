@@ -24,7 +24,7 @@ _MOST = 1 << 16  # limit on heads and head_dim: NumPy refuses shapes of more tha
 class Block:
     """A group of n rows of one layer, for one KV head (H is 1) or for all KV heads of the model.
 
-    key and value are ``[H, n, head_dim]`` in the cache's dtype, position is ``[H, n, axes]``, and the others are ``[H, n]``.
+    key and value are ``[H, n, head_dim]`` in the cache's dtype, position ``[H, n, axes]`` and all other arrays ``[H, n]``.
     Keys are rotated to ``position``, as in the cache. confirmed: as it was when the rows left the device. ``block[rows]`` has
     views if ``rows`` is a slice, and copies otherwise.
     """

@@ -272,7 +272,7 @@ class Store:
     def sync(self) -> None:
         """Write all blocks put so far to disk, so that their :meth:`state` survives a power cut."""
         with self._changed:
-            for _ in range(4 * len(self._dirty)):  # a limit, because other threads may put blocks meanwhile
+            for _ in range(4 * len(self._dirty)):  # limited, because other threads may put more blocks
                 if not self._wait():
                     break
         if self._file is not None:
@@ -566,8 +566,8 @@ class Store:
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
     """Return the places of the state's blocks that are intact in the file, by number.
 
-    Versions up to 2026-11-23 wrote several records per block. The store overwrites records from the head to the end, then
-    from its start to the head. In both parts of the file, all records after the first intact record are therefore intact too.
+    Versions up to 2026-11-23 wrote several records per block. The store overwrites records from the head to the file's
+    end, then from its start to the head. In both parts of the file, all records after the first intact record are intact.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
