@@ -1,7 +1,7 @@
-"""Power and energy, as measured by the machine; without a meter nothing is reported.
+"""Read power and energy from the machine's meters; nothing is reported without a meter.
 
-A meter has rails, where watts are measured or joules counted. Its total is the sum of the rails it names as ``summed``:
-a rail that another feeds is not added to it.
+A meter has rails; each rail reports watts or counts joules. A meter's total is the sum of its ``summed`` rails, which leave out
+any rail that another one feeds.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from edgevlm.engines.devices.machine import Machine
 
 NOT_MEASURED = "not measured"
 HWMON, POWERCAP = "sys/class/hwmon", "sys/class/powercap"
-INPUT = "VDD_IN"  # the module's whole input, of Orin NX and Nano
-FED = {"VDDQ_VDD2_1V8AO": "VIN_SYS_5V0"}  # of AGX Orin: a rail, and the one that feeds it
+INPUT = "VDD_IN"  # the rail for the module's whole input, on Orin NX and Orin Nano
+FED = {"VDDQ_VDD2_1V8AO": "VIN_SYS_5V0"}  # a rail -> the rail that feeds it, on AGX Orin
 ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
 INTERVAL_S = 0.1  # between two readings; an INA3221 averages over some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One rail at one moment: watts, or joules counted (a counter restarts at 0 after ``wraps`` joules)."""
+    """A rail's reading at one moment: watts, or the joules of a counter that restarts at 0 after ``wraps`` joules."""
 
     watts: float | None = None
     joules: float | None = None
@@ -35,9 +35,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A power meter. ``read`` returns the present readings by rail. ``summed``: the rails of the total.
-
-    ``why``: the reason for these rails, in words.
+    """A power meter. read: returns the current reading of each rail. summed: the rails whose sum is the total; why: the reason
+    for choosing these.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Meter:
 
 
 def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]:
-    """Return the machine's meter, and for each missing kind of meter a line with the reason."""
+    """Return the machine's meter, if any, and for each kind of meter tried before it a line on why it is missing."""
     missing = list[str]()
     for name, find in METERS.items():
         found = find(machine or Machine())
@@ -59,7 +58,7 @@ def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]
 
 
 def ina3221(machine: Machine) -> Meter | str:
-    """Return the meter of a Jetson's power monitors, Texas Instruments' INA3221 with three rails each, in sysfs."""
+    """Return a meter for the Jetson's INA3221 power monitors, which sysfs lists with three rails each."""
     channels = dict(_channels(machine))
     if not channels:
         return "no INA3221 in /sys/class/hwmon"
@@ -80,21 +79,22 @@ def ina3221(machine: Machine) -> Meter | str:
 
 
 def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Return each rail's folder and n of ``in{n}_label`` (``NC``: not connected), ``in{n}_input``, mV, and ``curr{n}_input``,
-    mA.
+    """Yield each connected rail's label, with its folder and its number n.
+
+    ``in{n}_label`` is the label, ``in{n}_input`` the millivolts and ``curr{n}_input`` the milliamperes.
     """
     for folder in machine.names(HWMON):
         name = f"{HWMON}/{folder}"
         if not (machine.read(f"{name}/name") or "").startswith("ina3221"):
             continue
-        for n in (1, 2, 3):  # what follows are sums of shunt voltages
+        for n in (1, 2, 3):  # higher numbers are sums of shunt voltages
             label = (machine.read(f"{name}/in{n}_label") or "NC").strip()
             if label and label != "NC":
                 yield label, (name, n)
 
 
 def nvml(machine: Machine) -> Meter | str:
-    """Return the meter of NVIDIA cards: the joules that a card counts, or the watts of an older one."""
+    """Return a meter for NVIDIA cards, which count joules or, if older, report watts."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -124,10 +124,9 @@ def nvml(machine: Machine) -> Meter | str:
 
 
 def rapl(machine: Machine) -> Meter | str:
-    """Return the meter of an x86 processor's energy counters (RAPL) in Linux's powercap: microjoules that restart at 0 at a
-    stated range.
+    """Return a meter for an x86 processor's energy counters (RAPL), which Linux lists under powercap in microjoules.
 
-    ``package-0`` is a socket with its cores; it holds ``core`` and ``uncore`` but not ``dram``; ``psys`` is the board.
+    ``package-0`` is a socket: it includes ``core`` and ``uncore``, but not ``dram``. ``psys`` is the whole board.
     """
     zones = dict(_zones(machine))
     if not zones:
@@ -151,7 +150,7 @@ def rapl(machine: Machine) -> Meter | str:
 
 
 def _zones(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Return the folder of each rail; zones below a package are named after it."""
+    """Yield each rail's name and folder; the name of a zone inside a package starts with the package's."""
     names: dict[str, str] = {}
     for folder in machine.names(POWERCAP):
         name = machine.read(f"{POWERCAP}/{folder}/name")
@@ -162,13 +161,17 @@ def _zones(machine: Machine) -> Iterator[tuple[str, str]]:
         yield (f"{parent} {name}" if parent else name), f"{POWERCAP}/{folder}"
 
 
-METERS: dict[str, Callable[[Machine], Meter | str]] = {"ina3221": ina3221, "nvml": nvml, "rapl": rapl}  # by preference
+METERS: dict[str, Callable[[Machine], Meter | str]] = {
+    "ina3221": ina3221,
+    "nvml": nvml,
+    "rapl": rapl,
+}  # the preferred ones first
 
 
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
-    """Return the joules between two readings ``seconds`` apart, integrating watts by trapezoids; None if a reading is missing.
+    """Return the joules used between two readings ``seconds`` apart, or None if a reading is missing.
 
-    A counter that is lower than before has restarted.
+    Watts are integrated by the trapezoidal rule. A counter lower than before has restarted.
     """
     if before is None or after is None:
         return None
@@ -183,7 +186,7 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """A rail's joules over ``seconds``; for ``gap_s`` of these seconds there are no readings."""
+    """A rail's joules during the ``seconds`` that were read; ``gap_s`` more seconds have no readings."""
 
     joules: float = 0.0
     seconds: float = 0.0
@@ -191,9 +194,9 @@ class Rail:
 
 
 class Energy:
-    """Measure energy inside a block, read each ``interval_s`` in a thread and at both ends.
+    """A context manager that measures a block's energy: it reads the meter at both ends and every ``interval_s`` in a thread.
 
-    clock: seconds, for tests.
+    clock: returns seconds; tests replace it.
     """
 
     def __init__(self, meter: Meter, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -228,22 +231,22 @@ class Energy:
 
     @property
     def joules(self) -> float | None:
-        """Return the sum of the rails; None if one was unreadable for a time."""
+        """Return the total joules, or None if one of the summed rails could not always be read."""
         summed = [self.rails[name] for name in self.meter.summed]
         return None if not summed or any(rail.gap_s or not rail.seconds for rail in summed) else sum(r.joules for r in summed)
 
     @property
     def seconds(self) -> float:
-        """Return the longest time that a rail was read."""
+        """Return the seconds for which readings exist, taken from the rail with most of them."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property
     def watts(self) -> float | None:
-        """The mean."""
+        """Return the mean power, or None if the energy was not measured."""
         return None if self.joules is None else self.joules / self.seconds
 
     def figures(self) -> dict[str, Any]:
-        """Return the fields for a line of JSON; None where not measured."""
+        """Return the results as fields for a JSON line; a value that was not measured is None."""
         rails = {name: {"joules": round(rail.joules, 3), "gap_s": round(rail.gap_s, 3)} for name, rail in self.rails.items()}
         return {
             "meter": self.meter.name, "joules": None if self.joules is None else round(self.joules, 3),

@@ -1,9 +1,9 @@
-"""Devices to run on, one JSON file each: the file's name is the device's, and adding one is adding a file.
+"""Devices that edgevlm runs on: one JSON file each, named after the device.
 
-A file has a ``title``, a ``kind`` (jetson, cuda or cpu), the ``modules`` that a Jetson's device tree names it by, ``figures``
-and ``sources``. Each figure is a ``value``, the ``source`` it was taken from, and whether it was ``checked``: looked up in that
-source or in a text that quotes it. A figure that is not checked is from memory or an allowance. Names contain the unit; rates
-are dense unless the name contains ``sparse``; null means that the device lacks it.
+A file has a ``title``, a ``kind`` (jetson, cuda or cpu), ``modules`` (a Jetson's names in its device tree), ``figures`` and
+``sources``. A figure has a ``value``, its ``source``, and whether it was ``checked``, in that source or in a text that quotes
+it. An unchecked figure is from memory or an allowance. Figures' names contain the unit. Rates are for dense matrices unless the
+name contains ``sparse``. A null value means that the device lacks the feature.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgevlm.errors import UserError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure, its source's key in :attr:`DeviceProfile.sources`, and whether it was looked up there."""
+    """A device's figure. source: a key of :attr:`DeviceProfile.sources`. checked: whether it was looked up there."""
 
     value: Any
     source: str
@@ -29,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class FigureSource:
-    """A document and its address; None for figures that are computed or allowed for here."""
+    """A document that figures come from. address: None if the figures are computed or are our allowance."""
 
     document: str
     address: str | None
@@ -37,7 +37,7 @@ class FigureSource:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. ``device["bandwidth_gb_s"]`` is a figure's value; its name has the unit."""
+    """One device. ``device["bandwidth_gb_s"]`` returns the value of the figure of that name."""
 
     name: str
     title: str
@@ -51,18 +51,18 @@ class DeviceProfile:
 
     @property
     def usable_bytes(self) -> int:
-        """The memory left for a program beside the system."""
+        """Return the bytes of memory that the system leaves to a program."""
         return int(self["usable_mib"] - self["system_mib"]) << 20
 
 
 def device_names() -> list[str]:
-    """Return every device, in the order of its name."""
+    """Return the names of all devices, sorted."""
     return sorted(file.name.removesuffix(".json") for file in files(__name__).iterdir() if file.name.endswith(".json"))
 
 
 @cache
 def load_device(name: str) -> DeviceProfile:
-    """Return the device of a name; raises UserError, one line that names the nearest, for an unknown one."""
+    """Return the device called ``name``; for an unknown name, raise a UserError that suggests the nearest one."""
     known = device_names()
     if name not in known:
         raise UserError(f"no device is called {name!r}; {nearest(name, known)}")

@@ -1,4 +1,4 @@
-"""A Jetson's module, releases and power modes, by the files that describe them."""
+"""Read a Jetson's module, software releases and power modes from its system files."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 from edgevlm.engines.devices import DeviceProfile, device_names, load_device
 from edgevlm.engines.devices.machine import Machine
 
-GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # of JetPack 6 and 7, and of 5
+GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # JetPack 6 and 7; JetPack 5
 
 
 def is_jetson(machine: Machine) -> bool:
-    """Return whether the machine is a Jetson, by its device tree or release file."""
+    """Return whether the machine's device tree or release file shows that it is a Jetson."""
     return "tegra" in (machine.read("proc/device-tree/compatible") or "") or machine.read("etc/nv_tegra_release") is not None
 
 
 def module_of(machine: Machine) -> str | None:
-    """Return the module's part number, ``p3767-0003``, of the device tree's ``compatible``."""
+    """Return the module's part number, such as ``p3767-0003``, from the device tree's ``compatible``."""
     found = re.findall(r"p3(?:701|767)-\d{4}", machine.read("proc/device-tree/compatible") or "")
     return str(found[-1]) if found else None
 
 
 def profile_of(machine: Machine) -> DeviceProfile | None:
-    """Return the profile of the module; of two, the one with the machine's power modes."""
+    """Return the module's device profile; if several fit, the one with most of the machine's power modes."""
     module, modes = module_of(machine), set(power_modes(machine).values())
     fitting = [device for device in map(load_device, device_names()) if module in device.modules]
     return max(fitting, key=lambda device: len(modes & {mode["name"] for mode in device["power_modes"]}), default=None)
 
 
 def l4t_of(machine: Machine) -> str | None:
-    """Return Jetson Linux's version, ``36.4.3``, from ``# R36 (release), REVISION: 4.3, ...``."""
+    """Return Jetson Linux's version: ``36.4.3`` if the release file has ``# R36 (release), REVISION: 4.3, ...``."""
     found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", machine.read("etc/nv_tegra_release") or "")
     return f"{found[1]}.{found[2]}" if found else None
 
 
 def release_of(machine: Machine) -> dict[str, Any] | None:
-    """Return a profile's versions for its Jetson Linux; None for a release that no profile has."""
+    """Return the profile's entry for this machine's Jetson Linux release, or None if it has none."""
     version, device = l4t_of(machine), profile_of(machine) or load_device("orin-agx-64")
     if version is None:
         return None
@@ -45,13 +45,13 @@ def release_of(machine: Machine) -> dict[str, Any] | None:
 
 
 def power_modes(machine: Machine) -> dict[int, str]:
-    """Return the names by id in /etc/nvpmodel.conf."""
+    """Return the power modes in /etc/nvpmodel.conf: a name for each id."""
     text = machine.read("etc/nvpmodel.conf") or ""
     return {int(number): name for number, name in re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=([^\s>]+)", text)}
 
 
 def toolkit_of(machine: Machine) -> str | None:
-    """Return the version of CUDA's toolkit in /usr/local/cuda."""
+    """Return the version of the CUDA toolkit in /usr/local/cuda, or None if it is unknown."""
     try:
         found = json.loads(machine.read("usr/local/cuda/version.json") or "{}").get("cuda", {}).get("version")
     except (ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""The machine that checks inspect, replaceable in tests: files below a root, packages, probes with a time limit."""
+"""The machine that ``edgevlm doctor``'s checks inspect: files, packages and commands, which tests replace."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, TypeVar
 
-LIMIT_S = 10.0  # of one probe
+LIMIT_S = 10.0  # a probe's time limit in seconds
 T = TypeVar("T")
 
 
 Status = Literal["ok", "warn", "fail"]
-Outcome = tuple[Status, str] | tuple[Status, str, str]  # of a check: its status, what was found, and how to fix it
+Outcome = tuple[Status, str] | tuple[Status, str, str]  # a check's status, its finding, and how to fix the problem
 
 
 def installed() -> dict[str, str]:
-    """Return the version of every installed distribution, by its name in lower case."""
+    """Return the version of every installed distribution, keyed by its name in lower case."""
     return {str(found.metadata["Name"]).lower(): found.version for found in metadata.distributions() if found.metadata["Name"]}
 
 
 def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
-    """Return what a command prints; None if it is not there, fails or takes longer."""
+    """Return a command's output, or None if it does not exist, fails, or takes longer than ``limit_s``."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -35,7 +35,7 @@ def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine to inspect. ``root`` replaces / in paths; ``packages`` and ``run`` give facts that are in no file."""
+    """The machine to inspect. root: replaces / in paths. packages, run: return versions and the output of commands."""
 
     root: Path = Path("/")
     packages: Callable[[], Mapping[str, str]] = installed
@@ -43,28 +43,28 @@ class Machine:
     limit_s: float = LIMIT_S
 
     def path(self, name: str) -> Path:
-        """Return a path of the machine, ``name`` without the leading slash."""
+        """Return the path of ``name``, which has no leading slash, below the root."""
         return self.root / name
 
     def read(self, name: str) -> str | None:
-        """Return a small file's text without trailing blanks and zero bytes; None if it is not there or may not be read."""
+        """Return a small file's text without trailing blanks and zero bytes, or None if it cannot be read."""
         try:
             return self.path(name).read_text(errors="replace").rstrip("\0 \n")
         except OSError:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """Return the sorted names in a folder; none if it is not there."""
+        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
         place = self.path(folder)
         return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
     def number(self, name: str) -> int | None:
-        """Return a file that holds one integer."""
+        """Return the integer in a file, or None if the file holds no single integer."""
         text = self.read(name)
         return int(text) if text is not None and text.strip().isdigit() else None
 
     def fields(self, name: str) -> dict[str, str]:
-        """Return ``key: value`` lines, the first of each key; empty for a file that is not there."""
+        """Return a file's ``key: value`` lines as a dict; a key's first line counts, and a missing file gives none."""
         found: dict[str, str] = {}
         for line in (self.read(name) or "").splitlines():
             key, parted, value = line.partition(":")
@@ -73,7 +73,7 @@ class Machine:
         return found
 
     def within(self, call: Callable[[], T]) -> T | None:
-        """Return what ``call`` returns, or None if it exceeds the time limit; the call is then abandoned. Raises its errors."""
+        """Return the result of ``call()``, or None if it exceeds the time limit and is abandoned. Raises the call's errors."""
         found: Future[T] = Future()
 
         def work() -> None:

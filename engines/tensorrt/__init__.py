@@ -1,5 +1,5 @@
-"""TensorRT: ``edgevlm build`` makes engines of a bundle's graphs on the device they run on, and the backend runs them.
+"""The TensorRT backend: ``edgevlm build`` builds engines from a bundle's graphs on the target device; the backend runs them.
 
-Only :mod:`~edgevlm.engines.tensorrt.api` imports TensorRT. We have built and run no engine:
-docs/internals/engines.md lists the checks.
+Only :mod:`~edgevlm.engines.tensorrt.api` imports TensorRT. We have not yet built or run an engine;
+docs/internals/engines.md lists the checks that were made.
 """

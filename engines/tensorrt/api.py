@@ -1,8 +1,8 @@
-"""Every call of TensorRT's Python API, for 10.3 and newer: nothing else imports ``tensorrt``.
+"""All calls of TensorRT's Python API, version 10.3 or newer; only this module imports ``tensorrt``.
 
-Each object of TensorRT is in a variable annotated with its class, so that tests/engines/test_tensorrt_api.py can look up every
-class, member and argument count in what each version really has. TensorRT logs to a :class:`Log`, whose errors become part of
-exceptions.
+Every variable that holds a TensorRT object is annotated with its class. tests/engines/test_tensorrt_api.py can then compare the
+classes, members and argument counts used here with each TensorRT version. TensorRT logs to a :class:`Log`, whose errors become
+part of exceptions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DTYPES: dict[Any, np.dtype] = {
     trt.DataType.INT32: np.dtype(np.int32),
     trt.DataType.INT64: np.dtype(np.int64),
 }
-MOST_ERRORS = 3  # of one failure that are reported
+MOST_ERRORS = 3  # the most errors reported for one failure
 
 
 class Log(trt.ILogger):
-    """Errors and warnings, kept until they are taken; any thread may log."""
+    """A TensorRT logger that keeps errors until :meth:`take` is called; any thread may log."""
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)
@@ -39,22 +39,22 @@ class Log(trt.ILogger):
         self._errors: list[str] = []
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
-        """Keep a message; TensorRT calls it, and it must not raise."""
+        """Keep a message if it is an error. TensorRT calls this method, which must not raise."""
         if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
             with self._lock:
                 self._errors.append(" ".join(msg.split()))
 
     def take(self) -> str:
-        """Return the errors since the last call, first ones first, in one line."""
+        """Return the first errors logged since the last call, joined into one line."""
         with self._lock:
             found, self._errors = self._errors, []
         return "; ".join(found[:MOST_ERRORS]) or "no reason given"
 
 
 def build(job: BuildJob, workspace: int, log: Log) -> memoryview:
-    """Build a serialised engine. Strongly typed: every type is the graph's. workspace: bytes that a layer may work with.
+    """Build a serialised, strongly typed engine, which uses the graph's types. workspace: working memory of a layer in bytes.
 
-    Raises UserError, with TensorRT's message, if it does not start, refuses the graph, or finds no engine for it.
+    Raises UserError with TensorRT's message if TensorRT does not start, refuses the graph, or cannot build an engine.
     """
     builder: trt.Builder = _started(lambda: trt.Builder(log), log)
     network: trt.INetworkDefinition = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -98,7 +98,7 @@ def build(job: BuildJob, workspace: int, log: Log) -> memoryview:
 def _started(start: Callable[[], Any], log: Log) -> Any:
     try:
         return start()
-    except TypeError:  # what the bindings make of a null pointer
+    except TypeError:  # the bindings turn a null pointer into it
         raise UserError(
             f"TensorRT {VERSION} does not start here ({log.take()}); edgevlm doctor checks whether the GPU can be used"
         ) from None
@@ -115,10 +115,10 @@ def _allow_several_kernels(network: trt.INetworkDefinition) -> None:
 
 
 class Loaded:
-    """An engine in memory. Keeps the objects that TensorRT needs alive."""
+    """An engine in memory, with the TensorRT objects that must stay alive with it."""
 
     def __init__(self, plan: memoryview, name: str, log: Log) -> None:
-        """Load an engine. Raises UserError for a plan of another TensorRT version or GPU."""
+        """Load an engine. Raises UserError for a plan that was built for a different TensorRT version or GPU."""
         self._runtime: trt.Runtime = _started(lambda: trt.Runtime(log), log)
         engine: trt.ICudaEngine | None = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
@@ -132,12 +132,12 @@ class Loaded:
         self.dtypes: Mapping[str, np.dtype] = {name: DTYPES[engine.get_tensor_dtype(name)] for name in names}
 
     def most(self, tensor: str, kind: int) -> Dims:
-        """Return the largest shape of an input in a kind of call, by its number."""
+        """Return the largest shape of an input in calls of the given kind; kinds are numbered."""
         return tuple(self.engine.get_tensor_profile_shape(tensor, kind)[2])
 
 
 class Workspace(WorkingMemory):
-    """The stream and memory blocks that all engines of a backend share, for one call at a time under ``lock``."""
+    """The CUDA stream and memory blocks that a backend's engines share; one call at a time uses them, holding ``lock``."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver, self.stream, self.lock = driver, driver.stream(), threading.RLock()
@@ -148,9 +148,9 @@ class Workspace(WorkingMemory):
 
 
 class EngineCalls:
-    """An engine's calls of one kind. Addresses and shapes stay until they are set again.
+    """An engine's calls of one kind. Addresses and shapes stay set until they are replaced.
 
-    Methods raise RuntimeError with TensorRT's message.
+    Methods raise RuntimeError with TensorRT's message on failure.
     """
 
     def __init__(self, workspace: Workspace, loaded: Loaded, kind: int) -> None:
@@ -168,20 +168,20 @@ class EngineCalls:
         return self._loaded.most(tensor, self._kind)
 
     def bind(self, tensor: str, address: int) -> None:
-        """Read or write a tensor at a device address."""
+        """Set the device address at which a tensor is read or written."""
         self._check(self._context.set_tensor_address(tensor, address), f"take an address for {tensor}")
 
     def shape(self, tensor: str, dims: Dims) -> None:
         self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
-        """Bind an output to memory for ``shape``, by default in the block of its name; returns its address."""
+        """Bind an output to memory for ``shape`` and return the address. block: the memory block, by default the tensor's."""
         address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
         self.bind(tensor, address)
         return address
 
     def call(self, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> None:
-        """Queue a call with copies of ``inputs``; returns before it is done."""
+        """Copy the inputs to the device and queue a call; return before the call has finished."""
         workspace = self._workspace
         self._entered = [np.ascontiguousarray(array, self._loaded.dtypes[name]) for name, array in inputs.items()]
         for name, dense in zip(inputs, self._entered, strict=True):
@@ -191,12 +191,12 @@ class EngineCalls:
             self.shape(name, dense.shape)
         for name, shape in outputs.items():
             self.output(name, shape)
-        needed = self._loaded.scratch_bytes  # which other contexts may use between the calls
+        needed = self._loaded.scratch_bytes  # other contexts may use this block between calls
         self._context.set_device_memory(workspace.at("scratch", needed), needed)
         self._check(self._context.execute_async_v3(workspace.stream.handle), "run")
 
     def fetch(self, shapes: dict[str, Dims]) -> dict[str, NDArray]:
-        """Wait for the call, and copy these outputs to the host."""
+        """Wait for the queued call and return copies of the outputs named in ``shapes`` on the host."""
         found = {name: np.empty(shape, self._loaded.dtypes[name]) for name, shape in shapes.items()}
         for name, array in found.items():
             self._workspace.driver.copy_out(array, self._workspace.at(name, 0), self._workspace.stream)

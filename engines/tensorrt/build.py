@@ -1,8 +1,8 @@
-"""A bundle's engines: built from its graphs if missing or mismatched, one graph after the other, and kept.
+"""Build a bundle's missing or outdated engines from its graphs, one after another, and keep them in the bundle.
 
-``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan`` is there whole or not at all. An engine serves one GPU, TensorRT version and
-precision only, which make its key; the fingerprint is of the graph, its weights and its calls. A ``.json`` beside each, written
-before the rename, has its size and SHA-256.
+An engine is the file ``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan``, which is written atomically. KEY names the GPU, the
+TensorRT version and the precisions that the engine works with. FINGERPRINT depends on the graph, its weights and its calls. A
+``.json`` file next to each engine, written first, has the engine's size and SHA-256.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOLDER, PLAN = "engines", ".plan"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An engine after a build: its graph, file, bytes, and whether it was there already."""
+    """An engine after a build. path: its file. bytes: its size. kept: whether it existed already."""
 
     graph: str
     path: str
@@ -43,7 +43,7 @@ class Made:
 
 
 def check_profile(bundle: Bundle) -> None:
-    """Raise UserError for a bundle whose graphs this TensorRT version does not take."""
+    """Raise UserError if this TensorRT version cannot read the bundle's graphs."""
     if bundle.profile == ONNXRUNTIME:
         raise UserError(
             f"{bundle.path}: has graphs for ONNX Runtime; export the checkpoint for this device first (edgevlm export "
@@ -58,10 +58,10 @@ def check_profile(bundle: Bundle) -> None:
 
 
 def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notify: Notify) -> Iterator[Made]:
-    """Build missing engines, writing each as soon as it is made; yields one :class:`Made` per graph.
+    """Build missing engines and save each as soon as it is built; yield one :class:`Made` per graph.
 
-    notify: receives a line for each graph. Ctrl-C ends the process at once, since TensorRT holds the main thread; finished
-    engines stay. Raises UserError as :mod:`~edgevlm.engines.tensorrt.api` does, and for too little memory or disk.
+    notify: is called with a line for each engine to build. Ctrl-C ends the process at once, since TensorRT holds the main
+    thread; finished engines stay. Raises UserError for too little memory or disk space, and if TensorRT fails.
     """
     check_profile(bundle)
     place = EngineFolder(bundle, driver.device)
@@ -95,14 +95,14 @@ class EngineFolder:
         return self.folder / f"{job.graph}-{job.fingerprint}{PLAN}"
 
     def newest(self, graph: str) -> Record | None:
-        """Return the newest complete engine of a graph."""
+        """Return the record of a graph's newest complete engine, or None if there is none."""
         for plan in sorted(self.folder.glob(f"{graph}-*{PLAN}"), key=lambda plan: plan.stat().st_mtime, reverse=True):
             if record := read_record(plan):
                 return record
         return None
 
     def load(self, job: BuildJob, log: api.Log) -> api.Loaded:
-        """Return a graph's engine, mapped. Raises UserError for one that is missing, damaged, or of another graph."""
+        """Load a graph's engine. Raises UserError if it is missing, damaged, or was built from a different graph."""
         plan, again = self.path(job), f"build it (edgevlm build {self.folder.parents[1]})"
         if (record := read_record(plan)) is None:
             raise UserError(f"{plan}: is missing, or was built of another graph; {again}")
@@ -113,7 +113,7 @@ class EngineFolder:
         return api.Loaded(content, str(plan), log)
 
     def put(self, plan: Path, content: memoryview, about: dict[str, Any]) -> Record:
-        """Write an engine, and remove others of its graph. Raises UserError if the disk is full or read-only."""
+        """Write an engine and remove the graph's older ones. Raises UserError if the disk is full or read-only."""
         record = Record(content.nbytes, hashlib.sha256(content).hexdigest(), about)
         described = json.dumps(asdict(record), indent=2).encode()
         try:
@@ -131,9 +131,9 @@ class EngineFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock for one build at a time, and remove unfinished files of a killed one.
+        """Lock the folder for this build and remove a killed build's unfinished files.
 
-        Raises UserError during another build.
+        Raises UserError if another build holds the lock.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A decoder bound to one stream's memory on the device.
+"""A TensorRT decoder bound to one stream's cache on the device.
 
-There are three kinds of calls, each with its own context: one token, a chunk's rows, a question's rows. Keys and values are
-read where the cache has them; docs/internals/engines.md has the graphs' inputs and outputs.
+It has three kinds of calls, each with a separate context: for one token, for a chunk's rows and for a question's rows. Keys and
+values are read in place from the cache. docs/internals/engines.md describes the graphs' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, Sight, StepResult
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3
 
-UNUSED = "unused queries"  # the block for probes that were not asked for
+UNUSED = "unused queries"  # the memory block for the queries of layers that are not probed
 
 
 class TensorRTDecoder:
-    """See :class:`edgevlm.runtime.engine.Decoder`.
+    """A decoder on TensorRT; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    The buffers are on the device; nothing else may write to them during a step, and earlier work on other streams must be done.
+    The buffers are on the device. Nothing else may write to them during a step, and work queued earlier on other CUDA streams
+    must have finished.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class TensorRTDecoder:
     ) -> None:
         self._workspace, self._spec, self._loaded = workspace, bundle.decoder, loaded
         self._buffers, self._probes = tuple(buffers), tuple(probes)
-        self._writes_rows = bundle.profile == TENSORRT_10_3  # new rows are outputs, and go into the memory after the call
+        self._writes_rows = (
+            bundle.profile == TENSORRT_10_3
+        )  # the graph outputs new rows, which are copied into the cache after the call
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._most = {name: loaded.most("inputs_embeds", kind)[1] for kind, name in enumerate(DECODER_CALLS)}
-        columns = np.arange(self._capacity.max(), dtype=np.int32)  # the same for all decoders of a backend
+        columns = np.arange(self._capacity.max(), dtype=np.int32)  # all decoders of a backend share them
         with workspace.lock:
             self._columns = workspace.at("columns", columns.nbytes)
             workspace.driver.copy_in(self._columns, columns, workspace.stream)
@@ -54,9 +57,9 @@ class TensorRTDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows; see the protocol. Raises CacheFull or CacheError before a byte is changed.
+        """Append S rows; see the protocol. CacheFull and CacheError are raised before the cache is changed.
 
-        More rows than an engine takes are appended in pieces.
+        If there are more rows than the engine accepts in one call, they are appended in pieces.
         """
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, sparse=False)
@@ -87,7 +90,7 @@ class TensorRTDecoder:
         return QUESTION if rows <= USUAL_QUESTION or self._most[ROWS] < rows <= self._most[QUESTION] else ROWS
 
     def _wide(self, embeds: Float32) -> Float32:
-        """Return ``[1, S, row_width]``: rows of text have no further features."""
+        """Return the rows padded with zeros to ``[1, S, row_width]``, since text has no DeepStack features."""
         wide = np.zeros((1, len(embeds), self._spec.row_width), np.float32)
         wide[0, :, : embeds.shape[1]] = embeds
         return wide
@@ -118,7 +121,7 @@ class TensorRTDecoder:
                     calls.output(f"new_{part}{layer}", (1, spec.kv_heads, rows, spec.head_dim))
 
     def _write_rows(self, calls: EngineCalls, rows: int, past: NDArray[np.int64]) -> None:
-        """Copy new rows ``[kv_heads, S, head_dim]`` into rows ``[past, past + S)`` of ``[kv_heads, capacity, head_dim]``."""
+        """Copy a call's S new keys and values into rows ``[past, past + S)`` of each layer's buffers."""
         driver, stream, heads = self._workspace.driver, self._workspace.stream, self._spec.kv_heads
         for layer, buffer in enumerate(self._buffers):
             row = self._spec.head_dim * buffer.dtype.itemsize
@@ -140,5 +143,5 @@ class TensorRTDecoder:
 
 
 def _by_head(parts: list[Float32]) -> Float32:
-    """Convert ``[S, heads, head_dim]``, in pieces, to ``[heads, S, head_dim]``."""
+    """Join pieces ``[n, heads, head_dim]`` of S rows into ``[heads, S, head_dim]``."""
     return np.ascontiguousarray(np.concatenate(parts).transpose(1, 0, 2))

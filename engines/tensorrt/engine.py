@@ -1,7 +1,7 @@
-"""The TensorRT backend: a bundle's engines, which ``edgevlm build`` has made for this GPU, and their shared state.
+"""The TensorRT backend, which runs the engines that ``edgevlm build`` built from a bundle for this GPU.
 
-All calls use the backend's own CUDA stream and one block of memory, so calls of several threads wait for each other. A call
-returns when the device has done it.
+All calls share one CUDA stream and one set of memory blocks, so calls from several threads wait for each other. A call returns
+when the device has finished it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 
 class TensorRT:
-    """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers are in the device's memory."""
+    """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers are in device memory."""
 
     kv_device: KVDevice = "cuda"
     by_layer = False
     export_hint = "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None, driver: Driver | None = None) -> None:
-        """Load the engines. ``threads`` has no effect on a GPU. Raises UserError for a bundle without engines for this GPU."""
+        """Load the engines; ``threads`` has no effect. Raises UserError if the bundle has no engines for this GPU."""
         check_profile(bundle)
         self.bundle = bundle
         self._workspace, log = api.Workspace(driver or open_driver()), api.Log()
@@ -45,15 +45,15 @@ class TensorRT:
         vision, decoder = jobs_of(bundle, self.settings)
         self._embedding = Embedding(bundle)
         self._decoder = folder.load(decoder, log)
-        self._vision = api.EngineCalls(self._workspace, folder.load(vision, log), 0)  # called in one way only
+        self._vision = api.EngineCalls(self._workspace, folder.load(vision, log), 0)  # the tower has one kind of call, 0
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
-        """Return whether a bundle's profile is one that engines are built from."""
+        """Return whether engines can be built from the bundle's graphs."""
         return bundle.profile != ONNXRUNTIME
 
     def capacity(self, rows: int) -> int:
-        """Return the rows of each layer's buffers, for which the engines were built. Raises UserError if they are too few."""
+        """Return the rows per layer that the engines were built for. Raises UserError if ``rows`` is larger."""
         if rows > self.settings.capacity:
             raise UserError(
                 f"this session takes {rows} rows a layer and the engines were built for {self.settings.capacity}; give a lower "
@@ -75,17 +75,17 @@ class TensorRT:
         return features
 
     def embed(self, token_ids: Int64) -> Float32:
-        """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""
+        """Return the embeddings ``[N, hidden]`` of token ids ``[N]``, read from the mapped file."""
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
-        """Raise UserError: no engines are built from the graph of changed patches."""
+        """Raise UserError, because no engine is built from the graph that encodes changed patches."""
         raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
-        """Return a decoder bound to one buffer a layer, of :meth:`capacity` rows each; see the protocol.
+        """Return a decoder bound to one buffer per layer, of :meth:`capacity` rows each; see the protocol.
 
-        Raises UserError for probes that the engine was built without, and for ``sparse``.
+        Raises UserError for ``sparse``, and for ``probes`` if the engine was built without them.
         """
         check_probes(self.bundle.decoder, probes)
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
@@ -104,9 +104,9 @@ class TensorRT:
         return TensorRTDecoder(self._workspace, self.bundle, self._decoder, buffers, probes)
 
     def release_memory(self, short: bool) -> None:
-        """Do nothing: a call's working memory on the device is small and kept."""
+        """Do nothing, because a call's working memory on the device is small."""
 
     def close(self) -> None:
-        """Release the engines; bound decoders keep theirs until they are dropped."""
+        """Release the engines; a bound decoder keeps its engine until it is deleted."""
         for name in ("_vision", "_decoder", "_embedding"):
             self.__dict__.pop(name, None)

@@ -1,6 +1,6 @@
-"""List a bundle's engines to build: one job per graph, with its calls and the memory of its build.
+"""List the engines to build for a bundle: one job per graph, with its calls and the memory that its build needs.
 
-It does not import TensorRT, since ``edgevlm plan`` uses it too.
+This module does not import TensorRT, because ``edgevlm plan`` uses it too.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver
 
-REVISION = 2  # of how engines are built: another one makes them again
+REVISION = 2  # increase it when the way of building changes: existing engines are then built again
 WORKSPACE = 1 << 30  # bytes
-COPIES = 3.0  # of the weights in the host's memory while an engine is made of them: our allowance, not measured
-RUNTIME = 500_000_000  # bytes: a CUDA context with TensorRT's libraries: our allowance, not measured
+COPIES = 3.0  # copies of the weights in host memory during a build: an allowance, not measured
+RUNTIME = 500_000_000  # bytes of a CUDA context with TensorRT's libraries: an allowance, not measured
 Dims = tuple[int, ...]
 Calls = Mapping[str, Mapping[str, tuple[Dims, Dims, Dims]]]  # kind of call -> input -> least, usual and largest shape
-USUAL_QUESTION = 64  # rows that kernels for text are chosen by
+USUAL_QUESTION = 64  # TensorRT tunes its kernels for questions for this number of rows
 
 ONE, ROWS, QUESTION = "one-token", "chunk", "question"
 DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 
 
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
-    """Describe calls of the ``full`` graph with ``capacity`` rows in every layer: a token, a chunk's rows, a question's rows.
+    """Return the three kinds of calls of the ``full`` graph, for a cache with ``capacity`` rows per layer.
 
-    A chunk or a token has one row of logits, a question up to its number of rows. No call has more rows than the memory.
+    A call for a token or a chunk has one row of logits; a call for a question has up to one per row. No call has more rows
+    than the cache.
     """
     assert bundle.shapes is not None
     spec, rows, question = bundle.decoder, min(bundle.shapes.rows, capacity), min(bundle.shapes.question, capacity)
@@ -53,17 +54,17 @@ def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
 
 
 def pieces(rows: int, most: int) -> Iterator[slice]:
-    """Yield ``rows`` rows in slices of at most ``most``."""
+    """Yield slices of at most ``most`` rows that together cover ``rows`` rows."""
     for start in range(0, rows, most):
         yield slice(start, min(start + most, rows))
 
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
-    """Settings of a build.
+    """Settings for building engines.
 
-    capacity: rows of each layer's memory. workspace: bytes that a layer may work with. force: rebuild existing engines. probes:
-    whether the decoder's engine returns queries, for policies that use attention.
+    capacity: the cache's rows per layer. workspace: working memory of a TensorRT layer in bytes. force: rebuild existing
+    engines. probes: whether the decoder's engine returns queries, which policies that use attention need.
     """
 
     capacity: int
@@ -74,9 +75,10 @@ class BuildSettings:
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """One graph to build: the bytes of its file with the memory's size in them, its path (beside the weights), and its calls.
+    """One graph to build an engine from.
 
-    dropped: outputs that the engine omits. weights: bytes of weights.
+    model: the graph file's bytes, with the cache's size filled in. path: the graph file, in the folder with its weights.
+    dropped: outputs that the engine omits. weights: the size of the weights in bytes.
     """
 
     graph: str
@@ -89,7 +91,7 @@ class BuildJob:
 
 
 def jobs_of(bundle: Bundle, settings: BuildSettings) -> list[BuildJob]:
-    """Return the jobs of the tower, for up to a chunk's groups of frames, and the decoder.
+    """Return the jobs for the tower, whose calls take up to a chunk's frames, and for the decoder.
 
     Raises BundleError for an invalid file.
     """
@@ -120,26 +122,25 @@ def _job(bundle: Bundle, name: str, calls: Calls, sizes: dict[str, int], dropped
 
 @dataclass(frozen=True, slots=True)
 class BuildNeed:
-    """Bytes in the host's memory, and in the device's if that is separate."""
+    """The bytes that a build needs in host memory and in device memory."""
 
     host: int
     device: int
 
 
 def build_need(weights: int, workspace: int) -> BuildNeed:
-    """Return the peak of building one engine, for ``weights`` bytes of weights and ``workspace`` bytes that a layer may work
-    with.
+    """Return the peak memory for building one engine, from the sizes of the weights and of a layer's workspace in bytes.
 
-    host = COPIES * weights + RUNTIME: the weights as they are read from the file, the builder's own copy, and the engine that
-    is written. device = weights + workspace: the weights while kernels are timed, and what these work with.
+    host = COPIES * weights + RUNTIME, since the file's weights, the builder's copy and the finished engine are held at once.
+    device = weights + workspace, which are needed while kernels are timed.
     """
     return BuildNeed(round(COPIES * weights) + RUNTIME, weights + workspace)
 
 
 def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
-    """Raise UserError, one line with a remedy, if a build of graph ``name`` does not fit in the free memory.
+    """Raise UserError, with advice, if building an engine from the graph ``name`` does not fit in free memory.
 
-    On a Jetson host and device share their memory; the host's part may be in swap, the device's may not.
+    On a Jetson, host and device share memory; only the host's part may be in swap.
     """
     free, swap = psutil.virtual_memory().available, psutil.swap_memory().free
     shared = driver.device.integrated
@@ -154,7 +155,7 @@ def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An engine's file; ``about``: the ``capacity`` and ``probes`` that it was built for."""
+    """An engine file's size and hash. about: the ``capacity`` and ``probes`` that the engine was built for."""
 
     bytes: int
     sha256: str
@@ -162,7 +163,7 @@ class Record:
 
 
 def read_record(plan: Path) -> Record | None:
-    """Return the record of a complete engine; otherwise None."""
+    """Return an engine's record, or None if the engine is missing or incomplete."""
     try:
         record = Record(**json.loads(plan.with_suffix(".json").read_bytes()))
         is_ours = type(record.about["capacity"]) is int and isinstance(record.about["probes"], bool)
