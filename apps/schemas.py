@@ -42,16 +42,16 @@ class Timed(Record):
 
 
 class Moment(Record):
-    """A span of frames that an answer was read from."""
+    """A span of frames on which an answer is based."""
 
-    time: str | None = field("Wall clock of its first frame; null in recordings.")
-    frame: int = field("Number of its first frame.")
-    last_frame: int = field("Number of its last frame.")
+    time: str | None = field("Wall-clock time of the first frame; null in recordings.")
+    frame: int = field("Number of the first frame.")
+    last_frame: int = field("Number of the last frame.")
     time_s: float | None = field("Stream time of the first frame, in seconds.")
     until_s: float | None = field("Stream time of the last frame.")
-    weight: float | None = field("Its fraction of the attention, from 0 to 1.")
+    weight: float | None = field("The moment's fraction of the attention, from 0 to 1.")
     box: list[float] = field("Left, top, right and bottom of the region, as fractions of the picture.")
-    jpeg_url: str | None = maybe("The server's path to its picture; null if there is none.")
+    jpeg_url: str | None = maybe("The path of the picture on the server; null without a picture.")
 
 
 class Answer(Timed):
@@ -61,7 +61,7 @@ class Answer(Timed):
     token_ids: list[int] = field("Token ids of the answer.")
     ttft_ms: float = field("Time to first token, in milliseconds.")
     tpot_ms: float = field("Mean time of each further token, in milliseconds.")
-    evidence: list[Moment] = field("Frames the answer was read from, best first; empty if evidence_held is false.")
+    evidence: list[Moment] = field("The frames on which the answer is based, best first; empty if evidence_held is false.")
     evidence_held: bool | None = field("False if the answer's frames are no longer in memory; null if unknown.")
     model_fits_source: bool = field("False if the demo model watches anything but the demo world: the answer is a guess.")
     truth: str = maybe("The right answer; only for the demo's own questions.")
@@ -82,7 +82,7 @@ class Stats(Timed):
     rss_bytes: int = field("Resident memory of the process, in bytes.")
     source_state: str = field("initialising, running, stalled, reconnecting, ended or failed.")
     source_problem: str | None = field("Why the source is not running, without credentials.")
-    reconnects: int = field("How often the source delivered frames again after a lost connection.")
+    reconnects: int = field("How often the source delivered frames again after it lost its connection.")
     store: dict[str, Any] = maybe("A retrieval policy's bytes off the device, and its counters; only with such a policy.")
 
 
@@ -96,7 +96,7 @@ class Serving(Timed):
 
 class Config(Timed):
     path: str = field("The checked file; errors go to stderr instead.")
-    cameras: list[str] = field("Names of its cameras.")
+    cameras: list[str] = field("Names of the watch's cameras.")
 
 
 class Completion(Timed):
@@ -105,16 +105,16 @@ class Completion(Timed):
     stream: str | None = field("The stream that was asked about.")
     time_s: float | None = field("Stream time of the newest frame the answer takes into account, in seconds.")
     ttft_ms: float | None = field("Time to first token, in milliseconds, in the server.")
-    evidence: list[Moment] = field("Frames the answer was read from, as in run.")
+    evidence: list[Moment] = field("The frames on which the answer is based, as in run.")
     evidence_held: bool | None = field("False if the answer's frames are no longer in memory; null if unknown.")
     model_fits_source: bool | None = field("False if the demo model watches anything but the demo world.")
 
 
 class Line(Record):
-    time: str = field("Time it was seen: RFC 3339, UTC.")
+    time: str = field("The time that the line describes: RFC 3339, UTC.")
     camera: str = field("The stream's name.")
     text: str = field("The model's description.")
-    evidence: list[Moment] = field("Frames it was read from, as in an answer.")
+    evidence: list[Moment] = field("The frames that show the evidence, as in an answer.")
 
 
 class Forgotten(Record):
@@ -129,23 +129,23 @@ class Forgotten(Record):
 class Opening(Record):
     camera: str = field("The stream's name.")
     watch: str = field("The watch's name.")
-    question: str = field("What it asks.")
-    opened: str = field("When it opened: RFC 3339, UTC.")
-    closed: str | None = field("When it closed; null if it was still open.")
-    seconds: float | None = field("How long it was open.")
+    question: str = field("The question that the watch asks.")
+    opened: str = field("When the watch opened: RFC 3339, UTC.")
+    closed: str | None = field("When the watch closed; null if it was still open.")
+    seconds: float | None = field("How long the watch was open, in seconds.")
     probability: float = field("Probability of the answer when it opened.")
-    evidence: list[Moment] = field("Frames it was read from, as in an answer.")
+    evidence: list[Moment] = field("The frames that show the evidence, as in an answer.")
 
 
 class Plan(Record):
     weights_mb: float = field("Weights, in 10^6 bytes.")
     kv_mb: float = field("The KV cache, in 10^6 bytes.")
-    policy_mb: float = field("A policy's state beside the cache, in 10^6 bytes.")
+    policy_mb: float = field("The policy's state outside the cache, in 10^6 bytes.")
     activations_mb: float = field("The decoder's working memory, in 10^6 bytes.")
     vision_mb: float = field("The tower's working memory, in 10^6 bytes.")
     runtime_mb: float = field("Libraries, graphs and sessions, in 10^6 bytes.")
     snapshots_mb: float = field("Copies that a server's snapshots are written from; 0 without --cameras, in 10^6 bytes.")
-    total_mb: float = field("All of these, in 10^6 bytes.")
+    total_mb: float = field("The sum of these sizes, in 10^6 bytes.")
     usable_mb: float = field("Memory of the device without the system's, in 10^6 bytes.")
     export_peak_mb: float = field("Memory that edgevlm export takes, in 10^6 bytes.")
     build_peak_mb: float = field("Memory that edgevlm build takes, in 10^6 bytes; 0 if nothing is built.")
@@ -157,7 +157,7 @@ class Plan(Record):
     bound_by: str = field("The bottleneck: vision, compute, memory bandwidth or memory size.")
     model: str = field("The model's name.")
     family: str = field("Model family.")
-    device: str = field("The device it was planned for; this machine unless --device names another.")
+    device: str = field("The device that the plan is for; this machine unless --device names another.")
     precision: str = field("Precision of the decoder's weights.")
     vision_precision: str = field("Precision of the vision tower on a CPU.")
     kv: str = field("Precision of keys and values.")
@@ -170,26 +170,28 @@ class Plan(Record):
     vision_ms: float = field("Tower's time per frame, in milliseconds.")
     prefill_ms: float = field("Decoder's time per frame, in milliseconds.")
     compression_ms: float = field("Compression's time per frame, in milliseconds.")
-    cameras: int = field("Cameras on the model; above 1 the sizes and prefill_fps are of all of them.")
+    cameras: int = field("Cameras on the model; with more than one, sizes and prefill_fps are those of all cameras together.")
     camera_mb: float = field("Memory that one more camera of edgevlm serve takes, in 10^6 bytes.")
-    question_mb: float = field("The most memory that a long question takes while it is answered, in 10^6 bytes.")
+    question_mb: float = field("The largest amount of memory that a long question takes while it is answered, in 10^6 bytes.")
     camera_fps: float = field("prefill_fps for each camera.")
     largest_cameras: int = field("Most cameras of edgevlm serve that fit and keep up, 256 at most.")
 
 
 class Model(Record):
-    model: str = field("Its name on the Hugging Face Hub.")
+    model: str = field("The model's name on the Hugging Face Hub.")
     family: str = field("Model family.")
-    licence: str = field("Licence of its weights.")
-    checked: list[str] = field("Facts that were looked up: licence, geometry. The rest is from memory.")
+    licence: str = field("Licence of the model's weights.")
+    checked: list[str] = field("The facts that were looked up: licence, geometry. The other facts are from memory.")
     parameters: int = field("Weights that a stream uses.")
-    measured: bool = field("Whether we have run its real weights. If not, the following fields are predictions of plan.")
-    device: str = field("The device it was planned for.")
+    measured: bool = field(
+        "Whether we have run the model's real weights. If not, the fields after this one are predictions of plan."
+    )
+    device: str = field("The device that the engine was planned for.")
     precision: str = field("Precision chosen for the decoder's weights.")
     kv: str = field("Precision of keys and values.")
     budget: int = field("Vision tokens kept per layer.")
     total_mb: float = field("Memory of a stream, in 10^6 bytes.")
-    fits: bool = field("Whether it fits beside the system.")
+    fits: bool = field("Whether the model fits in the memory that the system leaves.")
     fps: float = field("Most frames per second.")
     keeps_up: bool = field("Whether it fits and keeps up with --fps.")
 
@@ -198,16 +200,16 @@ class Finding(Record):
     check: str = field("What was checked.")
     status: str = field("ok, warn or fail.")
     found: str = field("What was found.")
-    fix: str = field("How to fix it; empty if nothing is wrong.")
+    fix: str = field("How to fix the problem; empty if nothing is wrong.")
 
 
 class Camera(Record):
     camera: str = field("The value for run --camera.")
     kind: str = field("demo, usb, csi or another bus.")
     name: str = field("The camera's own name.")
-    usable: bool = field("Whether it delivered a picture.")
-    reason: str | None = field("Why not.")
-    mode: str = field("Size, frame rate and pixel format it was opened in.")
+    usable: bool = field("Whether the camera delivered a picture.")
+    reason: str | None = field("Why the camera delivered no picture; null if it did.")
+    mode: str = field("Size, frame rate and pixel format in which the camera was opened.")
     links: list[str] = field("Other paths of the same camera.")
 
 
@@ -222,47 +224,47 @@ class Power(Record):
 
 
 class Energy(Record):
-    meter: str = field("What measured.")
+    meter: str = field("The meter that measured.")
     joules: float | None = field("Energy in total; null if not measured throughout.")
     watts: float | None = field("Mean power.")
-    summed: list[str] = field("The rails that make up the total.")
+    summed: list[str] = field("The rails whose sum is the total.")
     rails: dict[str, Any] = field("Per rail: joules, and gap_s, seconds without a reading.")
 
 
 class Policy(Record):
-    policy: str = field("Its name.")
+    policy: str = field("The name.")
     paper: str = field("Where it was published.")
-    idea: str = field("What it keeps.")
+    idea: str = field("What the policy keeps.")
     settings: list[dict[str, Any]] = field("Per setting: name, default, choices and meaning.")
-    ours: str = field("Differences from the paper; may be empty.")
+    ours: str = field("How the policy differs from the paper; may be empty.")
 
 
 class Bundle(Record):
-    bundle: str = field("Its name in the bundle cache.")
+    bundle: str = field("The bundle's name in the bundle cache.")
     family: str = field("Model family.")
     precision: str = field("Precision of the decoder's weights.")
     rounding: str = field("How the weights were rounded: nearest or gptq.")
     kv: str = field("Precision of keys and values.")
     vision_precision: str = field("Precision of the vision tower.")
-    profile: str = field("The runtime its graphs are for.")
-    bytes: int = field("Size of its files.")
-    path: str = field("Its directory.")
+    profile: str = field("The runtime that the bundle's graphs are for.")
+    bytes: int = field("Size of the bundle's files, in bytes.")
+    path: str = field("The bundle's directory.")
 
 
 class Engine(Record):
     graph: str = field("The graph that was built.")
     path: str = field("The engine's file.")
-    bytes: int = field("Its size.")
-    kept: bool = field("Whether it existed and was kept.")
-    capacity: int = field("Rows of each layer's cache it supports.")
+    bytes: int = field("The file's size, in bytes.")
+    kept: bool = field("Whether the engine already existed and was kept.")
+    capacity: int = field("Number of rows in each layer's cache that the engine supports.")
 
 
 class Snapshot(Record):
     snapshot: str = field("The file's name.")
-    usable: bool = field("Whether a run can resume from it. If false, reason is the only other field.")
-    reason: str = maybe("Why it cannot be used.")
-    bytes: int = maybe("Its size.")
-    edgevlm: str = maybe("Version that wrote it.")
+    usable: bool = field("Whether a run can resume from the snapshot. If false, reason is the only other field.")
+    reason: str = maybe("Why the snapshot cannot be used.")
+    bytes: int = maybe("The file's size, in bytes.")
+    edgevlm: str = maybe("The version of edgevlm that wrote the snapshot.")
     written: float = maybe("Time of writing, in seconds since 1970.")
     source: str | None = maybe("The source, without credentials.")
     model: str = maybe("SHA-256 of the model's bundle.")
@@ -272,7 +274,7 @@ class Snapshot(Record):
     dtype: str = maybe("Precision of keys and values.")
     chunk: int = maybe("Frames encoded at once.")
     reindexing: str = maybe("lazy or eager.")
-    append: str = maybe("all, or changed with its settings.")
+    append: str = maybe("all, or changed with its settings, for appending.")
     encode: str = maybe("all, or changed with its settings, for encoding.")
     text_budget: list[int] = maybe("Tokens reserved for conversation, question and answer.", alias="text budget")
     system_prompt: str = maybe("Hash of the system prompt.", alias="system prompt")
@@ -295,7 +297,7 @@ def record(name: str, kind: Any, /, *, optional: bool = False, without: str = ""
     return create_model(name, __base__=Record, **fields)
 
 
-MEASURE = (str, field("kl (agreement with full KV, in nats) or streamqa (questions answered right)."))
+MEASURE = (str, field("kl (divergence from full KV, in nats) or streamqa (questions answered right)."))
 BUDGET = (int, field("Vision tokens per layer."))
 Calibration = record("Calibration", calibration.Calibration, optional=True, bundle=(str, field("The bundle that was written.")))
 Candidate = record("Candidate", calibration.Candidate, budget=BUDGET, measure=MEASURE)
@@ -313,9 +315,9 @@ class Skipped(Record):
 
 class Choice(Record):
     budget: int = field("Vision tokens per layer.")
-    measure: str = field("As in candidate.")
+    measure: str = field("The measure, as in candidate.")
     policy: str = field("The policy that auto uses at this budget.")
-    clearly_better: bool = field("Whether it beat the fallback; if false, it is the fallback.")
+    clearly_better: bool = field("Whether the policy beat the fallback; if false, it is the fallback.")
 
 
 LINES: dict[str, tuple[type[Record], ...]] = {

@@ -24,10 +24,10 @@ Measure = Literal["streamqa", "kl"]
 """streamqa: fraction of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
 Number = Annotated[float, Ge(-1e12), Le(1e12)]  # finite
 Count = Annotated[int, Ge(0), Le(1 << 53)]
-Loss = Annotated[Number, "Fraction of right answers, or with kl of next tokens, lost to whole frames."]
+Loss = Annotated[Number, "Fraction of right answers (with kl: of equal next tokens) lost compared with whole frames."]
 Low = Annotated[Number, "Lower end of the 95 % interval of the loss."]
-High = Annotated[Number, "Upper end."]
-Bound = Annotated[Number, "The loss that it surely stays within."]
+High = Annotated[Number, "Upper end of the same interval."]
+Bound = Annotated[Number, "Upper bound of the loss."]
 
 
 @cache
@@ -75,16 +75,16 @@ class Calibration(JsonFile):
 
     _file = (1, "a calibration")
 
-    edgevlm: Annotated[str, "Version that measured. This and what follows is missing with --no-layers."]
-    date: Annotated[str, "When: ISO 8601, UTC."]
-    clips: Annotated[tuple[str, ...], "What was watched."]
+    edgevlm: Annotated[str, "The version of edgevlm that measured. With --no-layers this field and those after it are missing."]
+    date: Annotated[str, "When the command ran: ISO 8601, UTC."]
+    clips: Annotated[tuple[str, ...], "The videos or streams that were watched."]
     frames: Annotated[tuple[Count, ...], "Frames of each clip."]
     questions: Annotated[tuple[str, ...], "Questions asked."]
     cv: Annotated[tuple[Number, ...], "Per layer: coefficient of variation of the value norms over vision tokens."]
     thresholds: Annotated[tuple[Number, Number, Number], "InfiniPot-V's three rising thresholds on cv (Alg. 2)."]
     ages: Annotated[tuple[tuple[Number, ...], ...], "Per layer: fraction of attention by age of frame, newest first."]
     recency: Annotated[tuple[Number, ...], "Per layer: fraction of attention on the newest tenth of the frames."]
-    flat: Annotated[Number, "What recency would be if attention were even."]
+    flat: Annotated[Number, "What recency would be if attention were uniform."]
     periodicity: Annotated[tuple[Number, ...], "Per layer: autocorrelation of log attention at a lag of one frame."]
     classes: Annotated[tuple[LayerClass, ...], "Per layer: shallow, middle or deep (HERMES)."]
     middle_from: Annotated[Count, "First middle layer."]
@@ -120,12 +120,12 @@ class Candidate:
     """One policy at one budget."""
 
     policy: Annotated[str, "The policy measured."]
-    tokens: Annotated[Count, "The budget at which it takes no more bytes than a sliding window; of that, what it uses."]
+    tokens: Annotated[Count, "The tokens that the policy uses in no more bytes than a sliding window of this budget takes."]
     value: Annotated[Number, "The measure."]
     ci_low: Annotated[Number, "Lower end of the 95 % interval."]
-    ci_high: Annotated[Number, "Upper end."]
+    ci_high: Annotated[Number, "Upper end of the same interval."]
     compress_ms: Annotated[Number, "Mean time of compression per stream, in milliseconds."]
-    bytes: Annotated[Count, "Most bytes that cache and policy took together."]
+    bytes: Annotated[Count, "Largest size of cache and policy together, in bytes."]
     top1: Annotated[Number | None, "Fraction of next tokens equal to full KV's; with kl only."] = None
 
 
@@ -161,7 +161,7 @@ class AppendTrial:
 class AppendChoice:
     """The setting of ``--append auto``. tau: None (whole frames) if no trial's loss is certain to stay within ``bound``."""
 
-    tau: Annotated[Number | None, "What --append auto uses; null is all."]
+    tau: Annotated[Number | None, "What --append auto uses; null means all."]
     bound: Bound
     trials: tuple[AppendTrial, ...]
 
@@ -175,16 +175,16 @@ class EncodeTrial:
     loss: Loss
     ci_low: Low
     ci_high: High
-    low_cosine: Annotated[Number | None, "Cosine to the whole tower's that 99 % of the features reach; null with streamqa."] = (
-        None
-    )
+    low_cosine: Annotated[
+        Number | None, "Cosine similarity to the whole tower's features that 99 % of the features reach; null with streamqa."
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeChoice:
     """The setting of ``--encode auto``; None (whole frames) if no trial's loss is certain to stay within ``bound``."""
 
-    setting: Annotated[str | None, "What --encode auto uses; null is all."]
+    setting: Annotated[str | None, "What --encode auto uses; null means all."]
     bound: Bound
     trials: tuple[EncodeTrial, ...]
 

@@ -18,8 +18,8 @@ class Health(Record):
 
 
 class Named(Record):
-    id: str = field("Its name.")
-    object: str = field("Its kind.")
+    id: str = field("The name.")
+    object: str = field("The object's kind.")
 
 
 class Model(Named):
@@ -29,7 +29,7 @@ class Model(Named):
 
 
 class Stream(Named):
-    name: str = field("Its name, in any script.")
+    name: str = field("The displayed name, in any script.")
     source: str = field("The source, without credentials.")
     model: str = field("The model that watches.")
     policy: str = maybe("The policy in use. In a cluster this and other fields are missing while the camera is not open.")
@@ -41,15 +41,15 @@ class Stream(Named):
     state: str = field("initialising, running, stalled, reconnecting, ended, failed, paused or, in a cluster, starting.")
     problem: str | None = field("Why it is not running, without credentials.")
     time_s: float | None = maybe("Stream time of the newest frame, in seconds.")
-    frame_time: str | None = maybe("Wall clock of the newest frame: RFC 3339, UTC.")
+    frame_time: str | None = maybe("Wall-clock time of the newest frame: RFC 3339, UTC.")
     stats: dict[str, Any] | None = maybe("The figures of the stats line of edgevlm run --json; null before the first.")
-    node: str | None = maybe("In a cluster: the node that watches it.")
+    node: str | None = maybe("In a cluster: the node that watches the camera.")
     epoch: int | None = maybe("In a cluster: how many times the camera was assigned a node.")
-    lost_s: float | None = maybe("In a cluster: seconds of watching lost in the camera's last move.")
+    lost_s: float | None = maybe("In a cluster: seconds that were not watched in the camera's last move.")
 
 
 class Policy(Named):
-    idea: str = field("What it keeps.")
+    idea: str = field("What the policy keeps.")
 
 
 class Event(Record):
@@ -61,7 +61,7 @@ class Event(Record):
     state: str = field("open or close.")
     time: str = field("Time: RFC 3339, UTC.")
     probability: float = field("Probability of the answer.")
-    evidence: list[Moment] = field("Frames that the answer was read from.")
+    evidence: list[Moment] = field("The frames on which the answer is based.")
 
 
 class Opening(schemas.Opening):
@@ -75,15 +75,15 @@ class Line(schemas.Line):
 class WatchOnCamera(Record):
     camera: str = field("The stream's name.")
     state: str = field("open or closed.")
-    answer: str | None = field("yes, no or not sure; null before the first.")
+    answer: str | None = field("yes, no or not sure; null before the first answer.")
     probability: float | None = field("Probability of the newest answer.")
-    opened: str | None = field("When it last opened.")
-    paused: bool = field("Whether it is paused.")
+    opened: str | None = field("When the watch last opened.")
+    paused: bool = field("Whether the watch is paused.")
 
 
 class WatchState(WatchSettings, Named):
-    name: str = field("Its name, in any script.")
-    cameras: list[WatchOnCamera] = field("Its state on each camera.")
+    name: str = field("The displayed name, in any script.")
+    cameras: list[WatchOnCamera] = field("The watch's state on each camera.")
 
 
 class Forgotten(Record):
