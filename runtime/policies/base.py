@@ -47,7 +47,7 @@ class Needs:
 
     @property
     def keeps_first_frame(self) -> bool:
-        """Whether frame 0 is never evicted, because every later frame attends to it in ST-SpAttn."""
+        """Whether frame 0 is never evicted, because with ST-SpAttn every later frame attends to it."""
         return self.variant == "st-spattn"
 
 

@@ -65,7 +65,7 @@ class SimpleStream(Policy):
     values, which were computed with the k - 1 frames before it in context.
     """
 
-    k: int = setting(4, "frames that stay, the newest among them", at_least=1)
+    k: int = setting(4, "number of frames that stay, including the newest", at_least=1)
 
     name: ClassVar[str] = "simple-stream"
     paper: ClassVar[str] = "SimpleStream, arXiv 2604.02317"

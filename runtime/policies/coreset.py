@@ -28,9 +28,9 @@ class Coreset(OneChoice):
     tokens. In edgevlm rows are appended after the choice, so a question attends to the whole newest frame.
     """
 
-    diversity: float = setting(0.3, "weight of the log-determinant", at_least=0)
-    directions: int = setting(64, "tokens that the log-determinant takes in", at_least=0)
-    steps: int = setting(1024, "tokens taken one after another; the rest are taken at once", at_least=1)
+    diversity: float = setting(0.3, "weight of the log-determinant term", at_least=0)
+    directions: int = setting(64, "number of tokens that the log-determinant covers", at_least=0)
+    steps: int = setting(1024, "number of tokens taken one after another; the rest are taken at once", at_least=1)
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
 
     name: ClassVar[str] = "coreset"

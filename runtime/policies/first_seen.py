@@ -27,7 +27,7 @@ class FirstSeen(OneChoice):
     Ours: there is no paper. The first layer's values depend only on the token itself, not on earlier tokens.
     """
 
-    reach: int = setting(2, "tokens on either side whose mean is a token's score", at_least=0)
+    reach: int = setting(2, "a token's score is a mean over this many tokens on either side", at_least=0)
     target: float = setting(0.9, "|C| / |M|", above=0, at_most=1)
 
     name: ClassVar[str] = "first-seen"

@@ -31,8 +31,8 @@ class Hermes(FixedTarget):
     deeper layer. A deep layer's summary is a single row at the position of the newest evicted token.
     """
 
-    target: float = setting(1.0, "|C| / |M|; below 1 the guidance forward runs less often", above=0, at_most=1)
-    summary: bool = setting(True, "a deep layer keeps one token for everything it evicted")
+    target: float = setting(1.0, "|C| / |M|; below 1, the guidance pass runs less often", above=0, at_most=1)
+    summary: bool = setting(True, "keep a summary of all evicted tokens in each deep layer")
 
     name: ClassVar[str] = "hermes"
     paper: ClassVar[str] = "HERMES, arXiv 2601.14724"

@@ -74,7 +74,9 @@ class ClusterIndex(Stateful):
                 kept, gone, numbers = self._merge(unit)
                 dropped += numbers
                 joined[:token][joined[:token] == gone] = kept
-                joined[:token][joined[:token] == self.clusters] = gone  # the last cluster has moved to this place
+                joined[:token][joined[:token] == self.clusters] = (
+                    gone  # the last cluster has moved to the place of the merged one
+                )
                 cosine[:, [kept, gone]] = own @ unit[[kept, gone]].T
             at = int(similar[: self.clusters].argmax()) if self.clusters else 0
             if not self.clusters or float(similar[at]) < self.tau:
@@ -163,7 +165,7 @@ def _unit(x: Float32) -> Float32:
 
 
 class KeySketches(Stateful):
-    """Sketches of keys, which rank tokens for a query. A sketch has two bits for each channel in the slow half of a key.
+    """Compact sketches of keys for ranking tokens by a query. A sketch has two bits for each channel in the slow half of a key.
 
     Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels turn several times within a stream, so
     they carry no content, but un-rotated they would dominate the dot product. The first bit is the sign of (k - middle) /
@@ -223,12 +225,12 @@ class Hybrid(QuestionRetrieval):
     Ours: there is no paper.
     """
 
-    window: float = setting(0.65, "fraction of |M| for the cache that evicts", above=0, below=1)
+    window: float = setting(0.65, "fraction of |M| for the tokens on the device", above=0, below=1)
     index: float = setting(
         0.15, "fraction of |M|, in fp32 bytes, for the index of clusters; the rest is the working set", above=0, below=1
     )
-    rows: int = setting(2, "most tokens per block; two blocks of each cluster are kept", at_least=1)
-    tau: float = setting(0.95, "cosine from which tokens are alike until the index is full", above=0, at_most=1)
+    rows: int = setting(2, "largest number of tokens per block; each cluster keeps two blocks", at_least=1)
+    tau: float = setting(0.95, "least cosine for joining a cluster, until the index is full", above=0, at_most=1)
 
     name: ClassVar[str] = "hybrid"
     paper: ClassVar[str] = "ours, docs/internals/long-streams.md"

@@ -29,11 +29,13 @@ class InfiniPotV(FixedTarget):
 
     alpha: float = setting(0.5, "fraction of |C| for TaR, including recent frames", at_least=0, at_most=1)
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
-    recent: float = setting(0.125, "r / f; at least one frame", at_least=0, at_most=1)
+    recent: float = setting(
+        0.125, "r / f: recent frames as a fraction of the budget's frames; at least one", at_least=0, at_most=1
+    )
     tau: str = setting(
         "",
-        "tau1/tau2/tau3: thresholds on the variation of a layer's value norms for VaN's windows 7, 5, 3, 1; preset: these "
-        "windows by quartiles of depth; empty: calibrated, else preset",
+        "tau1/tau2/tau3: thresholds on the variation of a layer's value norms, which select VaN's window 7, 5, 3 or 1; preset: "
+        "select the window by quartile of depth; empty: calibrated, else preset",
     )
 
     name: ClassVar[str] = "infinipot-v"

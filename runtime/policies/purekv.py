@@ -25,7 +25,7 @@ class PureKV(EvictsOnDemand):
     """
 
     clie: str = setting("", "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)")
-    window: int = setting(32, "newest rows, which observe and stay; at most half of |C|", at_least=1)
+    window: int = setting(32, "number of newest rows that give queries and stay; at most half of |C|", at_least=1)
     st_spattn: bool = setting(
         False, "prefill frames with spatial-temporal sparse attention in high layers (sec. 3.2); keeps frame 0"
     )

@@ -101,7 +101,7 @@ class FrameIndex(Stateful):
 
     def _update_cost(self, layer: int, at: int) -> None:
         if 0 <= at < self.entries[layer] - 1:
-            ours, theirs = self.held[layer, at : at + 2].tolist()  # their product may be too large for 32 bits
+            ours, theirs = self.held[layer, at : at + 2].tolist()  # int, because the product may be too large for int32
             apart = self.mean[layer, at] - self.mean[layer, at + 1]
             self.cost[layer, at] = ours * theirs / (ours + theirs) * float(apart @ apart)
 
@@ -123,8 +123,8 @@ class ReKV(QuestionRetrieval):
     entries merge. The query is the mean over the entire prompt, not only over the question's words.
     """
 
-    frames: int = setting(64, "most frames that a question fetches per layer", at_least=1)
-    each: int = setting(4, "most frames to fetch of a merged index entry", at_least=1)
+    frames: int = setting(64, "largest number of frames that a question fetches per layer", at_least=1)
+    each: int = setting(4, "largest number of frames fetched for a merged index entry", at_least=1)
 
     name: ClassVar[str] = "rekv"
     paper: ClassVar[str] = "ReKV, arXiv 2503.00540"

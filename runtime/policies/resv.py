@@ -153,7 +153,7 @@ class ReSV(Retrieval):
     its query heads choose. Rows that leave the window are sealed as separate clusters.
     """
 
-    distance: int = setting(7, "most bits by which a token may differ from its cluster; the paper's Th_hp less 1", at_least=0)
+    distance: int = setting(7, "largest number of bits in which a token differs from its cluster; Th_hp - 1", at_least=0)
     threshold: float = setting(0.3, "fraction of a row's attention that clusters must exceed, Th_r-wics", at_least=0, below=1)
 
     name: ClassVar[str] = "resv"

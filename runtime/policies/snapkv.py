@@ -25,8 +25,8 @@ class SnapKV(FixedTarget):
     group before pooling, which excludes the prefix and the newest rows. If |C| is below the window, the newest |C| tokens stay.
     """
 
-    window: int = setting(32, "newest rows that observe and stay", at_least=1)
-    kernel: int = setting(7, "width of the max pool in tokens, odd; missing neighbours are left out", at_least=1)
+    window: int = setting(32, "number of newest rows that give queries and stay", at_least=1)
+    kernel: int = setting(7, "width of the max pool in tokens, odd; missing neighbours are skipped", at_least=1)
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
 
     name: ClassVar[str] = "snapkv"

@@ -83,7 +83,7 @@ class ClusterPages(Stateful):
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
         """Update ``store`` after the clusters of a KV head have changed.
 
-        home: the new slot of each slot's sealed cluster, ``[slots]``; -1 without one. parts: the newly sealed rows by slot.
+        home: the new slot of each slot's sealed cluster, ``[slots]``; -1 if it has none. parts: the newly sealed rows by slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]

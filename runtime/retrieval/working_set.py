@@ -61,7 +61,7 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
 
-        always: returns the rows that come first in a layer, one block per KV head. The last rows are dropped if not all fit.
+        always: returns the rows that come first in a layer, one block per KV head. Surplus rows at the end are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
