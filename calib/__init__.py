@@ -1,7 +1,7 @@
-"""Measurements made once per model and written into its bundle.
+"""Calibration: measurements made once per model and written into its bundle.
 
-Value norms for InfiniPot-V's windows, attention over age for HERMES's layer classes, agreement of layers for PureKV's estimate,
-and the policy that is closest to full KV.
+They are value norms for InfiniPot-V's windows, attention over token age for HERMES's layer classes, the agreement of layers for
+PureKV's estimate, and the policy closest to full KV.
 """
 
 from edgevlm.calib.layers import calibrate

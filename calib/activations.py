@@ -1,4 +1,4 @@
-"""Passages of ``pydoc``'s help topics, and the inputs of a decoder's matrices while it reads them."""
+"""Record the inputs of a decoder's matrices while it reads passages from ``pydoc``'s help topics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from edgevlm.runtime.positions import rope_tables
 
 
 def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *, held_out: bool) -> list[list[int]]:
-    """Return the beginnings of topics, ``length`` tokens each and ``tokens`` in total; every other topic is ``held_out``."""
+    """Return the beginnings of help topics as token ids, ``length`` tokens each and ``tokens`` in total.
+
+    held_out: choose from the half of the topics that calibration does not use.
+    """
     topics: dict[str, str] = import_module("pydoc_data.topics").topics
     found: list[list[int]] = []
     for name in sorted(topics)[held_out::2]:
@@ -29,12 +32,12 @@ def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *
 Float16 = NDArray[np.float16]
 
 SITES = {"qkv": "input_norm", "output": "attention", "gate_up": "mlp_norm", "down": "gated"}  # matrix -> its input
-TOKENS, LENGTH = 2048, 256  # of text, and of one passage
-LARGEST = np.float32(65504)  # of float16: many models pile up activations on a passage's first token
+TOKENS, LENGTH = 2048, 256  # tokens in total, and per passage
+LARGEST = np.float32(65504)  # float16's largest number; many models have huge activations at a passage's first token
 
 
 def sample_activations(bundle: Bundle) -> dict[str, Float16]:
-    """Map ``layer{l}.qkv``, ``.output``, ``.gate_up`` and ``.down`` of an fp32 bundle to rows ``[n, in]`` of their input."""
+    """Return input rows ``[n, in]`` of an fp32 bundle's matrices ``layer{l}.qkv``, ``.output``, ``.gate_up`` and ``.down``."""
     model = Model.load(bundle.path)
     texts = passages(TOKENS, min(LENGTH, bundle.limit), model.encode, held_out=False)
     session = _with_inputs_of_matrices(bundle)
@@ -48,7 +51,7 @@ def sample_activations(bundle: Bundle) -> dict[str, Float16]:
 
 
 def _with_inputs_of_matrices(bundle: Bundle) -> Any:
-    """Return a session of the bundle's whole graph that also outputs its matrices' inputs."""
+    """Open a session for the bundle's ``full`` graph that also outputs the inputs of its matrices."""
     onnx, ort = import_module("onnx"), import_module("onnxruntime")
     graph = onnx.load(bundle.file(bundle.decoder.graphs["full"]), load_external_data=False)
     for layer in range(bundle.decoder.layers):
@@ -61,7 +64,7 @@ def _with_inputs_of_matrices(bundle: Bundle) -> Any:
 
 
 def _run(session: Any, bundle: Bundle, embeds: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """Return the inputs ``[S, in]`` of every layer's matrices while ``embeds [S, hidden]`` goes through an empty cache."""
+    """Return the inputs ``[S, in]`` of every layer's matrices for ``embeds [S, hidden]``, appended to an empty cache."""
     spec, count = bundle.decoder, len(embeds)
     rows = np.zeros((count, spec.row_width), np.float32)
     rows[:, : spec.hidden] = embeds

@@ -1,5 +1,6 @@
-"""Fractions, means and paired differences with 95 % intervals clustered by stream, because a stream's questions are not
-independent.
+"""Compute fractions, means and paired differences with 95 % confidence intervals.
+
+Intervals are clustered by stream, because a stream's questions are not independent.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-Z = 1.959964  # of 95 %
+Z = 1.959964  # the normal distribution's 97.5 % quantile, for 95 % intervals
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's t of 95 %, 1 to 10 degrees
 
 Cluster = Sequence[bool]
-Values = Sequence[float]  # of one cluster
+Values = Sequence[float]  # a cluster's values
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its interval. clusters: streams with a question; count: questions."""
+    """A value and its 95 % interval. clusters: number of streams with a question. count: number of questions."""
 
     value: float
     low: float
@@ -29,10 +30,11 @@ class Estimate:
 
 
 def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
-    """Return the fraction right among all questions, one cluster a stream, and Wilson's interval at the effective sample size.
+    """Return the fraction of questions answered right, with Wilson's interval. clusters: one per stream.
 
-    The ratio estimator's variance, ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams, gives the effective
-    number of independent questions, never more than were asked. If all are right or all wrong, it is the number of streams.
+    The interval uses the effective number of independent questions, which follows from the ratio estimator's variance,
+    ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams. It is at most the number of questions asked. If all
+    answers are right or all are wrong, it is the number of streams.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())
@@ -46,7 +48,7 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
 
 
 def mean(clusters: Sequence[Values]) -> Estimate:
-    """Return the mean of all values, and +- 1.96 standard errors of the ratio estimator."""
+    """Return the mean of all values; its interval is +- 1.96 standard errors of the ratio estimator."""
     sums, sizes = _totals(clusters)
     value = float(sums.sum() / sizes.sum())
     half = Z * float(np.sqrt(ratio_variance(sums, sizes)))
@@ -54,9 +56,9 @@ def mean(clusters: Sequence[Values]) -> Estimate:
 
 
 def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimate:
-    """Return by how much ``ours`` exceeds ``theirs`` on average, as :func:`mean` of the paired differences.
+    """Return by how much ``ours`` exceeds ``theirs`` on average: the :func:`mean` of the paired differences.
 
-    Both hold the same streams in the same order with the same questions; raises ValueError otherwise.
+    Raises ValueError unless both have the same number of questions in each stream.
     """
     if [len(cluster) for cluster in ours] != [len(cluster) for cluster in theirs]:
         raise ValueError("the two did not answer the same questions")
@@ -64,13 +66,13 @@ def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimat
 
 
 def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
-    """Return whether the 95 % interval of their paired difference excludes 0, by Student's t; False for one cluster."""
+    """Return whether Student's 95 % interval of the mean paired difference excludes 0; False if there is only one cluster."""
     found = mean_difference(ours, theirs)
     return abs(found.value) > half_width(found)
 
 
 def half_width(found: Estimate) -> float:
-    """Return the factor of a mean's 95 % interval by Student's t, larger for few clusters, infinite for one."""
+    """Return half the width of a mean's 95 % interval according to Student's t, which is infinite for a single cluster."""
     degrees = found.clusters - 1
     if degrees < 1:
         return math.inf
@@ -79,13 +81,13 @@ def half_width(found: Estimate) -> float:
 
 
 def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:
-    """Return the mean difference of right answers to the same questions, between -1 and 1."""
+    """Return the difference between two fractions of right answers to the same questions, with an interval within -1 to 1."""
     found = mean_difference(ours, theirs)
     return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
 def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:
-    """Return the variance of ``sum of sums / sum of sizes`` over clusters drawn at random; 0 for a single one."""
+    """Return the variance of the ratio ``sum(sums) / sum(sizes)`` if clusters are drawn at random; 0 for a single cluster."""
     units = len(sums)
     if units < 2:
         return 0.0
@@ -94,6 +96,6 @@ def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:
 
 
 def _totals(clusters: Sequence[Values]) -> tuple[np.ndarray, np.ndarray]:
-    """Return sum and number of each stream's values, float64, without streams that have no question."""
+    """Return the sum and the number of each stream's values as float64 arrays, leaving out streams without questions."""
     asked = [cluster for cluster in clusters if len(cluster)]
     return np.array([float(sum(c)) for c in asked]), np.array([float(len(c)) for c in asked])

@@ -1,4 +1,4 @@
-"""Layer statistics: value norms, attention over age, and how well layers rank each other's tokens."""
+"""Measure a model's layers: value norms, attention over token age, and how well layers agree on which tokens matter."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.infinipot_v import WINDOWS, variation
 
 CLASSES: tuple[LayerClass, ...] = ("shallow", "middle", "deep")
-DOMINATED = 0.5  # of the attention on the newest tenth of the frames: more makes a layer shallow
-FLAT = 2.0  # times what even attention would leave there: no more may be left in a deep layer
-PERIODIC = 0.5  # autocorrelation at the lag of one frame: a deep layer has at least that
-PAPER = (0.1, 0.7)  # HERMES's own depths: shallow below the first, deep from the second
-CANDIDATES = 6  # lowest layers that are tried as PureKV's CLIE layer
+DOMINATED = 0.5  # a layer is shallow if the newest tenth of the frames gets more than this fraction of its attention
+FLAT = 2.0  # a deep layer's newest tenth gets at most this many times its share under even attention
+PERIODIC = 0.5  # a deep layer's attention has at least this autocorrelation at the lag of one frame
+PAPER = (0.1, 0.7)  # relative depths in the HERMES paper: shallow below the first, deep from the second on
+CANDIDATES = 6  # this many of the lowest layers are tried as PureKV's CLIE layer
 
 
 def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Notify | None = None) -> Calibration:
-    """Watch each clip under full KV and measure every layer, averaged over clips.
+    """Watch each clip under full KV and measure every layer, averaging over the clips.
 
-    frames: number for each clip; None takes as many as the model's positions hold, up to 6,000 tokens. Raises UserError for
-    clips too short, and for frames that cannot be held.
+    frames: number of frames to watch of each clip; None takes as many as the model's positions hold, up to 6,000 tokens. Raises
+    UserError if a clip is too short or the frames cannot be held in full.
     """
     questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))
     tracer = ClipTracer(model, frames, questions)
@@ -42,7 +42,7 @@ def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, pr
 
 
 def summarise(traces: Sequence[ClipTrace], clips: tuple[str, ...], questions: tuple[str, ...]) -> Calibration:
-    """Combine traces of the same model."""
+    """Combine the traces of several clips into one calibration; all traces are of the same model."""
     layers = range(len(traces[0].norms))
     cv = [_mean(variation(seen.norms[layer]) for seen in traces) for layer in layers]
     age_fractions = [[ages(seen.attention[layer], seen.frames) for seen in traces] for layer in layers]
@@ -71,7 +71,7 @@ def _mean_of_known(cells: Sequence[float | None]) -> float | None:
 
 
 def _over_clips(fractions: Sequence[Float64]) -> list[float]:
-    """Return the mean fraction of each age ``[longest clip]`` over the clips that reach it, normalised."""
+    """Average the fractions of each age over the clips that reach it, and normalise them: ``[frames of the longest clip]``."""
     means = [_mean(fraction for fraction in of_age if fraction is not None) for of_age in zip_longest(*fractions)]
     return [mean / sum(means) for mean in means]
 
@@ -81,7 +81,7 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def ages(attention: Float64, frames: int) -> Float64:
-    """Return the fraction of the attention to vision ``[n]`` that goes to each frame: ``[frames]``, newest first."""
+    """Return the fraction of the attention to vision tokens ``[n]`` that each frame gets: ``[frames]``, newest first."""
     mass = attention.reshape(frames, -1).sum(1)[::-1]
     return mass / max(mass.sum(), 1e-300)
 
@@ -97,11 +97,10 @@ def recency(age: Float64) -> float:
 
 
 def periodicity(attention: Float64, frames: int) -> float:
-    """Return the autocorrelation of detrended log attention ``[n]`` at lag p = n / frames: 1 for the same pattern in all
-    frames.
+    """Return the autocorrelation of detrended log attention ``[n]`` at lag p = n / frames.
 
-    The trend is a centred moving mean over one frame (for even p over p + 1 tokens, both ends at half weight), so that decay
-    with age is not a pattern. 0 for attention without a pattern.
+    It is 1 if the pattern is the same in all frames, and 0 without a pattern. The trend, which is subtracted so that decay with
+    age does not count, is a centred moving mean over one frame. For even p it spans p + 1 tokens, both ends at half weight.
     """
     period = len(attention) // frames
     if period < 2:
@@ -117,9 +116,10 @@ def periodicity(attention: Float64, frames: int) -> float:
 
 
 def classify(recent: float, flat: float, periodic: float) -> LayerClass:
-    """Classify a layer by its attention on the newest tenth of the frames, ``flat`` where attention is even.
+    """Classify a layer by ``recent``, the fraction of its attention that the newest tenth of the frames gets.
 
-    Shallow: more than half. Deep: at most twice ``flat``, and the pattern of one frame repeats in the next. Middle: the rest.
+    A layer is shallow above one half. It is deep if ``recent`` is at most twice ``flat``, the fraction under even attention,
+    and its pattern repeats from frame to frame. All other layers are middle.
     """
     if recent > DOMINATED:
         return "shallow"
@@ -127,9 +127,10 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 
 
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
-    """Return the depths (middle_from, deep_from) whose classes differ least from ``classes`` (shallow for deep counts two).
+    """Return the depths (middle_from, deep_from) that split the layers into three runs closest to ``classes``.
 
-    Ties go to the pair nearest to HERMES's depths, .1 L and .7 L.
+    Taking shallow for deep, or deep for shallow, counts as two errors. Ties go to the pair nearest to HERMES's depths, .1 L
+    and .7 L.
     """
     layers = len(classes)
     ranks = np.array([CLASSES.index(name) for name in classes])
@@ -144,11 +145,11 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
 
 
 def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
-    """Return tau1 < tau2 < tau3, which split the layers' CV at its quartiles: the least varying quarter gets window 7, the next
-    5, 3, 1.
+    """Return tau1 < tau2 < tau3, which split the layers at the quartiles of their CV.
 
-    tau_k is half way between the sorted neighbours of rank ceil(k L / 4), so that no layer is on a border. Fewer than 4 layers,
-    or equal ones, leave some windows out.
+    The quarter of the layers that varies least gets window 7, the next ones 5, 3 and 1. tau_k lies half way between the sorted
+    neighbours of rank ceil(k L / 4), so that no layer is on a border. With fewer than 4 layers, or with equal ones, some
+    windows are not used.
     """
     ordered = np.sort(np.asarray(cv, np.float64))
     borders: list[float] = []
@@ -160,7 +161,7 @@ def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
 
 
 def spearman(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
-    """Return Spearman's rank correlation of two lists ``[n]``, ties at their mean rank; 0 where one of them is constant."""
+    """Return Spearman's rank correlation of two arrays ``[n]``. Ties get their mean rank; a constant array gives 0."""
     ranks = []
     for values in (a, b):
         _, place, count = np.unique(values, return_inverse=True, return_counts=True)
@@ -171,9 +172,10 @@ def spearman(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
 def layer_rank_correlation(
     mass: Sequence[NDArray[np.floating]], norms: Sequence[NDArray[np.floating]]
 ) -> list[list[float | None]]:
-    """Correlate ``S^c ||V^l||`` (PureKV's eq. 4) with ``S^l ||V^l||`` (eq. 3) for candidates c and layers l > c, else None.
+    """Correlate ``S^c ||V^l||`` (PureKV's eq. 4) with ``S^l ||V^l||`` (eq. 3) for every candidate c and layer l.
 
-    mass: per layer S of the n tokens before the newest w, ``[kv_heads, n]``; norms: ||V|| of all tokens.
+    The result is None where l is not above c. mass: each layer's S for the n tokens before the newest w, ``[kv_heads, n]``.
+    norms: each layer's ||V|| for all tokens.
     """
     layers, (heads, n) = len(mass), mass[0].shape
     norms = [of_layer[:, :n] for of_layer in norms]
@@ -186,5 +188,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """Return the candidate that agrees best with the layers above all candidates; on ties the lower one."""
+    """Return the candidate that agrees best with the layers above all candidates; a tie goes to the lower layer."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

@@ -1,4 +1,4 @@
-"""A clip watched under full KV: value norms, attention over age and attention mass of every layer."""
+"""Watch a clip under full KV and record every layer's value norms, attention to vision tokens and attention mass."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from edgevlm.runtime.stream import Stream
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-WINDOW = 32  # newest vision rows whose queries score the older tokens, PureKV's w
-MOST_TOKENS = 6000  # vision tokens watched unless more frames are asked for: the length of HERMES's Fig. 2
-FEWEST_FRAMES = 10  # that an age profile can be read from: its newest tenth is a frame
+WINDOW = 32  # the queries of this many newest vision rows score the older tokens: PureKV's w
+MOST_TOKENS = 6000  # vision tokens watched by default, as in HERMES's Fig. 2
+FEWEST_FRAMES = 10  # the fewest frames for an age profile, whose newest tenth is then one frame
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Frames uint8 RGB ``[H, W, 3]`` to watch, and questions to ask at their end."""
+    """A clip to watch. frames: uint8 RGB ``[H, W, 3]``. questions: asked after the last frame."""
 
     name: str
     frames: Iterable[NDArray[np.uint8]]
@@ -38,10 +38,10 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class ClipTrace:
-    """A clip's n = frames * p tokens in stream order, all of them held.
+    """Measurements of a clip's n = frames * p vision tokens, in stream order; the cache holds all of them.
 
-    attention: from the question rows to each vision token, averaged over heads, rows and questions. norms: L2 norms of values.
-    mass: PureKV's eq. 2, attention summed over the w newest rows and the query group.
+    attention: from the questions' rows to each vision token, averaged over heads, rows and questions. norms: L2 norms of
+    values. mass: PureKV's eq. 2, attention summed over the w newest rows and the query group.
     """
 
     frames: int
@@ -52,7 +52,7 @@ class ClipTrace:
 
 @dataclass
 class TracedFull(Full):
-    """The full policy, which also keeps the rotated queries of the newest WINDOW vision rows in all layers."""
+    """The full policy, extended to record every layer's rotated queries of the newest WINDOW vision rows."""
 
     def __post_init__(self) -> None:
         self.queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
@@ -70,9 +70,9 @@ class TracedFull(Full):
 
 
 class ClipTracer:
-    """Watches clips with one model. frames: None for all that fit, up to MOST_TOKENS.
+    """Watches clips with one model. frames: how many to watch; None takes all that fit, up to MOST_TOKENS.
 
-    Raises UserError when they cannot be held in full.
+    Raises UserError if the model cannot hold that many frames in full.
     """
 
     def __init__(self, model: Model, frames: int | None, questions: Iterable[str]) -> None:
@@ -92,7 +92,7 @@ class ClipTracer:
         return self._chat.suffix([], question)
 
     def __call__(self, clip: Clip) -> ClipTrace:
-        """Watch a clip, or its beginning. Raises UserError if it is too short."""
+        """Watch a clip's first ``frames`` frames and ask its questions. Raises UserError if the clip is too short."""
         policy = TracedFull()
         stream = self._watch(clip, policy)
         if stream.frames < FEWEST_FRAMES:
@@ -112,7 +112,7 @@ class ClipTracer:
         budget = self.frames * self.model.rows_per_frame
         try:
             stream = Stream(self.model, policy, budget, self._prefix, self._text_rows, "never")
-        except BundleError:  # a file that cannot be read: of fewer frames neither
+        except BundleError:  # a file cannot be read, and fewer frames would not help
             raise
         except UserError as error:
             raise UserError(f"{self.frames} frames cannot be held in full ({error}); give fewer --frames") from None

@@ -1,4 +1,4 @@
-"""Keep measurements in a checkpoint while calibration runs, then write them into the bundle."""
+"""Keep measurements in a checkpoint folder while calibration runs, then write them into the bundle."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from edgevlm.runtime.model import Model
 
 @contextmanager
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
-    """Yield the checkpoint folder beside ``target`` for these settings, as an earlier run left it.
+    """Yield the checkpoint folder for these settings, next to ``target``, with what an interrupted run left there.
 
-    It is removed when the block succeeds. Raises UserError if another process uses it or it cannot be made.
+    The folder is removed when the block succeeds. Raises UserError if another process uses the folder or it cannot be created.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     folder = target.parent / f".{target.name}.calibrating-{digest[:12]}"
@@ -45,12 +45,12 @@ def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[
         raise UserError(f"{name}: cannot be read or written ({why}); then the same command continues from here") from None
     finally:
         with suppress(OSError):
-            folder.rmdir()  # if nothing was kept
+            folder.rmdir()  # succeeds only if it is empty
         os.close(lock)
 
 
 def check_writable(bundle: Bundle, out: Path | None) -> None:
-    """Raise UserError if :func:`write_calibration` could not write; call it before long work."""
+    """Raise UserError if :func:`write_calibration` could not write its files; call this before measuring."""
     if out is not None:
         check_target(out, force=False)
         return
@@ -68,11 +68,11 @@ def write_calibration(
     *,
     out: Path | None = None,
 ) -> Path:
-    """Write measurements and list them in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns the folder.
+    """Write measurements into the bundle, or with ``out`` into a copy, and list them in ``bundle.json``; return the folder.
 
-    Parts not given stay, except for older choices where layers or scales are given. In place, a folder of hard links replaces
-    the old one, so that weights are not copied and readers of the old bundle continue. Raises UserError if the bundle changed
-    since ``bundle`` was loaded, and for every failure to write.
+    Parts not given stay, but existing ``choices`` are removed if ``calibration`` or ``scales`` are given without new ones. In
+    place, a folder of hard links replaces the old one: weights are not copied, and readers of the old bundle continue. Raises
+    UserError if the bundle has changed since ``bundle`` was loaded, and if a file cannot be written.
     """
     source = bundle.path.resolve()
     target = source if out is None else out
@@ -98,21 +98,21 @@ def write_calibration(
 
 
 def _link(source: str, target: str) -> None:
-    try:  # a file system may have no hard links
+    try:  # not every file system has hard links
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Replace a file that may be a link to the old bundle's file."""
+    """Replace a file without changing the old bundle's file that it may be a hard link to."""
     path.unlink(missing_ok=True)
     path.write_bytes(raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBundle(Bundle):
-    """A bundle with measurements that are not written yet; None keeps the bundle's own."""
+    """A bundle with measurements that are not written yet; where one is None, the bundle's existing measurement is used."""
 
     measured: Calibration | None
     scales: KVScales | None
@@ -131,6 +131,6 @@ class MeasuredBundle(Bundle):
 def as_calibrated(
     model: Model, calibration: Calibration | None = None, scales: KVScales | None = None, evidence: EvidenceHeads | None = None
 ) -> Model:
-    """Return the same model with this calibration, scales and evidence heads; it shares the engine."""
+    """Return a copy of the model with the given calibration, scales and evidence heads. It shares the model's engine."""
     parts = {field.name: getattr(model.bundle, field.name) for field in fields(Bundle)}
     return replace(model, bundle=MeasuredBundle(**parts, measured=calibration, scales=scales, evidence=evidence))

@@ -1,7 +1,7 @@
-"""The truth about each question that the demo model was taught.
+"""Find the right answers to the questions that the demo model was taught.
 
-A question is about now (the newest frame) or about before (the whole stream; of an endless one, what its History still
-holds). It has a truth only when exactly one answer is right: after two squares there is no colour of *the* square.
+A question is about now (the newest frame) or about before (the whole stream, or what its History still holds of it). It has an
+answer only if exactly one is right: after two squares, no colour is that of *the* square.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from edgevlm.runtime.taught import COLOR, COLORS, COUNTS, KINDS, OFFERED, SHAPE,
 from .world import QUADRANTS, History, Thing
 
 ANSWERS = (*COLORS, *SHAPES, *QUADRANTS, *COUNTS, "yes", "no")
-WORLD_FPS = 2.0  # the world moves on this often, and that is the rate the model was taught
+WORLD_FPS = 2.0  # the world's frames per second, at which the model was trained
 
 
 def truth(question: Question, history: History) -> str | None:
-    """Return the right answer after the newest frame, or None if there is not exactly one."""
+    """Return the one right answer after the newest frame, or None if there is none or more than one."""
     kind, thing = question.kind, subject(question, history)
     if kind == "now_count":
         return COUNTS[len(history.present)]
@@ -27,7 +27,7 @@ def truth(question: Question, history: History) -> str | None:
         return COUNTS[count] if history.complete and count < len(COUNTS) else None
     if kind == "now_seen":
         return "yes" if thing else "no"
-    if kind == "past_seen":  # a pair that was shown may have been forgotten since
+    if kind == "past_seen":  # None if the pair was shown and has been forgotten since
         return "yes" if thing else None if (question.color, question.shape) in history.shown else "no"
     if thing is None:
         return None
@@ -40,7 +40,7 @@ def truth(question: Question, history: History) -> str | None:
 
 
 def subject(question: Question, history: History) -> Thing | None:
-    """Return the one object whose patches show the answer, if any; for `before`, the object asked about."""
+    """Return the one object whose patches show the answer, or None; for `before` questions, the object asked about."""
     if question.kind == "left_last":
         return max(history.gone, key=lambda thing: thing.left or 0, default=None)
     if question.kind.startswith("first_"):
@@ -60,13 +60,16 @@ def is_about_now(kind: str) -> bool:
 
 
 def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, str]]:
-    """Return one (kind, text, answer) of every offered kind that can be asked after the newest frame."""
+    """Draw a question of every offered kind that has an answer after the newest frame, as (kind, text, answer)."""
     asked = ((kind, draw(kind, history, rng)) for kind in OFFERED)
     return [(kind, question.text, answer) for kind, pair in asked if pair for question, answer in [pair]]
 
 
 def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Question, str] | None:
-    """Return a random question of this kind and its answer, past_* ones about what is gone; None if it cannot be asked."""
+    """Return a random question of this kind and its answer, or None if no question of the kind has an answer.
+
+    past_* questions are about objects that have left.
+    """
     phrasing = int(rng.integers(len(KINDS[kind].phrasings)))
     fillings = list(_fillings(kind, history, rng))
     for place in rng.permutation(len(fillings)):
@@ -79,7 +82,7 @@ def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Questio
 
 def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator[tuple[int | None, int | None]]:
     has_color, has_shape = KINDS[kind].has(COLOR), KINDS[kind].has(SHAPE)
-    if kind in ("now_seen", "past_seen"):  # about as many no as yes, half of them nearly right
+    if kind in ("now_seen", "past_seen"):  # about as many answers are "no" as "yes"; half of the "no" pairs are near misses
         luck = rng.random()
         pool = history.present if kind == "now_seen" and luck < 0.5 else history.gone
         if pool and luck < (0.75 if kind == "now_seen" else 0.5):
@@ -98,7 +101,7 @@ def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator
 
 
 def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    """Yield a pair never shown, whose colour and shape, half the time, both were."""
+    """Yield a colour-shape pair that was never shown; half of the time, its colour and its shape were both shown."""
     things = history.things
     if things and rng.random() < 0.5:
         pairs = {(a.color, b.shape) for a in things for b in things} - history.shown
@@ -110,7 +113,7 @@ def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, i
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A question about an object that has left the world, its answer, and when the object left, seconds."""
+    """A question about an object that has left the world, and its answer. left_s: seconds at which the object left."""
 
     name: str
     question: str
@@ -125,18 +128,18 @@ class DemoScene:
     history: History
 
     def truth(self, question: str) -> str | None:
-        """Return the right answer, None if there is not exactly one."""
+        """Return the one right answer to a question, or None if there is none or more than one."""
         known = parse(question)
         return truth(known, self.history) if known else None
 
     def sample(self, random: np.random.Generator) -> list[str]:
-        """Draw questions that have an answer at this frame: one about now and one about before, if there are any."""
+        """Draw up to two questions that have an answer at this frame: one about now and one about before."""
         asked = sample(self.history, random)
         groups = [[text for kind, text, _ in asked if is_about_now(kind) is now] for now in (True, False)]
         return [str(random.choice(group)) for group in groups if group]
 
     def departed(self) -> list[Fact]:
-        """Return where each object was that has left, the latest first."""
+        """Return, for each object that has left, a question about where it was; the object that left last comes first."""
         questions = [(thing, ask("past_where", 0, thing.color, thing.shape)) for thing in self.history.gone]
         known = [(thing, question.text, truth(question, self.history)) for thing, question in questions]
         facts = [Fact(thing.name, text, answer, ((thing.left or 0) + 1) / WORLD_FPS) for thing, text, answer in known if answer]

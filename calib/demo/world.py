@@ -1,9 +1,9 @@
-"""The demo camera: an endless procedural world of coloured shapes, deterministic from a seed, in constant memory.
+"""The demo camera: an endless world of coloured shapes, generated from a seed in constant memory.
 
-A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells; a cell is one patch of the vision tower and holds at
-most one object, so a patch never shows two. Objects are 11-pixel sprites that drift inside their cell, occasionally hop to
-another cell of their quadrant, enter and leave; at most three are present, and at most one of these events happens in a
-frame. The background is still; that of a hard world glides by a pixel a frame and is sometimes cut to another.
+A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells. A cell is one patch of the vision tower and holds at most one
+object. Objects are 11-pixel sprites that drift inside their cell. They enter, leave and sometimes hop to a free cell of their
+quadrant; at most one of these events happens per frame, and at most three objects are present. The background is still, but in
+a hard world it glides by a pixel per frame and is sometimes cut to a new one.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ MAX_PRESENT = 3  # objects at once
 MIN_STAY = 3  # frames an object stays before it may leave
 EVENT_RATE, HARD_EVENT_RATE = 1 / 6, 0.3  # entries, departures and hops per frame
 CUT_RATE = 1 / 24  # cuts of a hard world's background, per frame
-WINDOW = 160  # frames after it left until an object is forgotten; only then may its colour-shape pair come again
+WINDOW = 160  # frames from an object's leaving until it is forgotten and its colour-shape pair may come again
 
 Item = TypeVar("Item")
 
@@ -37,12 +37,12 @@ _RGB = np.array(list(bytes.fromhex("cd1919e17305dcd71919a02819c8cd283cdc9123b9e1
 
 @dataclass(slots=True)
 class Thing:
-    """One object of the stream, from its entry on. Colour, shape and quadrant never change."""
+    """One object of the stream. Its colour, shape and quadrant never change."""
 
     number: int  # 0 for the first object of the stream, counting up
     color: int  # index into COLORS
     shape: int  # index into SHAPES
-    cell: int  # 0..15, row-major; the last one held if it has left
+    cell: int  # 0..15, row-major; after it has left, the last cell it was in
     entered: int  # first frame that shows it
     left: int | None = None  # first frame that no longer shows it
     offset: tuple[int, int] = (0, 0)  # pixels (down, right) inside the cell
@@ -50,7 +50,7 @@ class Thing:
 
     @property
     def quadrant(self) -> int:
-        """The index of its quadrant in QUADRANTS."""
+        """Return the index into QUADRANTS of the object's quadrant."""
         row, column = divmod(self.cell, GRID)
         return 2 * (row // 2) + column // 2
 
@@ -61,13 +61,13 @@ class Thing:
 
 @dataclass(slots=True)
 class History:
-    """The objects shown up to frame `now`, except those that left more than WINDOW frames ago."""
+    """The objects shown up to frame `now`, except for those that left WINDOW frames ago or earlier."""
 
     now: int = -1  # index of the newest frame
     things: list[Thing] = field(default_factory=list)  # in order of entry
     first: Thing | None = None  # the first object of the stream, never forgotten
     shown: set[tuple[int, int]] = field(default_factory=set)  # every (colour, shape) ever shown, at most 64
-    entries: int = 0  # objects that ever entered
+    entries: int = 0  # number of objects that have entered so far
 
     @property
     def present(self) -> list[Thing]:
@@ -79,7 +79,7 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """Return whether no object was forgotten."""
+        """Return whether no object has been forgotten."""
         return self.entries == len(self.things)
 
     def snapshot(self) -> "History":
@@ -88,14 +88,14 @@ class History:
 
 
 class World:
-    """An endless stream of frames; `step` makes the next one, and `history` has the truth about it."""
+    """An endless stream of frames: `step` makes the next frame, and `history` lists the objects shown so far."""
 
-    size = SIZE  # of a frame
+    size = SIZE  # a frame's height and width in pixels
 
     def __init__(self, seed: int | list[int] = 0, event_rate: float | None = None, hard: bool = False):
-        """Start a stream. event_rate: by default that of the kind of world.
+        """Start a stream. event_rate: events per frame, by default EVENT_RATE or, if hard, HARD_EVENT_RATE.
 
-        hard: with a moving background, cuts and more events.
+        hard: whether the background moves and is cut, and more events happen.
         """
         self.history = History()
         self._rng = np.random.default_rng(seed)
@@ -107,7 +107,7 @@ class World:
 
     @property
     def owners(self) -> np.ndarray:
-        """Return int32 [16], the number of the object in each patch of the newest frame, row-major; -1 for none."""
+        """Return the number of the object in each patch of the newest frame: int32 [16], row-major, -1 for no object."""
         owners = np.full(GRID * GRID, -1, dtype=np.int32)
         for thing in self.history.present:
             owners[thing.cell] = thing.number
@@ -115,11 +115,11 @@ class World:
 
     @property
     def occupied(self) -> np.ndarray:
-        """Return bool [16], which patches of the newest frame hold an object, row-major."""
+        """Return which patches of the newest frame hold an object: bool [16], row-major."""
         return self.owners >= 0
 
     def step(self) -> np.ndarray:
-        """Move the world on and return its next frame, uint8 [56, 56, 3] RGB."""
+        """Advance the world by one frame and return the frame, uint8 [56, 56, 3] RGB."""
         history = self.history
         history.now += 1
         for thing in history.present:
@@ -132,7 +132,7 @@ class World:
         return self._render()
 
     def skip(self) -> None:
-        """Move the world on by a frame that is not shown."""
+        """Advance the world by one frame without showing it."""
         self.step()
 
     def _happen(self) -> None:
@@ -148,7 +148,7 @@ class World:
         self._texture = np.roll(self._texture, self._glide, axis=(0, 1))
 
     def _event(self, present: list[Thing]) -> None:
-        """Draw one entry, departure or hop of those that can happen to objects in ``present``."""
+        """Let a random event happen: an entry, or the departure or hop of an object in ``present``."""
         leavers = [thing for thing in present if self.history.now - thing.entered >= MIN_STAY]
         weights = np.array([0.42 * (len(self.history.present) < self._most), 0.38 * bool(leavers), 0.2 * bool(present)])
         if not weights.any():
@@ -164,7 +164,7 @@ class World:
     def _enter(self) -> None:
         recent = {(thing.color, thing.shape) for thing in self.history.things}
         pairs = [pair for pair in self._pairs() if pair not in recent]
-        if pairs:  # else a very busy stream
+        if pairs:  # in a very busy stream there may be none left
             self._show(*self._pick(pairs))
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -185,7 +185,7 @@ class World:
         return np.flatnonzero(~self.occupied).tolist()
 
     def _hop(self, thing: Thing) -> None:
-        """Move to a free cell of the same quadrant, if there is one."""
+        """Move an object to a free cell of its quadrant, if there is one."""
         row, column = thing.cell // GRID // 2 * 2, thing.cell % GRID // 2 * 2
         cells = [(row + down) * GRID + column + right for down in (0, 1) for right in (0, 1)]
         free = [cell for cell in cells if not self.occupied[cell]]
@@ -206,7 +206,7 @@ class World:
 
 
 def _texture(rng: np.random.Generator) -> np.ndarray:
-    """Return a stream's static background: dark, tinted, blotchy; uint8 [56, 56, 3] of 20..100."""
+    """Return a dark, tinted, blotchy background: uint8 [56, 56, 3] with values 20..100."""
     coarse = rng.integers(-14, 15, size=(GRID * 2, GRID * 2, 1)).repeat(CELL // 2, axis=0).repeat(CELL // 2, axis=1)
     fine = rng.integers(-6, 7, size=(SIZE, SIZE, 1))
     base = rng.integers(40, 81) + rng.integers(-8, 9, size=3)
@@ -214,7 +214,7 @@ def _texture(rng: np.random.Generator) -> np.ndarray:
 
 
 def _masks() -> np.ndarray:
-    """Return the shapes' silhouettes, bool [8, 11, 11]."""
+    """Return the silhouettes of the shapes: bool [8, 11, 11]."""
     y, x = np.mgrid[-1 : 1 : SPRITE * 1j, -1 : 1 : SPRITE * 1j]
     radius, angle = np.hypot(x, y), np.arctan2(x, -y)
     lobe = np.abs((angle / (2 * np.pi) * 5) % 1 - 0.5) * 2  # 1 on the star's five spikes, 0 between
@@ -235,15 +235,15 @@ _MASKS = _masks()
 
 
 GAPS = (30, 100, 300, 1_000, 3_000, 10_000, 30_000)
-"""Approximate frames between a visitor's last one and the end of the stream."""
+"""Approximate numbers of frames from a visitor's leaving to the end of the stream."""
 
-STAYS = (8, 24)  # fewest and most frames that a visitor stays
-AT_MOST = 5  # visitors: leaves three shapes to all others
+STAYS = (8, 24)  # a visitor stays at least the first number of frames and less than the second
+AT_MOST = 5  # the most visitors, which leaves three shapes for all other objects
 
 
 @dataclass(slots=True)
 class Visit:
-    """An object that is shown only in frames ``[enters, leaves)``."""
+    """A visitor: an object that is shown only in frames ``[enters, leaves)``."""
 
     enters: int
     leaves: int
@@ -253,9 +253,9 @@ class Visit:
 
 
 class LongWorld(World):
-    """A world for long streams: ``visits`` come in order and one at a time, all other objects come and go as in :class:`World`.
+    """A world for long streams, with planned ``visits`` one after another; other objects come and go as in :class:`World`.
 
-    A visitor's shape is unique, so that a question about it has one answer however long ago it was.
+    No other object has a visitor's shape, so a question about the visitor has one answer however long ago the visit was.
     """
 
     def __init__(self, seed: int | list[int], visits: Sequence[Visit]) -> None:
@@ -273,7 +273,7 @@ class LongWorld(World):
                 visit.thing.left = now
                 return
         visitors = self._visitors()
-        self._most = MAX_PRESENT - (not visitors)  # room for a visitor at any time
+        self._most = MAX_PRESENT - (not visitors)  # always leave room for a visitor
         if self._rng.random() < self._event_rate:
             self._event([thing for thing in self.history.present if thing.number not in visitors])
 
@@ -288,7 +288,7 @@ class LongWorld(World):
 
 
 def plan_visits(rng: np.random.Generator, frames: int) -> list[Visit]:
-    """Plan the stream's first object and one visit for each of the longest gaps that fit. Raises ValueError if none does."""
+    """Plan the stream's first object, and a visit for each of the longest GAPS that fit. Raises ValueError if none fits."""
     longest = [gap for gap in GAPS if gap * 11 // 10 + 3 * STAYS[1] <= frames][-(AT_MOST - 1) :]
     if not longest:
         raise ValueError(f"{frames} frames are too few for a gap of {GAPS[0]}")
