@@ -91,7 +91,7 @@ class Calibration(JsonFile):
     deep_from: Annotated[Count, "First deep layer."]
     agreement: Annotated[
         tuple[tuple[Number | None, ...], ...],
-        "Per candidate layer: Spearman's rank correlation with every layer above it (PureKV); null up to the candidate.",
+        "Per candidate layer: Spearman's rank correlation with every layer above it (PureKV); null up to it.",
     ]
     clie: Annotated[Count, "The candidate that ranks best."]
 
