@@ -58,8 +58,8 @@ class SlidingWindow(EvictsOnDemand):
 class SimpleStream(Policy):
     """Keep only the last k frames, or fewer if the budget holds fewer whole frames.
 
-    If only changed tokens are appended, a row stays while one of the last k frames confirms it. A question then attends to the
-    memory and to the whole newest frame.
+    If only changed tokens are appended, a row stays while one of the last k frames confirms it. Questions attend to the
+    whole newest frame in addition to the memory.
 
     Ours: the paper computes the last frames again for each question. A frame in edgevlm keeps its first keys and
     values, which were computed with the k - 1 frames before it in context.

@@ -191,8 +191,8 @@ class KeySketches(Stateful):
     def normal(self, keys: Float32) -> Float32:
         """Return the deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled per channel: ``[n, width + 1]``.
 
-        The last channel is a constant, the usual norm of the others. Without it, keys near the middle would not be similar, but
-        at random angles. Raw keys have a large common mean, so their cosines would all be near 1.
+        The last channel is a constant, the usual norm of the others. Without this channel, keys near the middle would have
+        random angles instead of being similar. Raw keys have a large common mean, so their cosines would all be near 1.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))

@@ -64,7 +64,7 @@ class EarlyVariance(Stateful):
             self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
 
     def thresholds(self, small: float, large: float) -> Thresholds:
-        """Return the largest variance of small and of large clusters (eq. 5), and the cluster size below which none applies.
+        """Return the largest variance of small and of large clusters (eq. 5), and the least size of a cluster that may split.
 
         small, large: factors of the mean variance. Returns NEVER until ``rows`` rows have been added.
         """
@@ -197,7 +197,7 @@ class Partitions(Stateful):
 
 
 class MosaicClusters(Stateful):
-    """The clusters of each layer and KV head, in ``slots`` slots. Rows join, split and merge clusters (Alg. 1).
+    """The clusters of each layer and KV head, in ``slots`` slots. Rows join clusters, which split and merge (Alg. 1).
 
     key, value: means of the members' un-rotated keys and of their values (eq. 1). variance: by eq. 2. size: the number of
     members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the slot of the cluster
@@ -424,7 +424,8 @@ def attention_fraction(query: Float32, key: Float32) -> Float32:
 
 @dataclass
 class Mosaic(Retrieval):
-    """Cluster frames into partitions by their features, and keys within each partition. Fetch the clusters for each query.
+    """Cluster frames into partitions by their features, and keys within each partition. A query fetches the clusters that it
+    attends to.
 
     Every query attends to the newest tokens and to a representative of each cluster. |M| is split into a window of the newest
     tokens, the index, and a working set for representatives and fetched clusters.

@@ -97,7 +97,7 @@ class Folder:
 
 
 class ObjectStore:
-    """An object store's prefix or a remote folder, opened with fsspec. Other processes can use it at the same time."""
+    """An object store's prefix or a remote folder, opened with fsspec. Other processes can use the same address."""
 
     def __init__(self, address: str) -> None:
         self._scheme = address.partition("://")[0]

@@ -48,7 +48,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
     if not (is_present or is_waiting or any(mask.any() for mask in gone.values())):
         return 0
     if keeps_first_frame and first <= 0 <= last:
-        raise AllOrNothing("the policy shows the first frame to all others: forget --all, or a time behind it")
+        raise AllOrNothing("the policy shows the first frame to all others: forget --all, or a later time")
     most = 0
     for layer, mask in gone.items():
         keep = _kept(arrays, layer, mask | (arrays[f"{layer}.kind"] == Kind.SUMMARY), 1 if keeps_first_frame else 0)

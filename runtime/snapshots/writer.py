@@ -232,7 +232,7 @@ class SnapshotWriter:
                 raise UserError(f"{self._storage}: {why}; older snapshots are still there") from None
 
     def write_once(self, session: Captured, identity: dict[str, Any]) -> None:
-        """Replace the directory's snapshots with a single snapshot of ``session``, and release it. Raises UserError."""
+        """Replace the directory's snapshots with one snapshot of ``session``, and release the directory. Raises UserError."""
         self._session, self._identity, self.buffer = session, identity, CaptureBuffer(0)
         try:
             self.begin_anew()

@@ -1,4 +1,4 @@
-"""Keep blocks in host memory and in one file, each with a byte limit. Other threads write blocks and read them ahead."""
+"""Keep blocks in host memory and in one file, each with a byte limit. Background threads write blocks and read them ahead."""
 
 from __future__ import annotations
 
@@ -567,7 +567,7 @@ def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> 
     """Return the places of the state's blocks that are intact in the file, by number.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites records from the head to the file's
-    end, then from its start to the head. In both parts of the file, all records after the first intact record are intact.
+    end, then from its start to the head. In each of these parts, all records after the first intact record are intact.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
