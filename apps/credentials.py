@@ -1,4 +1,4 @@
-"""Keep passwords and keys out of messages, logs and the process list."""
+"""Hide passwords and keys from messages, logs and the process list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARGUMENTS = slice(45, 47)  # arg_start and arg_end, fields 48 and 49 in proc(5),
 
 
 def mask_argv() -> None:
-    """Overwrite the credentials in this process's arguments, as the kernel shows them, if possible."""
+    """Overwrite the credentials in this process's arguments, so that ``ps`` does not show them, if possible."""
     with suppress(OSError, ValueError):
         start, end = map(int, Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[ARGUMENTS])
         if not 0 < start < end:
@@ -42,9 +42,9 @@ SETTING = re.compile(
 
 
 def mask_credentials(text: str) -> str:
-    """Replace the user and password of any URL in ``text``, and the value of anything named like a key, by ``***``.
+    """Replace each URL's user and password, and each value whose name suggests a secret, by ``***``.
 
-    Takes linear time, because a client may have chosen the text. Bytes of file names that are not UTF-8 are escaped.
+    Takes linear time, because the text may come from a client. Escapes bytes of file names that are not UTF-8.
     """
     return _mask(text).encode(errors="backslashreplace").decode()
 
@@ -65,7 +65,7 @@ def _mask_parameters(text: str) -> str:
 
 
 def with_login(address: str, username: str | None, password: str | None) -> str:
-    """Put a login, in plain text, into a camera's address. Raises UserError if it takes none, or has one."""
+    """Add a login, in plain text, to a camera's address. Raises UserError if it cannot have a login, or has one already."""
     if username is None and password is None:
         return address
     scheme, found, rest = address.partition("://")
@@ -75,14 +75,14 @@ def with_login(address: str, username: str | None, password: str | None) -> str:
 
 
 def state_key(reference: str | None) -> SnapshotKey | None:
-    """Return the key of ``--state``, given as for :func:`secret`. Raises UserError."""
+    """Return the key that ``--state`` encrypts snapshots with, given as for :func:`secret`. Raises UserError."""
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     return None if reference is None else SnapshotKey(secret(reference))
 
 
 def secret(reference: str) -> str:
-    """Return the content of ``env:NAME`` or ``file:PATH``, or any other text itself. Raises UserError."""
+    """Return the secret that ``env:NAME`` or ``file:PATH`` refers to, or any other text unchanged. Raises UserError."""
     kind, _, name = reference.partition(":")
     if kind == "env" and re.fullmatch(r"\w+", name):
         if name not in os.environ:

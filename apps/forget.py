@@ -1,4 +1,4 @@
-"""``edgevlm forget``: delete a period from a state folder that no process is using."""
+"""``edgevlm forget``: delete a period from a state folder that is not in use."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def in_words(name: str, counts: Forgotten) -> str:
 
 
 def forget_folder(state: str, span: Span, stream: str | None = None, key: SnapshotKey | None = None) -> dict[str, Forgotten]:
-    """Delete from the state folder of ``run`` or ``serve``; return counts by camera.
+    """Delete a period from the state folder of ``run`` or ``serve``; return the counts by camera.
 
-    Raises UserError. state: may be the address of one camera's snapshots. stream: only this camera of a server.
+    Raises UserError. state: the folder, or the address of one camera's snapshots. stream: only this camera of a server.
     """
     if is_address(state):
         return {state.rstrip("/").rpartition("/")[2]: forget_camera(state, span, key)}
@@ -51,7 +51,7 @@ def forget_folder(state: str, span: Span, stream: str | None = None, key: Snapsh
 
 
 def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the folders of cameras with their names. Links in the folder are not followed."""
+    """Yield the folder and the name of each camera. Symbolic links in the folder are skipped."""
     if (folder / LOCK).exists():
         yield folder, folder.name
     for path in sorted(folder.glob("*")):
@@ -60,7 +60,7 @@ def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None) -> Forgotten:
-    """Delete from a camera's unused folder or address; return counts. Raises UserError."""
+    """Delete a period from a camera's unused folder or address; return the counts. Raises UserError."""
     with closing(SnapshotDirectory(where, key)) as directory:
         counts = Forgotten() if directory.folder is None else forget_pictures(directory.folder, span)
         if span.everything:
@@ -83,7 +83,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
 
 
 def forget_pictures(folder: Path, span: Span) -> Forgotten:
-    """Delete the files beside a camera's snapshots: thumbnails of a span, or everything without a span. Raises UserError."""
+    """Delete the thumbnails of a period; without a period, delete everything next to a camera's snapshots. Raises UserError."""
     count = 0
     if (folder / Thumbnails.FILE).exists():
         with closing(Thumbnails(folder)) as thumbnails:
@@ -97,7 +97,7 @@ def forget_pictures(folder: Path, span: Span) -> Forgotten:
 
 
 def mark(folder: Path) -> None:
-    """Mark that everything was forgotten, until a user resumes watching. Raises UserError."""
+    """Mark a folder as completely forgotten until a user resumes watching. Raises UserError."""
     try:
         private_folder(folder)
         os.close(os.open(folder / MARK, os.O_CREAT | PRIVATE, 0o600))

@@ -1,4 +1,4 @@
-"""Limit the hosts that addresses may reach: those from a server's clients, and those that a stream names or redirects to."""
+"""Limit the hosts that may be reached: by addresses from a server's clients, and by redirects and references in streams."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NAT64 = ip_network("64:ff9b::/96")
 
 
 class AllowedHosts:
-    """Names, addresses and networks (``10.0.0.0/24``) that may be reached.
+    """The names, addresses and networks (``10.0.0.0/24``) that may be reached.
 
-    None: all except this machine, link-local addresses (cloud metadata) and multicast. A listed name may resolve to any
+    None: all except this machine, link-local addresses (such as cloud metadata) and multicast. A listed name may resolve to any
     address; for other names every address must be allowed.
     """
 
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
-        """Parse the list. private: whether None allows private networks. also: a host that is always allowed.
+        """Parse the list. private: whether None includes private networks. also: a host that is always allowed.
 
         Raises ValueError.
         """
@@ -39,7 +39,7 @@ class AllowedHosts:
             self._networks = [ip_network(each) for each in allowed if is_network(each)]
 
     def resolve(self, host: str, port: int) -> str:
-        """Resolve the host, once. Raises SourceRefused if an address is not allowed, SourceError if there is none."""
+        """Resolve an allowed host's name to an address. Raises SourceRefused if it is not allowed, SourceError if unknown."""
         found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address in found:
@@ -50,7 +50,7 @@ class AllowedHosts:
         return found[0]
 
     def connect(self, address: tuple[str, int], *arguments: object) -> socket.socket:
-        """Connect like :func:`socket.create_connection`, to an allowed host."""
+        """Connect to an allowed host, like :func:`socket.create_connection`."""
         host, port = address
         return socket.create_connection((self.resolve(host, port), port), *arguments)  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ class AllowedHosts:
 
 
 def plain(text: str) -> IPv4Address | IPv6Address:
-    """Parse an address; convert an IPv6 address that embeds IPv4 (mapped or NAT64) to that."""
+    """Parse an IP address; if it is IPv6 and embeds an IPv4 address (mapped or NAT64), return that one."""
     address = ip_address(text)
     if isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address in NAT64):
         return IPv4Address(int(address) & 0xFFFFFFFF)
@@ -69,7 +69,7 @@ def plain(text: str) -> IPv4Address | IPv6Address:
 
 
 def reach(text: str) -> Literal["here", "private", "public"]:
-    """Classify an address: this machine, its link or its cloud's services; a private network; or anywhere."""
+    """Classify an address as ``here`` (this machine, its link or its cloud's services), ``private`` or ``public``."""
     address = plain(text)
     if any(address in network for network in HERE) or _is_own(address):
         return "here"
@@ -77,7 +77,7 @@ def reach(text: str) -> Literal["here", "private", "public"]:
 
 
 def _is_own(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether an interface of this machine has the address: packets to it then have it as their source."""
+    """Return whether an interface of this machine has the address: packets to it would have it as their source."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((str(address), 9))  # connecting a UDP socket sends nothing
@@ -100,7 +100,7 @@ def unresolved(host: str, error: Exception) -> str:
 
 
 def is_network(text: str) -> bool:
-    """Return whether it is an address or a network rather than a name. Raises ValueError for an invalid network."""
+    """Return whether ``text`` is an address or a network rather than a name. Raises ValueError for an invalid network."""
     try:
         ip_network(text)
     except ValueError:

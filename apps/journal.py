@@ -1,4 +1,4 @@
-"""The journal: lines of text in which the model describes what it saw, with full-text search. It outlives the memory."""
+"""The journal: lines in which the model describes what it saw, with full-text search. It outlives the model's memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = 64  # longest search, in words
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line about what a camera saw at ``time``, seconds since 1970. evidence: moments, as an answer's JSON has them."""
+    """A line about what a camera saw at ``time``, in seconds since 1970. evidence: moments, as in an answer's JSON."""
 
     camera: str
     time: float
@@ -34,7 +34,7 @@ class Line:
 
 
 class Journal(TimedDatabase):
-    """Lines of all cameras."""
+    """The journal lines of all cameras."""
 
     FILE, TABLE, DAYS, CAP = "journal.sqlite", "lines", 365.0, 64 << 20
     TABLES = "CREATE VIRTUAL TABLE IF NOT EXISTS lines USING fts5(text, camera UNINDEXED, time UNINDEXED, evidence UNINDEXED);"
@@ -45,7 +45,7 @@ class Journal(TimedDatabase):
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:
-        """Keep a line, unless something was :attr:`forgotten` since its request. Disk errors raise nothing."""
+        """Store a line, unless anything was :attr:`forgotten` since it was requested. Disk errors raise nothing."""
 
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))
@@ -67,7 +67,7 @@ class Journal(TimedDatabase):
         *,
         any_word: bool = False,
     ) -> list[Line]:
-        """Return the lines with all words of ``search``, newest first.
+        """Return the lines that contain all words of ``search``, newest first.
 
         since, until: seconds since 1970, both included. any_word: return lines with any of the words, the best match (BM25)
         first.
@@ -85,6 +85,6 @@ class Journal(TimedDatabase):
 
 
 def with_notes(question: str, lines: list[Line]) -> str:
-    """Put lines before a question, oldest first."""
+    """Put journal lines before a question, oldest first."""
     said = [f"{clock_time(line.time)}: {line.text}" for line in sorted(lines, key=lambda line: line.time)]
     return "\n".join([HEADING, *said, "", question]) if lines else question

@@ -1,4 +1,4 @@
-"""Start a run from its settings: resolve them, open model, source and session, and run to the end."""
+"""Start a run from its settings: open model, source and session, then run to the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEMO_SPEED = 4.0  # the demo on a terminal runs this many times faster than its 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The settings resolved for this terminal; nothing is open yet.
+    """A run's settings after they were resolved for this terminal, before anything is opened.
 
     compares: whether the demo shows three memories side by side.
     """
@@ -64,7 +64,7 @@ class Start:
 
 
 def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
-    """Run to the end. Raises UserError, if possible before anything is opened."""
+    """Run with these settings to the end. Raises UserError, before anything is opened if possible."""
     run = open_run(replace(resolve(settings, as_json, quiet), verbose=verbose))
     from edgevlm.apps.terminal.commands import piped_questions, stdin_lines
 
@@ -86,7 +86,7 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False,
 
 
 def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
-    """Decide how to run. Raises UserError for settings that contradict each other, and for a source that cannot be opened."""
+    """Resolve a run's settings for this terminal. Raises UserError for contradictory settings and for invalid sources."""
     interactive = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     can_draw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown") and "utf" in str(sys.stdout.encoding).lower()
     plan = RunPlan(settings.frames, settings.seconds, list(settings.ask), list(settings.ask_at))
@@ -113,7 +113,7 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
 
 
 def open_run(start: Start) -> RunLoop:
-    """Open model, source, session and output. Raises UserError after closing all of them again."""
+    """Open a run's model, source, session and output. Raises UserError after closing all of them again."""
     settings, plan = start.settings, start.plan
     with ExitStack() as opened:
         writer = None
@@ -162,12 +162,12 @@ def open_run(start: Start) -> RunLoop:
 
 
 def export_choice(start: Start) -> ExportChoice:
-    """Return the export options for a checkpoint, by the settings, this machine and the source's frames."""
+    """Return the export options for a checkpoint that suit the settings, this machine and the source's frames."""
     settings = start.settings
     budget: Any = settings.budget
 
     def frame_shape() -> tuple[int, int] | None:
-        """Return (height, width) of the first frame. Opens and closes the source; stdin can be opened only once."""
+        """Return the (height, width) of the first frame. Opens and closes the source; stdin can be opened only once."""
         if settings.is_stdin_source:
             return None
         with closing(start.open_source(realtime=False, rule=None)) as source:
@@ -183,7 +183,7 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """Return the frame size to open a bundle for, None for its own. Raises UserError if the bundle takes only another size."""
+    """Return the frame size to open a bundle for; None for its own. Raises UserError if it needs a different one."""
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
         return choice.size
@@ -194,7 +194,7 @@ def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, in
 
 
 def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
-    """Yield lines that explain the run and what to do, then the basis of the policy."""
+    """Yield lines that explain the run and what to do, then the reasons for its policy."""
     source, session = run.source, run.session
     if start.compares:
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."
@@ -212,9 +212,9 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:
-    """Advance ``source`` and ``plan`` to the time of the resumed snapshot, plus the seconds since then for a live source.
+    """Advance ``source`` and ``plan`` to the time of the resumed snapshot; for a live source add the seconds since then.
 
-    Questions planned for earlier times have been asked.
+    Questions planned for earlier times have been asked already.
     """
     if writer.resumed is None:
         return

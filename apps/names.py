@@ -1,4 +1,4 @@
-"""Ids of programs, and of cameras and watches, whose names may be in any script."""
+"""Ids of programs, cameras and watches; names of cameras and watches may be in any script."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAX_NAME = 100  # length in characters
 
 
 def printable(name: str) -> str:
-    """Strip a name. Raises ValueError for an unprintable one."""
+    """Strip a name of surrounding blanks. Raises ValueError if the name is empty, too long or unprintable."""
     if not (name := name.strip()) or len(name) > MAX_NAME or not name.isprintable():
         raise ValueError(f"{name!r}: give a name of 1 to {MAX_NAME} printable characters")
     return name
 
 
 def named_id(name: Any) -> Any:
-    """Make an id from a name, for pydantic."""
+    """Make an id from a name, as a pydantic validator."""
     return id_of(printable(name)) if isinstance(name, str) else name
 
 
@@ -39,7 +39,7 @@ NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id, or a name to 
 
 
 def id_of(name: str) -> str:
-    """Make an id from a name: a valid id stays; otherwise use its ASCII letters and a hash that distinguishes similar names."""
+    """Make an id from a name. A valid id stays unchanged; otherwise it has the name's ASCII letters and a hash of the name."""
     name = unicodedata.normalize("NFC", name.strip())
     if re.fullmatch(ID, name):
         return name
@@ -51,13 +51,13 @@ def short_hash(text: str) -> str:
 
 
 def slug(text: str) -> str:
-    """Join the ASCII words of a text: ``is-there-a-red-square``."""
+    """Join the ASCII words of a text, as in ``is-there-a-red-square``."""
     text = "".join(each for each in text if not unicodedata.combining(each))
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def program_id(folder: Path, new: str = "") -> str:
-    """Return the id of the program whose state is in a folder; if it has none yet, store ``new`` or a random one."""
+    """Return the program's id stored in a state folder; if there is none yet, store ``new`` or a random id."""
     path = folder / "program.id"  # no camera can have this name, because it contains a dot
     with suppress(OSError, ValueError):
         if re.fullmatch("[0-9a-f]{8}", found := path.read_text().strip()):

@@ -14,7 +14,7 @@ LOCAL = (".local", ".lan", ".internal", ".home.arpa")
 
 
 def is_private(host: str) -> bool:
-    """Return whether a host is this machine or in its network, where proxies are not used."""
+    """Return whether a host is this machine or in its network; such hosts are reached without a proxy."""
     if host.lower().endswith(LOCAL):
         return True
     with suppress(OSError, UnicodeError):

@@ -1,4 +1,4 @@
-"""Options that several commands have, declared here or made from the fields of settings."""
+"""Options that several commands share, declared here or made from the fields of settings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edgevlm.errors import UserError, reason
 
 
 def check_finite(param: typer.CallbackParam, value: Any) -> Any:
-    """Return a number as typed. Raises UserError for NaN, infinity and numbers that arithmetic makes infinite."""
+    """Return a typed number unchanged. Raises UserError for NaN, infinity and numbers too large or small to use."""
     if isinstance(value, float) and not (value == 0 or 1e-9 <= abs(value) <= 1e15):
         raise UserError(f"{param.opts[0]} {value:g}: give an ordinary number")
     return value
 
 
 def values_of(name: str) -> Callable[..., list[str]] | None:
-    """Return the shell completion of option ``name``: its values, or file names if none matches."""
+    """Return the shell completion of option ``name``: its values, or file names if no value matches."""
 
     def complete(incomplete: str) -> list[str]:
         from edgevlm.engines.devices import device_names
@@ -47,13 +47,13 @@ def values_of(name: str) -> Callable[..., list[str]] | None:
 
 
 def option(metavar: str | None, help: str, default: str | bool = True, panel: str | None = None, **more: Any) -> Any:
-    """Return an option for ``--help``. default: the default in words, if the value is unclear. panel: its heading."""
+    """Return an option for typer. default: a description of an unclear default. panel: the option's heading in ``--help``."""
     more.setdefault("callback", check_finite)
     return typer.Option(metavar=metavar, help=help, show_default=default, rich_help_panel=panel, **more)
 
 
 def flag(name: str, help: str, panel: str | None = None, **more: Any) -> Any:
-    """Return an option without a value: ``--json``, or ``--layers/--no-layers``."""
+    """Return an option without a value, such as ``--json`` or ``--layers/--no-layers``."""
     return typer.Option(name, help=help, rich_help_panel=panel, **more)
 
 
@@ -76,12 +76,12 @@ def given(**values: Any) -> dict[str, Any]:
 
 
 def of_file(path: Path | None) -> str | None:
-    """Return the reference of a secret in a file, as :func:`edgevlm.apps.credentials.secret` reads it."""
+    """Return the reference to a secret in a file, in the form that :func:`edgevlm.apps.credentials.secret` reads."""
     return None if path is None else f"file:{path}"
 
 
 def lines(variable: str) -> list[str]:
-    """Read one value a line: click would split at every blank."""
+    """Return the values in an environment variable, one per line; click would split them at every blank."""
     return os.environ.get(variable, "").splitlines()
 
 
@@ -99,8 +99,8 @@ HelpAll = Annotated[bool, flag("--help-all", "Show all options.", is_eager=True,
 def with_settings(
     model: Any, panels: Mapping[str | None, Iterable[str]], rare: Iterable[str] = (), *, typed_only: bool = False
 ) -> Callable[[Any], Any]:
-    """Add an option for each of these fields to a command, under its panel; the command takes them as ``settings``, an instance
-    of the model, whose errors name the option.
+    """Add an option for each of these fields to a command, under its panel. The command gets them as ``settings``, an instance
+    of ``model``.
 
     typed_only: pass a dict of the typed options instead. rare: fields that only ``--help-all`` shows.
     """
@@ -130,7 +130,7 @@ def with_settings(
 
 
 def checked(model: Any, values: Mapping[str, Any]) -> Any:
-    """Return the model of these values. Raises UserError, one line that names the option."""
+    """Return an instance of ``model`` with these values. Raises a one-line UserError that names the option."""
     from pydantic import ValidationError
 
     try:
@@ -143,7 +143,7 @@ def checked(model: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _parameter(field: Any, name: str, panel: str | None, hidden: bool, typed_only: bool) -> Parameter:
-    """Make the option of a field: its type, help and default; the model checks it."""
+    """Make a field's option with its type, help and default; the model checks the value."""
     is_list = get_origin(field.annotation) is list
     first = get_args(field.annotation)[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
     words = {type(each).__name__: each for each in (*getattr(first, "__metadata__", ()), *field.metadata)}

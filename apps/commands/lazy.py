@@ -1,4 +1,4 @@
-"""A command line that imports a command when it is called."""
+"""A command line that imports each command only when it is called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class PlainHelp:
-    """Help in plain text: options under the headings of ``rich_help_panel``, without their variables."""
+    """Help in plain text that lists options under the headings of ``rich_help_panel``, without their environment variables."""
 
     def format_options(self: Any, ctx: Any, formatter: Any) -> None:
         rows = []
@@ -30,7 +30,7 @@ class PlainCommand(PlainHelp, TyperCommand):
 
 
 class LazyGroup(PlainHelp, TyperGroup):
-    """Lists its commands by name and summary. ``targets``: the ``module:attribute`` of each, a function or a Typer."""
+    """Lists its commands by name and summary. ``targets``: each command's ``module:attribute``, a function or a Typer."""
 
     targets: ClassVar[Mapping[str, str]] = {}
 
@@ -53,7 +53,7 @@ class LazyGroup(PlainHelp, TyperGroup):
 
 
 def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.Typer:
-    """Return a Typer of ``commands``, name -> (``module:attribute``, summary[, the heading it is listed under])."""
+    """Return a Typer of ``commands``: name -> (``module:attribute``, summary[, heading])."""
 
     class Group(LazyGroup):
         targets: ClassVar[Mapping[str, str]] = {name: about[0] for name, about in commands.items()}
@@ -68,7 +68,7 @@ def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.
 
 
 def plain_app(commands: Mapping[str, Callable[..., None]], **settings: Any) -> typer.Typer:
-    """Return a Typer of functions by name."""
+    """Return a Typer of these functions, by command name."""
     app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
     for name, function in commands.items():
         app.command(name, cls=PlainCommand)(function)
@@ -82,7 +82,7 @@ def write_under_headings(rows: Sequence[tuple[str, ...]], formatter: Any) -> Non
 
 
 def with_default(text: str) -> str:
-    """Rewrite click's ``help [default: (8.0); x>=1]`` as ``help (default: 8)``; errors name the range."""
+    """Rewrite click's ``help [default: (8.0); x>=1]`` as ``help (default: 8)``; the range is shown in errors only."""
     words, bracket, extra = text.rpartition("  [")
     default = next((part for part in extra.rstrip("]").split("; ") if part.startswith("default: ")), "")
     shown = default.removeprefix("default: ").removesuffix(".0").removeprefix("(").removesuffix(")")
@@ -90,7 +90,7 @@ def with_default(text: str) -> str:
 
 
 def load_command(name: str | None, target: str) -> Any:
-    """Return the command of ``module:attribute``; the module's ``EPILOG`` for it ends its help."""
+    """Return the command at ``module:attribute``. The module's ``EPILOG``, if any, ends its help."""
     module, _, attribute = target.partition(":")
     found, epilog = getattr(import_module(module), attribute), getattr(import_module(module), "EPILOG", None)
     if isinstance(found, typer.Typer):

@@ -1,4 +1,4 @@
-"""Commands that watch cameras and query what was seen: ``run``, ``watch``, ``serve``, ``config``, ``ask`` and others."""
+"""Commands that watch cameras and query what they saw: ``run``, ``watch``, ``serve``, ``config``, ``ask`` and others."""
 
 from __future__ import annotations
 
@@ -279,8 +279,8 @@ def forget(
 ) -> None:
     """Delete what was seen, from memory and disk.
 
-    Deletes memory rows, snapshots, thumbnails, events and journal lines of that time, on a server or in a folder. Rows of
-    later frames keep what they took from deleted ones.
+    Deletes memory rows, snapshots, thumbnails, events and journal lines of that time, on a server or in a folder. Rows of later
+    frames keep information that they took from deleted rows.
     """
     from edgevlm.apps.forget import forget_folder, in_words
     from edgevlm.apps.run.clock import Span

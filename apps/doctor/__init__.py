@@ -1,1 +1,1 @@
-"""Inspect this machine: checks with fixes, cameras, power."""
+"""Inspect this machine: its checks with suggested fixes, its cameras and its power."""

@@ -1,4 +1,4 @@
-"""``edgevlm cameras``: try each camera of this machine and report why one cannot be used."""
+"""``edgevlm cameras``: try each camera of this machine, and report why any of them cannot be used."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from edgevlm.runtime.plugins import names
 
 @dataclass(frozen=True, slots=True)
 class CameraEntry:
-    """A camera. ``camera``: the value for --camera. ``problem``: why it cannot be used, None if it can.
+    """A camera. ``camera``: the value for --camera. ``problem``: why the camera cannot be used, or None.
 
-    ``mode``: the mode it was opened in.
+    ``mode``: the mode that the camera was opened in.
     """
 
     camera: str
@@ -41,7 +41,7 @@ class CameraEntry:
 
 
 def look_around(root: Path = ROOT) -> list[CameraEntry]:
-    """Take a picture with every device; the demo comes first, a Jetson's sensors last."""
+    """Take a picture with every device; return the demo first and a Jetson's sensors last."""
     found, sensors = [CameraEntry("demo", "demo", "the world that the embedded model was taught", None)], 0
     for device in sorted(devices(root), key=lambda device: device.is_sensor):
         links = tuple(map(str, device.links))
@@ -55,7 +55,7 @@ def look_around(root: Path = ROOT) -> list[CameraEntry]:
 
 
 def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
-    """Take one picture; return the reason of a failure, or None, and the camera's mode."""
+    """Take one picture; return the reason if that fails, else None, and the camera's mode."""
     try:
         connection = UsbConnection(str(path), SourceOptions(), root)
     except UserError as error:
@@ -68,7 +68,7 @@ def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
 
 
 def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
-    """Yield the lines of the command."""
+    """Yield the lines that ``edgevlm cameras`` prints."""
     found = look_around(root)
     packages = [CameraEntry(name, "package", f"of an installed package, also {name}://..", None) for name in names("sources")]
     yield from (entry.as_json() if as_json else str(entry) for entry in [*found, *packages])
@@ -77,7 +77,7 @@ def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
 
 
 def check_cameras(machine: Machine) -> list[Outcome]:
-    """Check that every camera except the demo gives a picture, and report why not."""
+    """Check that every camera except the demo gives a picture; report the reason for each one that does not."""
     found = machine.within(lambda: look_around(machine.root))
     if found is None:
         return [("warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again")]

@@ -1,6 +1,6 @@
 """``edgevlm doctor``: check this machine and suggest fixes. A check is a function named in :data:`CHECKS`.
 
-It inspects a machine and returns a status, the finding and a fix, or None.
+A check inspects the machine and returns a status, a finding and a fix, or None if it does not apply.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def extension(machine: Machine) -> Outcome:
 
 
 def import_problem(machine: Machine, module: str) -> str:
-    """Import a module in a separate process, which it may crash; return why it cannot be loaded, or an empty text."""
+    """Import a module in a separate process, in case it crashes; return why it cannot be loaded, or an empty text."""
     said = machine.run([sys.executable, "-c", IMPORT.format(path=sys.path, module=module)])
     if said is None:
         return f"importing {module} crashes, or takes more than {machine.limit_s:g} s"
@@ -91,7 +91,7 @@ def import_problem(machine: Machine, module: str) -> str:
 def one_build(
     machine: Machine, packages: str, module: str, best: str, status: Status, missing: str, fix: str, why: str = ""
 ) -> Outcome:
-    """Check that only one of these packages is installed: they write into one folder, and the last one installed runs."""
+    """Check that only one of these packages is installed: they share a folder, so that a second one overwrites the first."""
     found = sorted(_wheels(machine, packages).items())
     text = " and ".join(f"{name} {version}" for name, version in found)
     if len(found) > 1:
@@ -103,7 +103,7 @@ def one_build(
 
 
 def cpu(machine: Machine) -> Outcome:
-    """Return the processor features that the cache's kernels can use."""
+    """Return which processor features the cache's kernels can use."""
     fields = machine.fields("proc/cpuinfo")
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     name = fields.get("model name") or fields.get("Model") or fields.get("CPU part") or "of an unknown name"
@@ -116,7 +116,7 @@ def cpu(machine: Machine) -> Outcome:
 
 
 def _kilobytes(machine: Machine, *names: str) -> list[int] | None:
-    """Read fields of /proc/meminfo; None if one is missing."""
+    """Return fields of /proc/meminfo in kB, or None if one is missing."""
     fields = machine.fields("proc/meminfo")
     sizes = [fields.get(name, "").split(" ")[0] for name in names]
     return [int(size) for size in sizes] if all(size.isdigit() for size in sizes) else None
@@ -169,7 +169,7 @@ def jetpack(machine: Machine) -> Outcome:
 
 
 def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None], fix: str) -> Outcome | None:
-    """Compare a version with that of the Jetson Linux release."""
+    """Check a package's version against the one of this Jetson Linux release."""
     if (release := release_of(machine)) is None:
         return None
     found, wanted = find(machine), release[name]
@@ -179,7 +179,7 @@ def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None
 
 
 def cma(machine: Machine) -> Outcome:
-    """Check the contiguous memory for CSI cameras and the decoders."""
+    """Check the contiguous memory that CSI cameras and video decoders need."""
     if (sizes := _kilobytes(machine, "CmaFree", "CmaTotal")) is None:
         return "warn", "no CMA in /proc/meminfo: not found"
     text = f"{sizes[0] / 1e3:.0f} of {sizes[1] / 1e3:.0f} MB contiguous memory free"
@@ -198,7 +198,7 @@ def swap(machine: Machine) -> Outcome | None:
 
 
 def power_mode(machine: Machine) -> Outcome:
-    """Return whether the fastest power mode is set: MAXN_SUPER, else MAXN, else that of most watts."""
+    """Return whether the fastest power mode is set: MAXN_SUPER, else MAXN, else the one with the most watts."""
     modes = power_modes(machine)
     found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
     if not modes or found is None:
@@ -216,7 +216,7 @@ def _rank(name: str) -> tuple[bool, bool, int]:
 
 
 def clocks(machine: Machine) -> Outcome:
-    """Return whether the GPU's clock is held at its highest, so that the first frames are as fast as later ones."""
+    """Return whether the GPU's clock is fixed at its maximum, so that the first frames are as fast as later ones."""
     place = next((place for place in GPU_CLOCKS if machine.path(place).exists()), None)
     low, high = (machine.number(f"{place}/{name}") if place else None for name in ("min_freq", "max_freq"))
     if low is None or high is None:
@@ -243,7 +243,7 @@ def gpu(machine: Machine) -> Outcome:
 
 
 def gpu_in_use(machine: Machine) -> Outcome:
-    """Return whether ONNX Runtime could use the GPU, tried in a separate process."""
+    """Try in a separate process whether ONNX Runtime can use the GPU."""
     if (text := machine.run([sys.executable, "-c", ASK])) is None:
         return "warn", "ONNX Runtime gave no answer", f"see what fails: {sys.executable} -c '{ASK}'"
     providers = ", ".join(name for name in text.split() if name in FASTER)
@@ -254,7 +254,7 @@ def gpu_in_use(machine: Machine) -> Outcome:
 
 
 def permissions(machine: Machine) -> Outcome | None:
-    """Return whether this user may open the GPU's nodes; only engines on a GPU need them."""
+    """Return whether this user may open the GPU's device nodes, which only GPU engines need."""
     found = [machine.path(node) for node in NODES if machine.path(node).exists()]
     closed = [str(path.relative_to(machine.root)) for path in found if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
@@ -280,7 +280,7 @@ def cudnn(machine: Machine) -> Outcome:
 
 
 def cuda_runtime(machine: Machine) -> Outcome | None:
-    """Check CUDA's runtime libraries, except on a Jetson, whose CUDA has a separate check."""
+    """Check CUDA's runtime libraries, except on a Jetson, where a separate check covers them."""
     if is_jetson(machine):
         return None
     found = _debs(machine, r"cuda-cudart-\d+-\d+") | _wheels(machine, r"nvidia-cuda-runtime(?:-cu\d+)?")
@@ -304,7 +304,7 @@ def _listed(found: dict[str, str]) -> str:
 
 
 def _debs(machine: Machine, name: str) -> dict[str, str]:
-    """Return installed dpkg packages whose whole name matches, with their versions."""
+    """Return the installed dpkg packages whose full name matches the pattern ``name``, with their versions."""
     found = {}
     for about in (machine.read("var/lib/dpkg/status") or "").split("\n\n"):
         package = re.search(rf"^Package: ({name})$", about, re.MULTILINE)
@@ -344,7 +344,7 @@ CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outco
 class Finding:
     """The result of a check. status: ``ok``, ``warn`` (works, but worse than it could) or ``fail`` (a run would fail).
 
-    fix: what to do, may be empty.
+    fix: what to do; may be empty.
     """
 
     check: str
@@ -358,7 +358,7 @@ class Finding:
 
 
 def examine(machine: Machine | None = None) -> Iterator[Finding]:
-    """Yield the findings of every check, in the table's order. A check that crashes is a finding too."""
+    """Yield the findings of every check, in the order of :data:`CHECKS`. A check that crashes counts as a finding."""
     machine = machine or Machine()
     for name, (applies, check) in CHECKS.items():
         try:
@@ -373,7 +373,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def report(as_json: bool, machine: Machine | None = None, more: Sequence[Finding] = ()) -> tuple[list[str], bool]:
-    """Return the lines of the command, and whether this machine is ready for a run. more: further findings."""
+    """Return the lines that ``edgevlm doctor`` prints, and whether this machine is ready for a run. more: further findings."""
     found = [*examine(machine), *more]
     statuses = [finding.status for finding in found]
     if as_json:

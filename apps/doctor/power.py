@@ -1,4 +1,4 @@
-"""``edgevlm power``: rails, clocks, power mode, processor and memory, a line at each interval."""
+"""``edgevlm power``: print rails, clocks, power mode, processor and memory at regular intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mode_of(machine: Machine) -> str | None:
 
 
 def clocks_of(machine: Machine) -> dict[str, float]:
-    """Return the MHz of devfreq devices (GPU, memory, ..) and of the first processor core."""
+    """Return the clocks in MHz of devfreq devices (GPU, memory, ..) and of the first processor core."""
     found = {name: machine.number(f"{DEVFREQ}/{name}/cur_freq") for name in machine.names(DEVFREQ)}
     named = {"gpu" if f"{DEVFREQ}/{name}" in GPU_CLOCKS else name: hertz / 1e6 for name, hertz in found.items() if hertz}
     core = machine.number("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
@@ -35,9 +35,9 @@ def clocks_of(machine: Machine) -> dict[str, float]:
 def show_power(
     interval_s: float, seconds: float | None, as_json: bool, machine: Machine | None = None
 ) -> Iterator[tuple[bool, str]]:
-    """Yield a line every ``interval_s`` and whether it is data (else a note); the last is a summary.
+    """Yield a line every ``interval_s``, and whether it is data rather than a note; the last line is a summary.
 
-    Ends after ``seconds``, or at ctrl-C. A line's watts are the mean since the previous line; without a meter they are null, or
+    Ends after ``seconds`` or at ctrl-C. A line's watts are the mean since the previous line; without a meter they are null, or
     "not measured".
     """
     machine = machine or Machine()

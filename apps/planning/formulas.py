@@ -1,4 +1,4 @@
-"""Predict a model's memory and speed on a device: bytes by formulas, seconds by a roofline, from stated constants."""
+"""Predict a model's memory by formulas, and its speed by a roofline model, from stated constants of a device."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ MOST_CAMERAS = 256  # most cameras that a server takes
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """Bytes of each part while a stream runs, and the peaks of export and build.
+    """Bytes of each part of memory while a stream runs, and the peaks of export and build.
 
-    kv: the cache's arena; policy: its state beside the cache; activations: working memory of the decoder; vision: the tower's,
-    with pixels and features; runtime: libraries, graphs, sessions; snapshots: a server's copies of memories, and thumbnails.
-    export_peak: the peak of ``edgevlm export``; build_peak: the peak of TensorRT's builder, 0 without one.
+    kv: the cache's arena. policy: the policy's state. activations: the decoder's working memory. vision: that of the tower,
+    with pixels and features. runtime: libraries, graphs, sessions. snapshots: a server's copies of memories, and thumbnails.
+    export_peak: the peak of ``edgevlm export``. build_peak: the peak of TensorRT's builder, or 0.
     """
 
     weights: int
@@ -53,13 +53,13 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """The most bytes that all streams take together; ONNX Runtime's sessions keep their working memory."""
+        """The most memory that all streams take together; ONNX Runtime's sessions keep their working memory."""
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of the decoder's layers, the table of embeddings, the head (0 if it is that table) and the tower."""
+    """Bytes of the decoder's layers, embedding table, head (0 if it is that table) and vision tower."""
 
     layers: int
     embedding: int
@@ -73,7 +73,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """Seconds of arithmetic and of memory traffic of a call; they overlap, so it takes the longer of the two."""
+    """Seconds of a call's arithmetic and of its memory traffic. They overlap, so the call takes as long as the longer one."""
 
     compute: float
     traffic: float
@@ -84,7 +84,7 @@ class RooflineCall:
 
     @property
     def term(self) -> str:
-        """The longer of the two."""
+        """Return the name of the longer of the two."""
         return "compute" if self.compute > self.traffic else "memory bandwidth"
 
 
@@ -92,8 +92,8 @@ class RooflineCall:
 class Speed:
     """A stream's speed at a budget.
 
-    j_per_frame: an upper bound, the device's largest power budget times a frame's time; None if unknown. bound_by: the largest
-    part of a frame's time: vision, compute or memory bandwidth.
+    j_per_frame: an upper bound (the device's largest power budget times the time of a frame), or None. bound_by: the largest
+    part of that time: vision, compute or memory bandwidth.
     """
 
     prefill_fps: float
@@ -107,9 +107,9 @@ class Speed:
 
 
 def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
-    """Return the weights of ``model`` at a precision, in a bundle or, for a ``kind`` of jetson, in TensorRT's engines.
+    """Return the weights of ``model`` at a precision, in a bundle or (on a Jetson) in TensorRT's engines.
 
-    A bundle has its files' sizes at its own precision. Raises UserError for another precision of rounded weights.
+    A bundle at its own precision has the sizes of its files. Raises UserError for rounded weights at a different precision.
     """
     stored = load_precision(precision)
     engine = kind == "jetson" and stored.tensorrt is not None  # ONNX Runtime runs all other precisions
@@ -129,22 +129,22 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
 
 
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the bytes of a stream's cache of prefix + ``budget`` + text rows in every layer, as ``KVCache.bytes_for`` does."""
+    """Return the bytes of a stream's cache: prefix + ``budget`` + text rows in every layer, as ``KVCache.bytes_for`` counts."""
     shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
     return KVCache.bytes_for(*shape, inv_freq=np.ones(model.head_dim // 2), axes=model.axes, dtype=kv)
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
-    """Return the most bytes that a policy keeps: POLICY_ROW for every row held."""
+    """Return the most bytes that a policy keeps: POLICY_ROW for each cached row."""
     return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
 
 
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
     """Return the decoder's working memory for its largest call: ``chunk`` frames into an empty memory, up to the budget.
 
-    Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, float32: 6 I + 3 E + 3 Q + 4 K
-    numbers a row, the MLP's product, halves, gate and activation beside attention's rows. Inputs, E (1 + deepstack) a row, are
-    held three times. On a GPU, float16, fused: 3 I + 4 E a row, and the inputs.
+    Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, in float32, a row takes 6 I + 3 E
+    + 3 Q + 4 K numbers: the MLP's product, halves, gate and activation, and attention's rows. The inputs, E (1 + deepstack)
+    numbers per row, are held three times. On a GPU, in fused float16, a row takes 3 I + 4 E numbers and the inputs.
     """
     frame = model.tower.rows
     rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))
@@ -156,8 +156,8 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
 
 
 def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
-    """Return the bytes of a stream's pixels ``[chunk, 3, height, width]``, ``copies`` times, and of a chunk's features,
-    float32.
+    """Return the bytes of ``copies`` copies of a stream's pixels ``[chunk, 3, height, width]`` and of a chunk's float32
+    features.
     """
     tower = model.tower
     grids = max(1, chunk // tower.group)
@@ -166,10 +166,10 @@ def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
 
 
 def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
-    """Return the tower's working memory for ``chunk`` frames, with their pixels (held twice) and features.
+    """Return the tower's working memory for ``chunk`` frames, including their features and two copies of their pixels.
 
-    N patches of width W, an MLP of width I. On a CPU, float32, all grids at once (one at a time in 8 bits): attention's 4 N W
-    numbers a grid and the MLP's N (3 I + 2 W), both kept by the arena. On a GPU, in float16, one grid at a time: N (I + 4 W).
+    N patches of width W, an MLP of width I. On a CPU, in float32, all grids at once (in 8 bits, one at a time): attention takes
+    4 N W numbers per grid and the MLP N (3 I + 2 W), which the arena keeps. On a GPU, in float16, one at a time: N (I + 4 W).
     """
     tower = model.tower
     if kind != "cpu":
@@ -185,13 +185,13 @@ def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int
 
 
 def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return the bytes of one more camera on a server: cache, policy, chunk and snapshot; no weights."""
+    """Return the memory of one more camera on a server: cache, policy, chunk and snapshot, without weights."""
     own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
     return own + snapshot_bytes(model, budget, chunk, kv)
 
 
 def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the most bytes that a long question takes: a copy of the cache with room for it; 0 without positions."""
+    """Return the most bytes that a long question takes: a copy of the cache with room for it, or 0 without positions."""
     set_aside, spare = model.text_rows - model.closing, model.most_budget - budget
     longer = min(LONGEST_QUESTION, set_aside + spare) - set_aside
     return arena_bytes(model, budget + longer, kv) if longer > 0 else 0
@@ -199,7 +199,7 @@ def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model at a precision on a device. kv: type of keys and values. served: cameras on a server; 0: a run of one."""
+    """A model at a precision on a device. kv: type of keys and values. served: number of cameras on a server; 0 for a run."""
 
     model: PlannedModel
     device: DeviceProfile
@@ -213,7 +213,7 @@ class Roofline:
 
     @property
     def resident_weights(self) -> int:
-        """Return the bytes of weights in memory while a stream runs.
+        """Return the memory of the weights while a stream runs, in bytes.
 
         On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed too; of the embedding's file
         only the rows in use are read. TensorRT keeps weights as stored.
@@ -226,7 +226,7 @@ class Roofline:
         return round(matrices * weights.layers + head * (weights.head or weights.embedding)) + weights.tower
 
     def memory(self, budget: int, chunk: int) -> PlannedMemory:
-        """Return the memory of all cameras, each with ``budget`` vision tokens a layer and ``chunk`` frames taken at once."""
+        """Return the memory of all cameras, each with ``budget`` vision tokens per layer and chunks of ``chunk`` frames."""
         model, kind, streams = self.model, self.device.kind, max(1, self.served)
         layer = layer_matrices(model.hidden, model.heads, model.kv_heads, model.head_dim, model.inner)
         return PlannedMemory(
@@ -242,10 +242,10 @@ class Roofline:
         )
 
     def _rate(self, integer: bool, wide: bool) -> float:
-        """Return operations a second of matrix products.
+        """Return how many operations of matrix products the device does per second.
 
-        integer: of bytes with a scale per row and column, or of 4 bits in blocks of 32. On a CPU other integers and float16
-        take as long as float32; a GPU multiplies all integers as float16.
+        integer: bytes with a scale per row and column, or 4 bits in blocks of 32. On a CPU, other integers and float16 take as
+        long as float32. A GPU multiplies all integers as float16.
         """
         if self.device.kind == "cpu":
             found = self.device["int8_tops" if integer else "fp32_tflops"]
@@ -255,14 +255,14 @@ class Roofline:
 
     @property
     def bandwidth(self) -> float:
-        """Return the memory bandwidth in bytes a second."""
+        """Return the memory bandwidth in bytes per second."""
         return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
 
     def vision(self) -> RooflineCall:
-        """Return the cost of one grid through the tower.
+        """Return the cost of one grid through the vision tower.
 
-        Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, B blocks of width W in which a
-        patch sees A others. Bytes: the tower's weights once.
+        Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, and B blocks of width W in which
+        a patch attends to A others. Bytes: the tower's weights, read once.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
@@ -272,10 +272,10 @@ class Roofline:
         return RooflineCall(seconds, self.weights.tower / self.bandwidth)
 
     def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
-        """Return the cost of ``rows`` rows after ``held`` in ``calls`` calls of the decoder.
+        """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached ones.
 
-        Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) of attention, and 2 V E of
-        a row's logits. Bytes: the layers' weights and the rows held, once a call; the head's with logits.
+        Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) for attention, and 2 V E
+        for a row's logits. Bytes: the layers' weights and the cached rows, once per call, and the head's weights with logits.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2
@@ -289,7 +289,7 @@ class Roofline:
         return RooflineCall(seconds, read / self.bandwidth)
 
     def kv_bytes(self, rows: int) -> float:
-        """Return the bytes of keys and values of ``rows`` rows in every layer."""
+        """Return the bytes of keys and values of ``rows`` rows in all layers."""
         return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * DTYPES[self.kv].itemsize
 
     def token(self, held: int) -> RooflineCall:
@@ -297,10 +297,10 @@ class Roofline:
         return self.prefill(1, held, logits=True)
 
     def speed(self, budget: int, chunk: int) -> Speed:
-        """Return the speed once ``budget`` vision tokens are held in every layer and ``chunk`` frames are appended at once.
+        """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        A frame takes 1 / group of a grid: the tower, its rows through the decoder, and its share of a compression, which reads
-        the cache COMPRESSION_READS times a chunk.
+        A frame takes 1 / group of a grid's time in the tower, the decoder's time for its rows, and its share of a compression,
+        which reads the cache COMPRESSION_READS times per chunk.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)
@@ -323,23 +323,23 @@ class Roofline:
         )
 
     def can_run(self, budget: int, chunk: int, fps: float) -> bool:
-        """Return whether a budget fits memory and positions, and keeps up with ``fps`` frames a second of every camera."""
+        """Return whether a budget fits memory and positions, and allows every camera ``fps`` frames a second."""
         if not self.model.least_budget <= budget <= self.model.most_budget:
             return False
         fits = self.memory(budget, chunk).total <= self.device.usable_bytes
         return fits and self.speed(budget, chunk).prefill_fps >= max(1, self.served) * fps
 
     def largest_budget(self, chunk: int, fps: float) -> int:
-        """Return the largest budget that can run at ``fps``; 0 if none can."""
+        """Return the largest budget that can run at ``fps``, or 0."""
         return largest(self.model.least_budget, self.model.most_budget, lambda budget: self.can_run(budget, chunk, fps))
 
     def most_cameras(self, budget: int, chunk: int, fps: float) -> int:
-        """Return the most cameras of that budget that a server can watch at ``fps``; 0 if none."""
+        """Return the most cameras with that budget that a server can watch at ``fps``, or 0."""
         return largest(1, MOST_CAMERAS, lambda cameras: replace(self, served=cameras).can_run(budget, chunk, fps))
 
 
 def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest integer from ``least`` to ``most`` for which the monotonic ``holds`` is true; 0 if there is none."""
+    """Return the largest integer from ``least`` to ``most`` for which the monotonic ``holds`` is true, or 0."""
     if most < least or not holds(least):
         return 0
     low, high = least, most + 1

@@ -1,4 +1,4 @@
-"""A model's numbers for a plan, from a bundle's files or only the JSON files of a checkpoint."""
+"""Read the numbers that a plan needs from a bundle's files, or from only the JSON files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ PREFIX = 32  # assumed rows of the system prompt: counting them needs the tokeni
 class PlannedModel:
     """A model.
 
-    matrices: parameters of all layers' matrices; vectors: parameters of norms and biases; tied: the head is the embedding.
-    inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
-    precision, group: for weights already rounded, their precision and the number that shares a scale; otherwise None. floats:
-    parameters of ``matrices`` that such a checkpoint stores in float. kv: type of keys and values. files: bytes of a bundle's
-    weights by ``decoder``, ``embedding`` and ``vision``.
+    matrices: parameters of all layers' matrices. vectors: parameters of norms and biases. tied: whether the head is the
+    embedding. inner: width of the MLP. prefix: rows that are never evicted. closing: rows that close a video. limit: positions
+    of a stream. precision, group: of rounded weights, their precision and how many share a scale; else None. floats: parameters
+    of ``matrices`` that such a checkpoint stores in float. kv: type of keys and values. files: bytes of a bundle's weights by
+    ``decoder``, ``embedding`` and ``vision``.
     """
 
     name: str
@@ -69,37 +69,37 @@ class PlannedModel:
 
     @property
     def table(self) -> int:
-        """The parameters of the embedding and the head."""
+        """Return the number of parameters in the embedding, or in the head."""
         return self.vocab * self.hidden
 
     @property
     def text_rows(self) -> int:
-        """The rows reserved for a question's turn."""
+        """Return the rows that are reserved for a question's turn."""
         text = TextBudget.fitting(self.limit)
         return text.conversation + text.question + text.answer + self.closing
 
     @property
     def least_budget(self) -> int:
-        """Two frames, the smallest budget that every policy takes."""
+        """Return the smallest budget that every policy takes, which is two frames."""
         return 2 * self.tower.rows
 
     @property
     def most_budget(self) -> int:
-        """The largest budget that leaves positions for prefix and text."""
+        """Return the largest budget that leaves positions for prefix and text."""
         return self.limit - self.prefix - self.text_rows
 
     def capacity(self, budget: int) -> int:
-        """Return rows of each layer's cache at a budget: prefix + |M| + text budget."""
+        """Return the rows of each layer's cache at a budget: prefix + |M| + text budget."""
         return self.prefix + budget + self.text_rows
 
 
 def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner: int) -> int:
-    """Return parameters of a layer's matrices: q, k, v, o of attention; gate, up, down of the MLP."""
+    """Return the parameters of a layer's matrices: q, k, v and o of attention; gate, up and down of the MLP."""
     return hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
 
 
 def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
-    """Return the model of ``demo``, a folder, or an id of models.json, for frames of ``camera``, (height, width)."""
+    """Return the model of ``demo``, a folder or an id in models.json. camera: the frames' (height, width)."""
     if name == "demo" or (Path(name) / MANIFEST).exists():
         return plan_bundle(name, camera)
     facts = None if Path(name).exists() else next((each for each in published_facts() if each["id"] == name), None)
@@ -107,7 +107,7 @@ def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
 
 
 def plan_published(facts: Mapping[str, Any], camera: tuple[int, int]) -> PlannedModel:
-    """Return the model of an entry of models.json for frames of ``camera``, (height, width)."""
+    """Return the model of an entry in models.json. camera: the frames' (height, width)."""
 
     def sized(factor: int, budget: tuple[int, int], clip: int) -> tuple[int, int]:
         return PixelBudget(factor, budget[0], budget[1] * clip, clip).fitted(*camera)
@@ -147,7 +147,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:
-    """Return the model of a complete ``config.json``. Raises KeyError, TypeError or ValueError if it is invalid."""
+    """Return the model that a complete ``config.json`` describes. Raises KeyError, TypeError or ValueError if invalid."""
     text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
     family = load_family(name_of, name)
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
@@ -169,7 +169,7 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
-    """Return the model in ``demo`` or a bundle's folder, for frames of ``camera`` if it takes several sizes; hashes nothing.
+    """Return the model of ``demo`` or a bundle's folder; hash no files. camera: size of frames, if the model takes several.
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """
@@ -201,7 +201,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
 
 
 def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a graph's initializers by name. Raises BundleError for a file that is not ONNX."""
+    """Return the shapes of a graph's initializers by name. Raises BundleError if the file is not ONNX."""
     try:
         return initializer_shapes(graph.read_bytes())
     except ValueError as error:
@@ -209,7 +209,7 @@ def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _tower(family: Family, vision: VisionSpec, graph: Path, tokenizer: Tokenizer) -> TowerGeometry:
-    """Estimate a tower's geometry from its parameters (without scales and zero points); the graph does not contain it."""
+    """Estimate a tower's geometry from the number of its parameters, because the graph does not contain it."""
     parameters = sum(prod(shape) for name, shape in shapes_in(graph).items() if not name.endswith((".scales", ".zero")))
     tokens, patches = vision.tokens_per_frame, family.patches(vision)
     around = (vision.before + vision.after).format(seconds=0.0, minutes=0, second=0, frame=1)
@@ -219,6 +219,6 @@ def _tower(family: Family, vision: VisionSpec, graph: Path, tokenizer: Tokenizer
 
 
 def published_facts() -> list[dict[str, Any]]:
-    """Read models.json: ``id`` on the hub, ``licence``, ``checked`` and ``config``."""
+    """Read models.json: each model's ``id`` on the hub, ``licence``, ``checked`` and ``config``."""
     facts: list[dict[str, Any]] = json.loads(files(__package__ or "").joinpath("models.json").read_text(encoding="utf-8"))
     return facts

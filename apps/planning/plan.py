@@ -1,4 +1,4 @@
-"""``edgevlm plan`` and ``models``: a model's predicted memory and speed on a device, before anything is built."""
+"""``edgevlm plan`` and ``edgevlm models``: predict a model's memory and speed on a device before anything is built."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NEARLY = 0.9  # if no weights keep up, the most accurate ones with this fraction
 class PlanRequest:
     """The options as typed; :func:`choose` chooses those that are None.
 
-    device: of :mod:`edgevlm.engines.devices`; None is this machine. vision_precision: precision of the tower's linears on a
-    CPU. kv: type of keys and values. camera: (height, width) of frames. cameras: number on a server; None: a run of one.
+    device: a name in :mod:`edgevlm.engines.devices`; None for this machine. vision_precision: that of the tower's linear layers
+    on a CPU. kv: type of keys and values. camera: (height, width) of frames. cameras: number on a server; None for a run.
     """
 
     model: str
@@ -45,7 +45,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """A plan: the request and the results."""
+    """A request's plan with its results."""
 
     roofline: Roofline
     budget: int
@@ -56,12 +56,12 @@ class DevicePlan:
 
     @property
     def fits(self) -> bool:
-        """Return whether all cameras fit beside the system."""
+        """Return whether all cameras fit into memory next to the system."""
         return self.memory.total <= self.roofline.device.usable_bytes
 
     @property
     def keeps_up(self) -> bool:
-        """Return whether it keeps up with every camera's frames."""
+        """Return whether the device keeps up with every camera's frames."""
         return self.camera_fps >= self.fps
 
     @property
@@ -69,7 +69,7 @@ class DevicePlan:
         return self.speed.prefill_fps / max(1, self.roofline.served)
 
     def line(self) -> dict[str, Any]:
-        """Return the JSON fields, the most important first. MB are 1e6 bytes."""
+        """Return the JSON fields, the most important first. 1 MB is 1e6 bytes."""
         memory, speed, roofline = self.memory, self.speed, self.roofline
         model = roofline.model
         mb = {f"{name}_mb": round(getattr(memory, name) / 1e6, 1) for name in (*PlannedMemory.__slots__, "total")}
@@ -107,16 +107,16 @@ class DevicePlan:
 
 
 def make_plan(request: PlanRequest) -> DevicePlan:
-    """Plan as requested. Raises UserError for an invalid device, model, precision or budget."""
+    """Make the requested plan. Raises UserError for an invalid device, model, precision or budget."""
     device = device_named(request.device)
     return choose(model_of(request.model, request.camera), device, request)
 
 
 def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
-    """Make a plan and choose the options that were not given.
+    """Make a plan, choosing the options that were not given.
 
-    Weights are the most accurate with which the usual budget, or half of it, fits and keeps up with ``request.fps``; else the
-    fastest that fit, else the smallest. Raises UserError for an invalid precision or budget.
+    It chooses the most accurate weights with which the usual budget, or half of it, fits and keeps up with ``request.fps``; if
+    there are none, the fastest that fit; else the smallest. Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
@@ -145,7 +145,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the candidate precisions: only the requested one, or that of a bundle or rounded checkpoint, else all."""
+    """Return the candidate precisions: the requested one, that of a bundle or rounded checkpoint, or all."""
     if asked is not None:
         load_precision(asked)
         return (asked,)
@@ -153,14 +153,14 @@ def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) ->
 
 
 def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) -> str:
-    """Return a bundle's own precision; else 8 bits on a CPU with integers in the decoder."""
+    """Return a bundle's own tower precision; otherwise 8 bits on a CPU if the decoder has integers."""
     if model.files or device.kind != "cpu":
         return model.tower.precision
     return "int8" if load_precision(precision).onnxruntime.matrices.is_integer else "fp32"
 
 
 def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
-    """Return a run's usual budget, or down to half of it if that keeps up, else what fits, in whole frames."""
+    """Return a run's usual budget in whole frames, reduced by up to half to keep up, or further to fit."""
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
         budget = min(usual, roofline.largest_budget(request.chunk, fps)) // rows * rows
@@ -170,19 +170,19 @@ def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
 
 
 def default_budget(model: PlannedModel) -> int:
-    """Return a run's budget: half of the model's positions, up to 6,000 tokens, in whole frames."""
+    """Return a run's default budget: half of the model's positions, up to 6,000 tokens, in whole frames."""
     rows = model.tower.rows
     wanted = min(DEFAULT_BUDGET, model.limit // 2, model.most_budget) // rows * rows
     return max(wanted, model.least_budget)
 
 
 def figure(rate: float) -> str:
-    """Return a rate with two digits."""
+    """Format a rate with two digits."""
     return f"{rate:.0f}" if rate >= 9.95 else f"{rate:.1f}" if rate >= 0.995 else f"{rate:.2f}"
 
 
 def describe(plan: DevicePlan) -> Iterator[str]:
-    """Yield the lines for a person: the JSON fields, whose names contain their units; estimates have two digits."""
+    """Yield a plan's lines for a person: the JSON fields, whose names contain their units. Estimates have two digits."""
     device, model, line = plan.roofline.device, plan.roofline.model, plan.line()
     yield from wrap(f"{model.name} ({model.family}) on {device.title}", 80)
     yield from wrap(assumptions(device), 80)
@@ -196,14 +196,14 @@ def describe(plan: DevicePlan) -> Iterator[str]:
 
 
 def show(request: PlanRequest, as_json: bool) -> Iterator[str]:
-    """Yield the lines of the command. Raises UserError."""
+    """Yield the lines that ``edgevlm plan`` prints. Raises UserError."""
     plan = make_plan(request)
     yield from [json_line("plan", plan.line())] if as_json else describe(plan)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedCheckpoint:
-    """A checkpoint of the hub: its name, its licence and which facts were looked up."""
+    """A checkpoint on the hub: its name, its licence and which of its facts were looked up."""
 
     name: str
     licence: str
@@ -212,15 +212,15 @@ class PublishedCheckpoint:
 
     @property
     def parameters(self) -> int:
-        """The number of weights that a stream uses, without skipped blocks of a tower."""
+        """Return the number of weights that a stream uses, without a tower's skipped blocks."""
         model = self.model
         return model.matrices + model.vectors + model.table * (1 if model.tied else 2) + model.tower.parameters
 
 
 def checkpoints() -> list[PublishedCheckpoint]:
-    """Return the models of models.json, the smallest first: facts of the hub, and the config.json fields that a plan needs.
+    """Return the models of models.json, the smallest first, with their facts from the hub and config.json fields.
 
-    ``checked`` lists the facts of licence and geometry that were looked up; the rest is from memory. We have run none of them
+    ``checked`` lists the facts of licence and geometry that were looked up; the others are from memory. None of them was run
     with real weights.
     """
     found = [
@@ -231,7 +231,7 @@ def checkpoints() -> list[PublishedCheckpoint]:
 
 
 def show_models(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
-    """Yield the lines of ``edgevlm models``. Raises UserError for an unknown device and an invalid rate."""
+    """Yield the lines that ``edgevlm models`` prints. Raises UserError for an unknown device or an invalid rate."""
     device = device_named(name)
     if not as_json:
         predicted = f"Predicted by edgevlm plan, {fps:g} frames a second asked; we have run none of these with real weights."
@@ -258,5 +258,5 @@ def show_models(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
 
 
 def size(parameters: int) -> str:
-    """Return ``256M`` or ``2.2B``."""
+    """Format a number of parameters, as in ``256M`` or ``2.2B``."""
     return f"{parameters / 1e9:.1f}B" if parameters >= 950e6 else f"{parameters / 1e6:.0f}M"

@@ -1,4 +1,4 @@
-"""This machine as a device to plan for: memory, cores and clock as Linux reports them, the rest marked as assumed."""
+"""Describe this machine as a device to plan for: memory, cores and clock from Linux; other figures are marked as assumed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOURCES = {"here": FigureSource("Described by Linux; what is not checked is assu
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
-    """Return ``machine`` as a Jetson, or else as its processor. cores: physical cores that may be used."""
+    """Return ``machine`` as a Jetson if it is one, else its processor. cores: physical cores to use."""
     machine = machine or Machine()
     if is_jetson(machine) and (profile := profile_of(machine)) is not None:
         return profile
@@ -36,7 +36,7 @@ def this_machine(machine: Machine | None = None, cores: int | None = None) -> De
 
 
 def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
-    """Describe the processor of ``machine``, with its installed memory or the lowest limit of its control groups."""
+    """Describe the processor of ``machine``. Its memory is the installed one or the lowest limit of its control groups."""
     cores = default_threads() if cores is None else cores
     cpu = machine.fields("proc/cpuinfo")
     memory = int((machine.fields("proc/meminfo").get("MemTotal") or "0 kB").split()[0]) >> 10
@@ -61,12 +61,12 @@ def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
 
 
 def device_named(name: str | None) -> DeviceProfile:
-    """Return the device of this name, this machine for None. Raises UserError for an unknown device."""
+    """Return the device of this name, or this machine for None. Raises UserError for an unknown device."""
     return this_machine() if name is None else load_device(name)
 
 
 def assumptions(device: DeviceProfile) -> str:
-    """Return this machine's assumed figures in words; empty for other devices."""
+    """List this machine's assumed figures in words; empty for other devices."""
     if device.name != NAME:
         return ""
     return f"assumed: {device['bandwidth_gb_s']:g} GB/s of bandwidth, {device['system_mib'] / 1024:.1f} GiB for the system"
