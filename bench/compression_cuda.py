@@ -53,7 +53,7 @@ class FilledDeviceCache(FilledCache):
 
 @contextmanager
 def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
-    """Yield a dict that the block's end fills with each launched kernel's milliseconds, by its name without the dtype."""
+    """Yield a dict that, after the block, has each launched kernel's milliseconds by its name without the dtype."""
     launch, moments, found = kernels.launch, list[tuple[str, Any]](), defaultdict[str, float](float)
 
     def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:

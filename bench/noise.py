@@ -65,7 +65,7 @@ class FilledCache:
         self._noise = as_stored(self.noise(shape.kv_heads, shape.tokens), self.cache.buffers()[0])
 
     def fill(self) -> Rows | None:
-        """Append the stream's next rows until the fullest layer reaches the budget. Return None if it is already there."""
+        """Append the stream's next rows until the fullest layer reaches the budget; return None if there is no room."""
         count = self.shape.tokens - int(self.cache.lengths.max())
         if count <= 0:
             return None

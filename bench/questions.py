@@ -20,7 +20,7 @@ from edgevlm.runtime.session import Session
 
 LENGTHS = (256, 1000, 4000)  # tokens in a question
 NOW = "how many objects are there now?"
-IDLE_S = 2.0  # time without a question before each question
+IDLE_S = 2.0  # idle time before each question
 BEFORE = 32  # frames in the memory when a question is asked
 
 

@@ -127,7 +127,7 @@ class Served:
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Return the total frames per second of servers, resumed for ``seconds`` or until a frame is watched, then stopped."""
+    """Resume servers for ``seconds``, or until one watches a frame, then stop them; return their total frames per second."""
 
     def total() -> int:
         return sum(sum(server.frames()) for server in servers)

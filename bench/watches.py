@@ -146,7 +146,7 @@ def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -
 
 
 def asked(model: Model, pictures: list[NDArray[np.uint8]], names: list[str], options: dict[str, Any]) -> NDArray[np.float64]:
-    """Return the probability of "yes" when each object's presence is asked about at each frame, ``[frames, names]``."""
+    """Return the model's probability that each object is present at each frame, ``[frames, names]``."""
     now = np.zeros((len(pictures), len(names)))
     with Session.open(model, **options) as session:
         for frame, picture in enumerate(pictures if names else ()):

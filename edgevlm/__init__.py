@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgevlm.runtime.model import Model
     from edgevlm.runtime.session import Session
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this on import; without it, it sends telemetry
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this on import and would otherwise send telemetry
 
 if not glob(f"{__path__[0]}/runtime/_native*.so"):  # in a clone without a built extension, use the installed copy
     built = [found for entry in sys.path if (found := glob(f"{entry}/edgevlm/runtime/_native*.so"))]

@@ -83,7 +83,7 @@ def refuse_fork(pid: int, what: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: ``did you mean 'x'?``, or ``there are: a, b`` without a near one."""
+    """Return the end of a message about an unknown word: ``did you mean 'x'?``, or ``there are: a, b`` if no word is near."""
     names = list(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"
@@ -98,6 +98,6 @@ def first_problem(error: ValidationError) -> str:
     """Return briefly where and why a value breaks its schema."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     first = max((each for each in found if each["loc"][:1] == found[0]["loc"][:1]), key=lambda each: len(each["loc"]))
-    fields = (str(part) for part in first["loc"] if not re.search(r"\[|constrained-", str(part)))  # omits a union's members
+    fields = (str(part) for part in first["loc"] if not re.search(r"\[|constrained-", str(part)))  # omits a union's variants
     where, why = ".".join(fields)[:120], reason(first["msg"])[:120]
     return f"{where}: {why}" if where else why

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TextIO
 
 Notify = Callable[[str], object]  # called with a line for the user
 
-OUTPUT = "the output"  # standard output, as the file name of an OSError
+OUTPUT = "the output"  # file name in the OSErrors of standard output
 CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # of terminals and text direction
 SLOW_MS = 1000  # how long a message waits for a stuck reader
 
@@ -45,7 +45,7 @@ def to_stderr_if_lost(line: str) -> None:
 
 
 class StandardOutput(io.FileIO):
-    """Standard output that waits for a slow reader, even on a non-blocking descriptor, and that its OSErrors name."""
+    """Standard output that waits for slow readers, even on a non-blocking descriptor. Its OSErrors name it."""
 
     def write(self, data: Any) -> int:
         try:
@@ -57,7 +57,7 @@ class StandardOutput(io.FileIO):
 
 
 class StandardError(io.FileIO):
-    """Standard error that drops text if writing fails (disk full, reader gone) or would take over SLOW_MS (reader stuck)."""
+    """Standard error that drops text if writing fails (disk full, reader gone) or takes over SLOW_MS (reader stuck)."""
 
     wait_ms = SLOW_MS
 

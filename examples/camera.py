@@ -12,7 +12,7 @@ import numpy as np
 
 
 def bars(target: str, fps: float) -> Iterator[tuple[float, np.ndarray]]:
-    """Yield 32 frames with a moving bright bar, or the number of frames in `target`: `...:bars:64`."""
+    """Yield frames with a moving bright bar: 32, or as many as `target` asks for (`...:bars:64`)."""
     for number in range(int(target or 32)):
         image = np.full((56, 56, 3), 40, np.uint8)  # RGB
         image[:, number % 56] = 255

@@ -55,7 +55,7 @@ class InternVLTower(Tower):
 
 
 class InternVL(Family):
-    """Frames announced by their number, as the processor writes them; Qwen2.5 below."""
+    """InternVL 3 with a Qwen2.5 decoder. Frames are announced by their number, as the processor writes them."""
 
     content_type, token_keys = "video", ("image_token_id",)
     placeholder = "<video>"  # what the chat template writes for a video

@@ -34,7 +34,7 @@ class OpenVino(OnnxRuntimeCpu):
 
     def encode(self, pixels: np.ndarray) -> np.ndarray:
         """Encode normalised frames [F, 3, H, W] to features [G, tokens_per_frame, row_width]."""
-        if self.bundle.vision.group > 1:  # the tower merges frames
+        if self.bundle.vision.group > 1:  # towers that merge frames run in ONNX Runtime
             return super().encode(pixels)
         return np.array(self._tower([np.ascontiguousarray(pixels)])[0])
 

@@ -1,1 +1,1 @@
-"""``edgevlm serve``: models that watch cameras, behind an HTTP server with a web page."""
+"""``edgevlm serve``: an HTTP server, with a web page, for models that watch cameras."""

@@ -29,7 +29,7 @@ DEEPEST = 64  # most levels of nesting in a tool's schema
 
 
 def shallow(value: Any) -> Any:
-    """Return ``value`` unchanged. Raises ValueError if it is nested deeper than DEEPEST levels."""
+    """Return ``value`` unchanged. Raises ValueError if ``value`` is nested deeper than DEEPEST levels."""
     level = [value]
     for _ in range(DEEPEST):
         level = [each for of in level for each in (of.values() if isinstance(of, dict) else of if isinstance(of, list) else ())]
@@ -86,7 +86,7 @@ ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)
 
 
 class Url(Lenient):
-    url: str = Field(validation_alias=AliasChoices("url", "data"))  # llama.cpp's input_video has data
+    url: str = Field(validation_alias=AliasChoices("url", "data"))  # llama.cpp's input_video names it data
 
 
 class Part(Lenient):
@@ -247,7 +247,7 @@ class ChatRequest(Asked):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the request needs no pictures to be prepared and no grammar to be compiled."""
+        """Whether the request can be asked without preparing pictures or compiling a grammar."""
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
@@ -350,7 +350,7 @@ class ChatRequest(Asked):
 
     @property
     def functions(self) -> list[Function]:
-        """The functions that the answer may call. Raises FieldError if ``tool_choice`` names one missing from ``tools``."""
+        """The functions that the answer may call. Raises FieldError if ``tool_choice`` names none of ``tools``."""
         given = [] if self.tool_choice == "none" else [each.function for each in self.tools or () if each.function is not None]
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name

@@ -62,7 +62,7 @@ class Section(BaseModel):
 
 
 class CameraSettings(Section):
-    """One camera's settings. Omitted ones are taken from the top of edgevlm.toml.
+    """One camera's settings. Omitted settings are taken from the top of edgevlm.toml.
 
     source: what ``edgevlm run --camera`` takes, or a secret (``env:NAME`` or ``file:PATH``). name: the displayed name, in any
     script; by default the table's name. username, password: the login at the source's address, or a secret.
@@ -148,7 +148,7 @@ class JournalSettings(KeptSettings):
 
 
 class ClusterSettings(Section):
-    """A node's place in a cluster.
+    """Settings of a node in a cluster.
 
     join: ``head`` or ``head:PORT`` to start a cluster, ``HOST`` or ``HOST:PORT`` of the head to join one; by default neither.
     snapshots: where the cameras' snapshots and the head's state are kept: a folder that all nodes share, or an address like

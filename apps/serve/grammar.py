@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def writes_json(model: Model) -> bool:
-    """Return whether the model's tokens can spell JSON. The demo's cannot, as they are words."""
+    """Return whether the model's tokens can spell JSON. The demo model's tokens are words, so they cannot."""
     if model not in _writers:
         try:
             _writers[model] = bool(Grammar(model, {"type": "object"}))
@@ -42,7 +42,7 @@ def writes_json(model: Model) -> bool:
 
 
 class Grammar:
-    """A logits processor that makes one answer follow a JSON schema and contain no whitespace between tokens."""
+    """A logits processor that makes one answer follow a JSON schema, without optional whitespace."""
 
     def __init__(self, model: Model, schema: Any) -> None:
         """Compile the schema. Raises UserError if it is invalid or too large, or if the tokenizer cannot write JSON."""

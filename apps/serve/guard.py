@@ -148,7 +148,7 @@ class Guard:
         self._rested[address] = rested
         if len(self._rested) > MANY:
             self._rested = {each: at for each, at in self._rested.items() if at > now}
-        host = headers.get("host")  # load balancers' health checks omit it; browsers always send it
+        host = headers.get("host")  # load balancers' health checks omit this header; browsers always send it
         if host is not None and not is_ours(host, server):
             raise ApiError(421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host")
         if not is_own_page(headers, server):
@@ -189,7 +189,7 @@ def is_ours(header: str, server: ServerSettings) -> bool:
 
 
 def is_own_page(headers: Headers, server: ServerSettings) -> bool:
-    """Return whether the request does not come from another site's page.
+    """Return False if the request comes from another site's page, otherwise True.
 
     Browsers report this in ``Sec-Fetch-Site`` for secure pages; for others, the ``Origin`` header's host decides.
     """

@@ -154,7 +154,7 @@ class TestedSource(Strict):
 
 
 class Server:
-    """State that the routes share. It limits the number of questions that run or wait."""
+    """State that the routes share, including the number of questions that run or wait."""
 
     def __init__(self, service: Service, load: Callable[[], ServeConfig] | None) -> None:
         self.service, self.metrics, self.load = service, Metrics(service), load
@@ -169,7 +169,7 @@ class Server:
             raise ApiError(404, str(error), "not_found", param) from None
 
     async def ask(self, asked: ChatRequest | TextRequest | ResponsesRequest) -> Response:
-        """Ask a stream. Raises ApiError with status 429 if too many questions run or wait."""
+        """Ask the stream that the request names. Raises ApiError with status 429 if too many questions run or wait."""
         chat = asked if isinstance(asked, ChatRequest) else asked.as_chat()
         settings, stream = self.service.config.server, self.stream(chat.stream_name, "model")
         if isinstance(asked, ResponsesRequest):
@@ -204,7 +204,7 @@ class Server:
 
 
 class Reply(Response):
-    """An answer, whole or streamed. It is cancelled when its client disconnects, and always frees its place."""
+    """A response with an answer, whole or streamed. The answer is cancelled if the client disconnects."""
 
     def __init__(self, server: Server, completion: Completion, streamed: bool) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 def add_openai(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", **COMPLETION)
     async def chat_completions(asked: ChatRequest) -> Response:
-        """Ask a stream. `model` is its name, or text that ends in `/NAME`. The answer is based on the stream's memory."""
+        """Ask a stream. `model` is the stream's name, or text that ends in `/NAME`. It answers from its memory."""
         return await server.ask(asked)
 
     @router.post("/v1/completions", **COMPLETION)
@@ -379,7 +379,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
     def change_stream(stream: TheStream, change: StreamChange) -> dict[str, Any]:
         """Pause or resume a camera, or change its policy or budget. A paused camera can still be asked.
 
-        A new policy or budget starts an empty memory. Without a cluster, it applies until the server restarts.
+        A new policy or budget starts an empty memory. Without a cluster, the change applies until the server restarts.
         """
         if change.policy is not None or change.budget is not None:
             stream = service.switch(stream.name, change.policy, change.budget)
@@ -389,7 +389,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.delete("/v1/streams/{name}", status_code=204)
     def remove_stream(stream: TheStream) -> None:
-        """Stop watching a camera. Its snapshots stay."""
+        """Stop watching a camera, but keep its snapshots."""
         service.remove(stream.name)
 
     @router.get("/v1/streams/{name}/frame.jpg", **PICTURE)
@@ -473,7 +473,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
         """Return a period's watch openings (`opening`) and journal lines (`line`) in order of time, each with its evidence.
 
-        limit: return only this many, the newest.
+        limit: return at most this many entries, the newest.
         """
         span = {"since": asked.since or 0.0, "until": time.time() if asked.until is None else asked.until}
         found = service.digest(**span, camera=asked.camera, search=asked.search)

@@ -68,7 +68,7 @@ def check_client_policy(policy: str | None) -> None:
 
 
 class Hooks:
-    """Decisions of a service that a cluster node overrides."""
+    """The service's decisions that a cluster node overrides."""
 
     def camera_folder(self, service: Service, name: str) -> Path:
         return service.state / name

@@ -134,7 +134,7 @@ class CameraStream:
         self._service, self._options = service, options
         self._counts: deque[tuple[float, int, int]] = deque(maxlen=RATES)  # time, frames watched, frames skipped
         self._closing, self._wake, self._idle = threading.Event(), threading.Event(), threading.Event()
-        self._idle.set()  # no frame is being taken in
+        self._idle.set()  # no frame is being watched
         self._address = settings.address()
         self.ends = comes_to_an_end(self._address, None)
         self._source = self._open_source()
@@ -194,7 +194,7 @@ class CameraStream:
 
     @property
     def resumed_at(self) -> float | None:
-        """When the snapshot that was resumed from was written, in seconds since 1970; None without one."""
+        """When the resumed snapshot was written, in seconds since 1970, or None if there was none."""
         resumed = None if self._writer is None else self._writer.resumed
         return None if resumed is None else float(resumed.about["written"])
 
@@ -229,7 +229,7 @@ class CameraStream:
         return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
-        """Return ``evidence_held`` and ``evidence``, moments with wall-clock times and thumbnails; nothing if unknown."""
+        """Return the fields ``evidence_held`` and ``evidence`` (moments with times and thumbnails), if they are known."""
         if answer.evidence is None and self.loop.fits:
             return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None, self.loop.fits)

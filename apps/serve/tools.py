@@ -15,7 +15,7 @@ JOINED = {"$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSch
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A function call in an answer. arguments: a JSON text."""
+    """A function call in an answer. arguments: a JSON string."""
 
     name: str
     arguments: str

@@ -62,7 +62,7 @@ def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: boo
             every = NEVER_S if config.snapshots is None else config.state_every
             config = config.model_copy(update={"state": folder, "state_every": every})
             about = [platform.node(), mask_credentials(camera.source), *(watch.name for watch in config.watches)]
-            program_id(Path(folder), short_hash(json.dumps(about)))  # the same id in every run
+            program_id(Path(folder), short_hash(json.dumps(about)))  # keeps the id the same in every run
         sinks = {"stdout": Stdout() if as_json else Lines()}
         service = Service(config, to_stderr_if_lost if quiet else to_stderr, options, sinks)
         try:

@@ -21,7 +21,7 @@ SCORED = ("hit1", "hit3", "overlap")
 UNSEEN = "unseen"  # questions about things that a long stream never showed
 
 Line = dict[str, Any]
-Contest = tuple[str, str]  # budget, and settings for frames: oracles with the same ones compete
+Contest = tuple[str, str]  # (budget, frame settings): the best oracle of each is reported
 
 
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
@@ -125,7 +125,7 @@ def _contest(run: VariantRun) -> Contest:
 
 
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
-    """Return the runs without all oracles but the best of each contest, and each oracle's fraction of right answers."""
+    """Return all runs except oracles that lost their contest, and each oracle's fraction of right answers."""
     fractions: dict[Contest, dict[str, float]] = defaultdict(dict)
     for run in (run for run in comparison.runs if Variant(run.label).is_oracle):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]

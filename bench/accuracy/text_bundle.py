@@ -16,7 +16,7 @@ from edgevlm.runtime.bundle import FORMAT, MANIFEST, ChatSpec, hash_file, seal_m
 
 TOKENIZER = "tokenizer.json"
 CONTROL = 3  # tokenizer.ggml.token_type of a special token
-STREAM = "<stream>"  # where the stream's rows go
+STREAM = "<stream>"  # placeholder for the stream's rows
 TEMPLATE = (
     "{% for item in messages[-1]['content'] %}{% if item['type'] == 'video' %}<|im_start|>user\n" + STREAM + "\n"
     "{% else %}{% set question, _, start = item['text'].partition('\n') %}{{ question }}<|im_end|>\n"

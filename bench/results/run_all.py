@@ -97,7 +97,7 @@ def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, 
 
 
 def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
-    """Run a command and save each JSON object that it prints immediately; return its exit code and its last line on stderr."""
+    """Run a command, saving each JSON object as it is printed; return its exit code and its last line on stderr."""
     command = [*PROGRAM, *shlex.split(text), "--json"]
     with TemporaryFile("w+", errors="backslashreplace") as said:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, text=True) as process:

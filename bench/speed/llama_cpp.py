@@ -37,7 +37,7 @@ _silence = lib.llama_log_callback(lambda level, text, data: None)
 
 
 class LlamaCpp:
-    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. It decodes the rows that it holds."""
+    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. Its held rows are decoded, not noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         lib.llama_log_set(_silence, ctypes.c_void_p(0))

@@ -79,7 +79,7 @@ class OpenVino:
 
 
 class WithCache(torch.nn.Module):
-    """transformers' decoder with keys and values as inputs and outputs. It returns the last row's logits."""
+    """transformers' decoder with keys and values as inputs and outputs, and with the last row's logits as first output."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()

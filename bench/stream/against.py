@@ -28,14 +28,14 @@ from edgevlm.runtime.settings import ALL
 
 OURS, OTHER = "edgevlm", "transformers"
 POLICY = "infinipot-v"
-BUDGET = 8  # default, in frames
+BUDGET = 8  # default budget, in frames
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's precision -> the tower's; int8 for all others
 
 
 @dataclass(slots=True)
 class Side:
-    """One runtime's times: each chunk's per frame, and each answer's ms to the first token and ms per further token.
+    """One runtime's times: per frame for each chunk, and for each answer ms to the first token and ms per further token.
 
     ``parts``: each part's total milliseconds after each chunk.
     """

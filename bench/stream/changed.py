@@ -23,7 +23,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import parse_append, parse_encode
 
-BUDGET = 8  # default, in frames
+BUDGET = 8  # default budget, in frames
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ class Dataset:
     missing: dict[str, None] = field(default_factory=dict)
 
     def files(self, *patterns: str) -> list[str]:
-        """Return the paths, relative to the folder, of files that match any pattern. Raises UserError if there are none."""
+        """Return the paths, relative to the folder, of files that match any pattern. Raises UserError if none does."""
         found = [path for pattern in patterns for path in sorted(self.root.glob(pattern)) if path.is_file()]
         if not found:
             raise UserError(f"--data {self.root}: has no {' or '.join(patterns)}; download the annotations there ({GUIDE})")

@@ -148,7 +148,7 @@ def _answer(
 
 
 def is_answered(record: Record | None) -> bool:
-    """Return whether a question has been answered. One that failed because its video was damaged has not."""
+    """Return whether a question need not be asked again. One that failed because of a damaged video must be."""
     return record is not None and not record["damaged"]
 
 

@@ -92,7 +92,7 @@ class Viewer:
                     self._add(place, "")
 
     def _triggered(self, place: int, poll: Poll, due: float) -> bool:
-        """Return whether the model says that the moment has come. It is asked again only after a new frame."""
+        """Return whether the model says that the moment has come. The model is asked again only after a new frame."""
         polled = self._polled.setdefault(place, [])
         if self._frames in (0, *polled):
             return False
@@ -110,7 +110,7 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """Return the answer to a prompt; on failure, record the reason and return None. A full memory fails all others."""
+        """Return the answer to a prompt; on failure, record the reason and return None. Once memory is full, all fail."""
         checked = False
         try:
             self.session.check(prompt)

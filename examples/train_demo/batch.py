@@ -145,7 +145,7 @@ class BatchPlan:
 
     streams: int
     frames: int
-    moments: int  # per stream, to ask about
+    moments: int  # to ask about, per stream
     blocks: int = 12  # blocks of questions per stream
     talks: bool = True  # whether blocks may have earlier turns
     thinned: bool = False
@@ -155,7 +155,7 @@ class BatchPlan:
 
 
 def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True, most: int = MAX_FRAMES) -> BatchPlan:
-    """Draw a plan. With `progress` (0..1), streams get longer and more of them are whole. Without `thin`, all are whole.
+    """Draw a plan. As `progress` grows from 0 to 1, streams get longer and more of them are whole. Without `thin`, all are.
 
     most: the longest stream's length in frames.
     """

@@ -79,7 +79,7 @@ def by_head(attention: QuestionAttention) -> Iterator[QuestionAttention]:
 
 
 def with_rule(heads: EvidenceHeads, features: Float64, held: NDArray[np.bool_]) -> EvidenceHeads:
-    """Fit the rule to features ``[n, 3 x heads + 3]``; ``MISTAKEN`` of those held fall below 0. None is fitted to one kind."""
+    """Fit the rule to features ``[n, 3 x heads + 3]``; ``MISTAKEN`` of those held fall below 0."""
     if held.all() or not held.any():
         return heads
     mean, spread = features.mean(0), features.std(0) + 1e-9
