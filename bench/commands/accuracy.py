@@ -24,10 +24,10 @@ EPILOG = f"""
 \b
 Suites of the demo world, and their usual budgets:
   streamqa       ask after the last frame ({BUDGETS["demo"]})
-  streamqa-hard  the same; scenes move, are cut, and more happens
+  streamqa-hard  streamqa with moving scenes, cuts and more events
   longstream     ask what was shown thousands of frames ago ({BUDGETS["longstream"]})
-  text-facts     ask who came by, of a --model FILE.gguf ({BUDGETS["text-facts"]})
-  text-scenes    the same of scenes that hardly change, as video's do
+  text-facts     ask a --model FILE.gguf who came by ({BUDGETS["text-facts"]})
+  text-scenes    text-facts with scenes that hardly change, as in video
 
 Published benchmarks ({BUDGETS["published"]}), read from --data: {", ".join(SUITES)}. Each video is decoded once, and a question
 sees what came before its time.
@@ -47,7 +47,7 @@ def check_suite(name: str) -> str:
 
 def accuracy(
     context: typer.Context,
-    suite: Annotated[str, option("NAME", "Ask the questions of this suite; listed below.", callback=check_suite)],
+    suite: Annotated[str, option("NAME", "Ask the questions of this suite, listed below.", callback=check_suite)],
     policy: Annotated[list[str] | None, option("all|NAME,..", "Compare these; NAME@eager re-indexes eagerly.", "all")] = None,
     budget: Annotated[
         str | None, option("P%,..|6k,..", "Compare at these budgets: fractions of a stream, or tokens.", "the suite's, below")
@@ -58,19 +58,19 @@ def accuracy(
     ] = "all",
     model: Annotated[str, option("demo|BUNDLE|ORG/NAME|FILE.gguf", "Ask this model.")] = "demo",
     engine: Annotated[str, option("NAME|./FILE.py:CLASS", "Run the model with this engine.")] = DEFAULT_ENGINE,
-    out: Annotated[Path | None, option("FILE", "Keep finished work here, one JSON line each.")] = None,
+    out: Annotated[Path | None, option("FILE", "Save finished work in this file as JSON lines.")] = None,
     resume: Annotated[bool, flag("--resume", "Continue the work in --out.")] = False,
     workers: Annotated[int, option("N", "Work in this many processes.", min=1, max=256)] = 1,
     as_json: Json = False,
-    frames: Annotated[int, option("N", "Show streams of this length.", panel=WORLD, min=4)] = 64,
+    frames: Annotated[int, option("N", "Show streams of this many frames.", panel=WORLD, min=4)] = 64,
     streams: Annotated[int, option("N", "Show this many streams.", panel=WORLD, min=1)] = 200,
     seed: Annotated[str, option("N|test", "Draw streams from this seed; test is for reports.", panel=WORLD)] = "0",
-    noise: Annotated[float, option("LEVELS", "Add noise of this deviation to pixels.", panel=WORLD, min=0, max=64)] = 0.0,
+    noise: Annotated[float, option("LEVELS", "Add pixel noise of this standard deviation.", panel=WORLD, min=0, max=64)] = 0.0,
     crf: Annotated[
-        int | None, option("N", "Then compress frames as H.264 of this rate factor.", panel=WORLD, min=0, max=51)
+        int | None, option("N", "Then compress frames as H.264 with this rate factor.", panel=WORLD, min=0, max=51)
     ] = None,
-    against: Annotated[str | None, option("NAME", "Report differences to this policy.", "infinipot-v", panel=WORLD)] = None,
-    data: Annotated[Path | None, option("DIR", "Read the benchmark's files here.", panel=PUBLISHED)] = None,
+    against: Annotated[str | None, option("NAME", "Report differences from this policy.", "infinipot-v", panel=WORLD)] = None,
+    data: Annotated[Path | None, option("DIR", "Read the benchmark's files from this folder.", panel=PUBLISHED)] = None,
     fps: Annotated[float, option("F", "Watch at this frame rate.", panel=PUBLISHED, min=1e-5, max=1000)] = 1.0,
 ) -> None:
     """Ask every policy the same questions at equal bytes."""

@@ -31,8 +31,8 @@ class MeasureOptions:
     budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.")] = None
     camera: Annotated[str | None, option("SRC", "Watch a camera, as for run.")] = None
     video: Annotated[str | None, option("FILE", "Watch a recording, as for run.")] = None
-    fps: Annotated[float | None, option("N", "Take this many frames a second.", min=1e-5, max=1000)] = None
-    frames: Annotated[str | None, option("N,...", "Watch this many frames; of speed: frames in a call.")] = None
+    fps: Annotated[float | None, option("N", "Take this many frames per second.", min=1e-5, max=1000)] = None
+    frames: Annotated[str | None, option("N,...", "Watch this many frames; for speed, frames per call.")] = None
     chunk: Annotated[str | None, option("N,...", "Append this many frames at once.")] = None
     append: Annotated[list[str] | None, option("all,auto,changed[:..]", "Append all of each frame, or only changes.")] = None
     encode: Annotated[list[str] | None, option("all,auto,changed[:..]", "Encode all of each frame, or only changes.")] = None
@@ -41,19 +41,19 @@ class MeasureOptions:
     against: Annotated[list[str] | None, option("NAME,...", "Compare with llama.cpp, openvino, transformers.")] = None
     theirs: Annotated[str | None, option("fp32|bf16", "Run transformers in this precision.")] = None
     held: Annotated[str | None, option("N,...", "Fill the KV cache with this many tokens.")] = None
-    tokens_per_frame: Annotated[int | None, option("N", "Set a frame's tokens.", min=1)] = None
+    tokens_per_frame: Annotated[int | None, option("N", "Use this many tokens per frame.", min=1)] = None
     precisions: Annotated[list[str] | None, option("NAME,...", "Measure these weight precisions.")] = None
     kv: Annotated[list[str] | None, option("fp32,fp16,int8", "Measure these KV cache precisions.")] = None
     layers: Annotated[int | None, option("N", "Keep only the model's first layers.", min=1)] = None
     tokens: Annotated[int | None, option("N", "Hold or compare this many tokens.", min=1)] = None
-    dtype: Annotated[list[str] | None, option("all|fp32,fp16,int8", "Store keys and values as this.")] = None
-    device: Annotated[str | None, option("cpu|cuda", "Time the kernels of this device.")] = None
+    dtype: Annotated[list[str] | None, option("all|fp32,fp16,int8", "Store keys and values in these types.")] = None
+    device: Annotated[str | None, option("cpu|cuda", "Time the kernels on this device.")] = None
     seed: Annotated[str | None, option("N|test", "Draw streams from this seed.")] = None
     host_bytes: Annotated[int | None, option("N", "Limit the store's host memory.", min=1_000_000)] = None
     file_bytes: Annotated[int | None, option("N", "Limit the store's file.", min=0)] = None
     cameras: Annotated[str | None, option("N,...", "Watch this many cameras.")] = None
     seconds: Annotated[float | None, option("S", "Count frames for this long each time.", min=0.1)] = None
-    events: Annotated[int | None, option("N", "Watch until this many events.", min=1)] = None
+    events: Annotated[int | None, option("N", "Watch until this many events happen.", min=1)] = None
     realtime: Annotated[bool | None, flag("--realtime/--no-realtime", "Play recordings at their own speed.")] = None
     engine: Annotated[str | None, option("NAME|./FILE.py:CLASS", "Run the model with this engine.")] = None
     threads: Threads = None

@@ -15,8 +15,8 @@ from edgevlm.progress import to_stderr
 
 def all_benches(
     out: Annotated[Path | None, option("DIR", "Append to DIR/results.jsonl.", "needed")] = None,
-    quick: Annotated[bool, flag("--quick", "Run short commands, mostly of the demo.")] = False,
-    only: Annotated[str | None, option("NAME,...", "Run only these of the plan.")] = None,
+    quick: Annotated[bool, flag("--quick", "Run short commands, mostly on the demo.")] = False,
+    only: Annotated[str | None, option("NAME,...", "Run only these commands of the plan.")] = None,
     plan: Annotated[bool, flag("--plan", "Print the commands and run none.")] = False,
 ) -> None:
     """Run the benchmarks and save their results.
@@ -49,7 +49,7 @@ def report(
     results: Annotated[list[str] | None, typer.Argument(metavar="DIR|FILE[#ID]...", show_default=False)] = None,
     out: Annotated[Path | None, option("FILE.html", "Write a page of tables.")] = None,
     baseline: Annotated[str | None, option("FILE[#ID]", "Compare with this earlier run.")] = None,
-    fail_over: Annotated[str, option("N%", "Exit with status 1 where slower by more.")] = "20%",
+    fail_over: Annotated[str, option("N%", "Exit with status 1 if a line is slower by more.")] = "20%",
     force: Annotated[bool, flag("--force", "Compare runs of different machines.")] = False,
     as_json: Json = False,
 ) -> None:
