@@ -1,1 +1,1 @@
-"""Watch a stream within a fixed memory budget: cache, policies, positions, sessions."""
+"""The runtime, which watches a stream within a fixed memory budget: cache, policies, positions and sessions."""

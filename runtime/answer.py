@@ -22,7 +22,7 @@ from edgevlm.runtime.evidence import Evidence, QuestionAttention
 from edgevlm.runtime.sampling import LogProb, OneOf
 from edgevlm.runtime.stream import Stream
 
-PIECE = 512  # rows of a prompt that are appended at once
+PIECE = 512  # how many rows of a prompt are appended at once
 Float32 = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "cancelled"]
 LogitsProcessor = Callable[[Sequence[int], Float32], Float32]
@@ -32,13 +32,13 @@ Draw = Callable[[Float32], int]
 
 @dataclass(eq=False, slots=True)
 class Found:
-    """An answer's facts so far; the model's thread fills them in.
+    """What is known about an answer so far; the model's thread fills it in.
 
-    time_s: the stream's time when asked. queued_ms: from ``ask`` until the model started on it. ttft_ms: from ``ask`` to
-    the first token, including the wait for the chunk in progress. tpot_ms: mean time per further token. prompt_tokens: tokens
-    of question, turns and pictures; the memory is not counted. probabilities: one for each choice, if the question had choices.
-    logprobs: one for each token, if requested, then one for the stop token, which ``token_ids`` does not contain.
-    dropped_turns: the number of oldest turns that did not fit.
+    time_s: the stream's time when the question was asked. queued_ms: from ``ask`` until the model started on it. ttft_ms: from
+    ``ask`` to the first token, including the wait for the chunk in progress. tpot_ms: mean time per further token.
+    prompt_tokens: the number of tokens in the question, its earlier turns and its pictures, without the memory. probabilities:
+    one for each choice, if the question had choices. logprobs: if requested, one for each token and one for the stop token,
+    which ``token_ids`` does not contain. dropped_turns: the number of oldest turns that did not fit.
     looked: the question's attention; None before the first token, and for a question with pictures.
     """
 
@@ -56,11 +56,12 @@ class Found:
 
 
 class Answer:
-    """The answer to one question. ``print(answer)`` waits for all of it; ``for`` and ``async for`` give pieces as they come.
+    """The answer to one question. ``print(answer)`` waits for the whole answer; ``for`` and ``async for`` yield its pieces as
+    they come.
 
     The model's thread generates it, so a slow reader never delays the stream. An error while generating is raised where the
-    text is read. It also has every attribute of :class:`Found`; reading one waits for the end. ``found`` and :attr:`so_far`,
-    the text, do not wait.
+    text is read. An answer has every attribute of :class:`Found`; reading one of these waits for the answer's end. Reading
+    ``found`` or :attr:`so_far` (the text) does not wait.
     """
 
     time_s: float
@@ -82,9 +83,9 @@ class Answer:
         self._error: BaseException | None = None
         self._finished = False
         self._changed = threading.Condition()
-        self._listeners: list[Callable[[], object]] = []  # called after each change
+        self._listeners: list[Callable[[], object]] = []  # called after each change of the answer
         self._cancelled = threading.Event()
-        self._future: Future[FinishReason] | None = None  # None after the end, or neither would be freed
+        self._future: Future[FinishReason] | None = None  # None after the end, so that both can be freed
 
     def __getattr__(self, name: str) -> Any:
         if name not in Found.__slots__:
@@ -116,7 +117,7 @@ class Answer:
         self._check_process()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            with suppress(RuntimeError):  # the event loop was closed meanwhile
                 loop.call_soon_threadsafe(ready.set)
 
         self._listeners.append(wake)
@@ -140,7 +141,7 @@ class Answer:
 
     @property
     def evidence(self) -> Evidence | None:
-        """The frames that the answer was read from, best first, or None for an answer without a token. Waits for the end."""
+        """The frames that the answer was read from, best first, or None without a token. Waits for the answer's end."""
         self.settle()
         return self._evidence
 
@@ -157,7 +158,7 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """Return whether the answer has ended, whatever the reason."""
+        """Return whether the answer has ended for any reason."""
         return self._finished
 
     @property
@@ -166,15 +167,15 @@ class Answer:
         return self._cancelled.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; False when ``timeout`` seconds passed first. Raises what generation raised."""
+        """Wait for the answer's end; return False if ``timeout`` seconds pass first. Raises the error that ended it, if any."""
         finished = self.settle(timeout)
         self._raise()
         return finished
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait for the end, without raising what generation raised.
+        """Wait for the answer's end without raising the error that ended it.
 
-        Raises UserError in a forked process, where the end never comes.
+        Raises UserError in a forked process, where the answer would never end.
         """
         self._check_process()
         with self._changed:
@@ -185,7 +186,7 @@ class Answer:
             refuse_fork(self._pid, "what answers this question")
 
     def cancel(self) -> None:
-        """Stop after the token in progress; a question that has not been started is withdrawn at once."""
+        """Stop generating after the token in progress; a question that has not been started is withdrawn at once."""
         self._cancelled.set()
         if (future := self._future) is not None:
             future.cancel()
@@ -195,7 +196,7 @@ class Answer:
             raise self._error
 
     def _push(self, piece: str) -> None:
-        """Add a piece of text; the model's thread calls it."""
+        """Add a piece of text, on the model's thread."""
         with self._changed:
             self._pieces.append(piece)
         self._wake_readers()
@@ -207,7 +208,7 @@ class Answer:
             listener()
 
     def _follow(self, future: Future[FinishReason]) -> None:
-        """End this answer with ``future``; the session calls it once."""
+        """End this answer when ``future`` ends; the session calls this once."""
         self._future = future
         future.add_done_callback(self._finish)
 
@@ -231,9 +232,8 @@ class Answer:
         max_tokens: int,
         give_way: Callable[[], None],
     ) -> FinishReason:
-        """Append the prompt's rows, PIECE at a time, and draw tokens, on the model's thread.
-
-        give_way: called between two pieces.
+        """Append the prompt's rows, PIECE at a time, and draw tokens, on the model's thread. ``give_way`` runs between
+        pieces.
         """
         model, append = stream.model, stream.append_question
         while len(embeds) > PIECE and not self.cancelled:

@@ -1,4 +1,4 @@
-"""Memory: what a stream allocates at the start, what is free, and smaller chunks of frames while memory is short."""
+"""Decide how much memory a stream allocates at the start, and make its chunks smaller while memory is short."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from edgevlm.runtime.free_memory import Available, available
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 
-DEFAULT_BUDGET = 6000  # vision tokens per layer
-LOW, ENOUGH = 1 / 16, 1 / 8  # of all memory: with less than LOW free a chunk halves, with more than ENOUGH it doubles
-INTERVAL = 1.0  # seconds from one look at the free memory to the next
+DEFAULT_BUDGET = 6000  # the largest default budget, in vision tokens per layer
+LOW, ENOUGH = 1 / 16, 1 / 8  # chunks halve if less than LOW of all memory is free, and double if more than ENOUGH is
+INTERVAL = 1.0  # seconds between two checks of the free memory
 
 
 @dataclass(frozen=True, slots=True)
 class TextBudget:
     """Tokens set aside at the start for each part of a question's turn, in addition to the memory.
 
-    pictures: the number that room is set aside for. most: limit for a question with its conversation and further pictures,
-    within the model's positions; 0: only what is set aside. Memory for more is allocated for the question and freed after it.
+    pictures: how many pictures room is set aside for. most: the maximum length of a question with its conversation and further
+    pictures, within the model's positions; 0 allows only what is set aside. For a longer question, memory is allocated when it
+    is asked and freed after it.
     """
 
     conversation: int
@@ -52,12 +53,12 @@ class TextBudget:
 
 
 def longest_question(text: TextBudget, spare: int) -> int:
-    """Return the most tokens that a question may have. spare: positions of the model that nothing else may take."""
+    """Return the most tokens that a question may have. spare: the number of the model's positions that nothing else uses."""
     return max(text.question, min(text.most, text.conversation + text.question + spare))
 
 
 def present_rows(model: Model, present: int = 1) -> int:
-    """Return the rows of the ``present`` newest frames that a question appends, if only changes enter the memory.
+    """Return how many rows a question appends for the ``present`` newest frames, if only changes enter the memory.
 
     With a tower that merges frames, a question also appends what changed in the group before an incomplete one.
     """
@@ -73,10 +74,7 @@ def default_budget(model: Model, policy: Policy, most: int) -> int:
 
 
 def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, prefix: int, frame: int | None = None) -> None:
-    """Raise UserError for a budget that cannot work.
-
-    frame: rows of a frame with the text around it, if any.
-    """
+    """Raise UserError for a budget that cannot work. frame: the number of rows of a frame and of the text around it."""
     frame, limit = frame or bundle.vision.tokens_per_frame, bundle.limit
     smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max()) + policy.needs.working_rows
     least, what = (2 * frame, "two frames, which take") if policy.needs.keeps_first_frame else (frame, "one frame, which takes")
@@ -94,10 +92,10 @@ def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, pr
 def allocate(
     bundle: Bundle, capacities: list[int], chunk: int, capture_bytes: int = 0, device: KVDevice = "host", store_bytes: int = 0
 ) -> KVCache:
-    """Allocate one stream's arena in the bundle's KV precision, keys and values on ``device``.
+    """Allocate one stream's cache in the bundle's KV precision, with keys and values on ``device``.
 
-    capture_bytes: size of the buffer for snapshots. store_bytes: host memory that a store may take. Raises UserError if all of
-    that and a chunk do not fit in the free memory, or a CUDA device is needed and cannot be used.
+    capture_bytes: the size of the buffer for snapshots. store_bytes: the host memory that a store may take. Raises UserError if
+    all of this and a chunk do not fit in the free memory, or if a CUDA device is needed but cannot be used.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
@@ -120,7 +118,7 @@ def allocate(
         return KVCache(*shape, **rotary, scales=bundle.kv_scales())
     from edgevlm.runtime.cuda.cache import CudaCache
 
-    return CudaCache(*shape, **rotary, scales=bundle.kv_scales())  # which checks the device's own memory
+    return CudaCache(*shape, **rotary, scales=bundle.kv_scales())  # checks the device's free memory itself
 
 
 def chunk_bytes(frames: int, vision: VisionSpec) -> int:
@@ -129,7 +127,7 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 
 
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
-    """Return the bytes that a snapshot copies: ``rows`` of all layers together, with elements of ``item`` bytes, and a chunk.
+    """Return how many bytes a snapshot copies: a chunk, and ``rows`` over all layers, with elements of ``item`` bytes.
 
     The buffer grows with the policy's own state.
     """
@@ -140,11 +138,10 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
 
 
 class Pressure:
-    """Sets the number of frames in a chunk: ``most`` at first, halved while too little memory is free (LOW), doubled again when
-    there is ENOUGH.
+    """Sets the frames of a chunk: ``most`` at first, halved if free memory falls below LOW and doubled again above ENOUGH.
 
-    group: the number of frames that the tower merges; chunks are multiples of it. ``short``: whether chunks are smaller than
-    ``most``. notify: called each time a chunk shrinks, and when it is back at ``most``.
+    group: the number of frames that the tower merges; chunks are multiples of it. notify: called each time chunks shrink, and
+    when they are back at ``most``. ``short`` tells whether they are smaller.
     """
 
     def __init__(
@@ -167,14 +164,14 @@ class Pressure:
         self._next = self._clock() + INTERVAL
         try:
             memory, before = self._read(), self.frames
-        except (OSError, psutil.Error):  # no file can be opened at the moment
+        except (OSError, psutil.Error):  # free memory cannot be read while no file can be opened
             return self.frames
         if memory.free < LOW * memory.total:
             self.frames, self.short = max(1, before // self.group // 2) * self.group, True
         elif memory.free > ENOUGH * memory.total:
             self.frames = min(self.most, 2 * before)
             self.short = self.frames < self.most
-        with suppress(OSError):  # a terminal that went away is not a reason to stop
+        with suppress(OSError):  # keep running if the terminal has been closed
             if self.frames < before:
                 left = f"{memory.free / 1e6:,.0f} of {memory.total / 1e6:,.0f} MB are left"
                 self._notify(f"memory is short ({left}): frames are taken in {self.frames} at a time, not {before}")

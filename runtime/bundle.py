@@ -1,7 +1,7 @@
 """A bundle: the folder that ``edgevlm export`` writes and everything else reads.
 
-``bundle.json`` describes the model and lists every file with its size and SHA-256; its own ``checksum`` is the SHA-256
-of its own bytes with the 64 digits of the checksum replaced by zeros, so that no byte of a bundle can change unnoticed.
+``bundle.json`` describes the model and lists every file with its size and SHA-256; its ``checksum`` is the SHA-256 of this file
+with the checksum's 64 digits replaced by zeros. No byte of a bundle can therefore change unnoticed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # per-layer graphs do not attend
 FORMAT = 5
 READS = range(1, FORMAT + 1)
-FADING = ("20/19.5", "1.0/0.9")  # for LLaVA, from HERMES's App. D
-_QWEN_FADING = ["20/12", "0.75/0.6"]  # for bundles whose manifest is too old to have it
+FADING = ("20/19.5", "1.0/0.9")  # LLaVA's values, from HERMES's App. D
+_QWEN_FADING = ["20/12", "0.75/0.6"]  # used if a bundle's manifest is too old to have "fading"
 MANIFEST = "bundle.json"
 AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -44,7 +44,7 @@ _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{64})"')
 _FADING = re.compile(r"\d+(\.\d*)?/\d+(\.\d*)?")
 _BLANK = b"0" * 64
 _BLOCK = 1 << 22
-_LARGEST = 1 << 25  # bytes of a manifest
+_LARGEST = 1 << 25  # the largest manifest, in bytes
 
 Verify = Literal["full", "size", "manifest"]
 Measured = TypeVar("Measured", bound=JsonFile)
@@ -64,7 +64,7 @@ Text = Annotated[str, MaxLen(1 << 20)]
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """Size and SHA-256 of a listed file."""
+    """The size and SHA-256 of a listed file."""
 
     bytes: Annotated[int, Ge(0), Le(1 << 50)]
     sha256: Annotated[str, MinLen(64), MaxLen(64)]
@@ -72,7 +72,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Shapes of the language model. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``)."""
+    """The shapes of the language model. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``)."""
 
     backbone: Word
     layers: Count
@@ -83,22 +83,22 @@ class DecoderSpec:
     vocab: Annotated[int, Ge(1), Le(1 << 24)]
     rope_theta: Positive
     inv_freq: tuple[Finite, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
-    model_limit: Positions  # positions the checkpoint's configuration allows
-    trained_length: Positions  # positions it was trained up to; the session's limit is the smaller of the two
-    graphs: Mapping[str, str]  # variant -> file; "full" is always there
+    model_limit: Positions  # the number of positions that the checkpoint's configuration allows
+    trained_length: Positions  # the position it was trained up to; a session's limit is the smaller of the two
+    graphs: Mapping[str, str]  # variant -> file; always has "full"
     embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
     rope_sections: tuple[Annotated[int, Ge(0), Le(1024)], ...] | None = (
         None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
     )
     rope_interleaved: bool = False  # pairs alternate between the three axes (Qwen3-VL) instead of forming three blocks
     kv: KVType = "fp32"  # how the graphs store keys and values
-    deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # number of first layers after which more features are added to a vision row
-    precision: str = "fp32"  # of the weights; see docs/internals/models.md
-    rounding: str = "nearest"  # of the weights; "gptq" where it was done for the activations they meet
+    deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # how many of the first layers add more features to vision rows
+    precision: str = "fp32"  # the weights' precision; see docs/internals/models.md
+    rounding: str = "nearest"  # how the weights are rounded; "gptq" minimises the error for typical activations
     fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep one
     windows: tuple[
         Annotated[int, Ge(0), Le(1 << 24)], ...
-    ] = ()  # how many positions back each layer sees, 0: all; if empty, every layer sees all
+    ] = ()  # how many positions back each layer sees; 0 or an empty tuple: all
     local_inv_freq: tuple[Finite, ...] = ()  # (head_dim / 2,), for layers with a window, if their frequencies differ
     whole_frames: bool = False  # a frame's rows see one another, including later ones
     embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
@@ -110,17 +110,17 @@ class DecoderSpec:
 
     @property
     def rotary(self) -> int:
-        """Width of the cosine and sine tables: frequencies of all layers, then those for layers with a window."""
+        """The width of the cosine and sine tables: the frequencies of all layers, then those of layers with a window."""
         return len(self.inv_freq) + len(self.local_inv_freq)
 
     @property
     def is_causal(self) -> bool:
-        """Whether a row sees all rows up to itself, and no others, in every layer."""
+        """Whether, in every layer, a row sees exactly the rows up to itself."""
         return not (any(self.windows) or self.whole_frames)
 
     @property
     def row_width(self) -> int:
-        """Width of a decoder's input row: the embedding, then the features for each of the ``deepstack`` layers."""
+        """The width of a decoder's input row: the embedding, then the features for each ``deepstack`` layer."""
         return self.hidden * (1 + self.deepstack)
 
 
@@ -137,7 +137,7 @@ class ChangedTowerSpec:
     layers: Count
     heads: Count
     head_dim: Count
-    positions: Annotated[int, Ge(1), Le(1 << 20)]  # patches, and CLIP's class token
+    positions: Annotated[int, Ge(1), Le(1 << 20)]  # the number of patches, plus CLIP's class token
     outputs: tuple[Width, ...] = ()
     kv: KVType = "fp32"
 
@@ -147,14 +147,14 @@ class ChangedTowerSpec:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of one stream's tower cache."""
+        """The bytes of one stream's tower cache."""
         row = 2 * self.layers * self.heads * self.head_dim * DTYPES[self.kv].itemsize
         return self.positions * row + self.patches * 4 * sum(self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """Sizes that a tower takes: sides are multiples of ``factor``; ``frames`` frames have ``fewest`` to ``most`` pixels."""
+    """The sizes that a tower takes: sides are multiples of ``factor``; ``frames`` frames have ``fewest`` to ``most`` pixels."""
 
     factor: Count
     fewest: int
@@ -167,7 +167,7 @@ class PixelBudget:
             raise ValueError(f"a budget of {self.fewest} to {self.most} pixels")
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
-        """Return the allowed (height, width) nearest to a frame's. Raises UserError if its sides differ over 200-fold."""
+        """Return the allowed (height, width) nearest to a frame's. Raises UserError if one side is over 200 times the other."""
         if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
             raise UserError(
                 f"frames of {width} x {height} pixels cannot be used; give a size whose sides differ 200-fold at most"
@@ -191,30 +191,31 @@ class PixelBudget:
 
 @dataclass(frozen=True, slots=True)
 class VisionSpec:
-    """The conversion of a frame to pixels, and of pixels to rows.
+    """How a frame is converted to pixels, and how pixels become rows.
 
     Pixels: the RGB frame fitted to ``size``, times ``rescale``, minus ``mean``, over ``std``: float32
     [3, height, width]. ``fit`` is ``"stretch"`` (resize to ``size``), ``"crop"`` (resize the shorter edge to
     ``shortest_edge``, then cut ``size`` out of the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then
     stretch).
 
-    ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` is how frames take
-    their positions: ``"rows"``, the next index each; ``"video"``, one block of frame, row and column for the whole stream, in
-    which the frame advances by 1, or by ``tokens_per_second`` of the time that passes; ``"frame"``, such a block for each grid;
-    ``"transformers"``, as ``"video"``, with the following text at the position that transformers 5.23 and later give it.
-    ``before`` and ``after`` are the text around each grid, where ``{seconds}``, ``{minutes}`` and ``{second}`` become its time.
+    ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` says how a frame's
+    tokens take positions. With ``"rows"``, each token takes the next index. With ``"video"``, the whole stream is one block of
+    (frame, row, column), in which the frame advances by 1, or by ``tokens_per_second`` times the time that passed. With
+    ``"frame"``, each grid is such a block. ``"transformers"`` is ``"video"`` with the text after it at the position that
+    transformers 5.23 and later give it. ``before`` and ``after`` are the text around each grid, in which ``{seconds}``,
+    ``{minutes}`` and ``{second}`` give its time.
     """
 
     graph: str
     size: tuple[Pixels, Pixels]  # (height, width)
     fit: Literal["stretch", "crop", "longest"]
     shortest_edge: Pixels | None
-    resample: Word  # nearest | lanczos | bilinear | bicubic | box | hamming, as PIL defines them
+    resample: Word  # a filter as PIL defines it: nearest | lanczos | bilinear | bicubic | box | hamming
     rescale: Positive
     mean: tuple[Finite, Finite, Finite]
     std: tuple[Positive, Positive, Positive]
-    tokens_per_frame: Annotated[int, Ge(1), Le(1 << 20)]  # of a frame, or of the group of frames that make one grid
-    grid: tuple[Count, Count]  # its (rows, columns), row-major
+    tokens_per_frame: Annotated[int, Ge(1), Le(1 << 20)]  # the tokens of a frame, or of a group of frames that make one grid
+    grid: tuple[Count, Count]  # the (rows, columns) of these tokens, row-major
     closing: str | None  # .npy file, float32 [n, hidden]: rows that close a video; null for none
     group: Annotated[int, Ge(1), Le(64)] = 1
     positions: Word = "rows"  # "rows" | "video" | "frame" | "transformers"
@@ -222,14 +223,14 @@ class VisionSpec:
     before: Word = ""
     after: Word = ""
     longest_edge: Pixels | None = None
-    precision: Word = "fp32"  # of the tower's linears: fp32 or int8
+    precision: Word = "fp32"  # the precision of the tower's linear layers: fp32 or int8
     changed: ChangedTowerSpec | None = None  # None in bundles made before 0.2
-    pixels: PixelBudget | None = None  # other sizes that the tower takes; None: ``size`` only
+    pixels: PixelBudget | None = None  # all sizes that the tower takes; None: ``size`` only
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
-        """Return the spec for frames of another size, without ``changed``, which is for the bundle's own size.
+        """Return the spec for frames of a new size, without ``changed``, which works only at the bundle's size.
 
-        Returns itself if the tower takes one size only. Raises UserError for an invalid size.
+        Returns this spec if the tower takes only one size. Raises UserError for an invalid size.
         """
         if self.pixels is None or (size := self.pixels.fitted(height, width)) == self.size:
             return self
@@ -239,10 +240,10 @@ class VisionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """The checkpoint's chat template and the video's place in it.
+    """The checkpoint's chat template, and where the video goes in it.
 
     The template is rendered with one content item ``{"type": content_type}`` for the whole stream; ``placeholder`` then appears
-    once in the text; the rows of all frames (and the closing rows) replace it.
+    once in the text, and the rows of all frames, with the closing rows, replace it.
     """
 
     tokenizer: str
@@ -253,18 +254,18 @@ class ChatSpec:
     special_tokens: Mapping[str, Word]  # bos_token, eos_token, ... as the template expects them
     stop_ids: tuple[TokenId, ...]
     opening: Word = ""  # text before the first frame
-    ending: Word = ""  # text after the last one
-    adds_special: bool = False  # whether the tokenizer adds its tokens to a prompt that does not begin with bos_token
+    ending: Word = ""  # text after the last frame
+    adds_special: bool = False  # whether the tokenizer adds special tokens to a prompt that does not begin with bos_token
     repetition_penalty: Penalty = 1.0  # divides positive logits of tokens in prompt and answer, multiplies negative ones
-    no_repeat_ngram_size: Annotated[int, Ge(0), Le(1024)] = 0  # runs of this many tokens must not repeat; 0: any may
+    no_repeat_ngram_size: Annotated[int, Ge(0), Le(1024)] = 0  # no run of this many tokens may repeat; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A checked bundle. Get paths only from :meth:`file`.
+    """A verified bundle. Get paths only from :meth:`file`.
 
-    profile: the kind of its graphs, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. shapes: the largest calls that
-    engines are built for; None with profile onnxruntime, whose graphs take any.
+    profile: the kind of the bundle's graphs, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. shapes: the largest calls
+    that engines are built for; None with profile onnxruntime, whose graphs take calls of any size.
     """
 
     path: Path
@@ -283,7 +284,7 @@ class Bundle:
         """Read and verify the bundle in folder ``path``.
 
         ``verify="full"`` hashes every file, ``"size"`` only compares sizes, ``"manifest"`` reads only ``bundle.json``, which is
-        always checked in full. Raises a one-line :class:`edgevlm.errors.BundleError` that names the file and what to do.
+        always checked in full. Raises a one-line :class:`edgevlm.errors.BundleError` that names the file and the remedy.
         """
         check_utf8(folder := Path(path))
         bundle = _checked(folder, _read_manifest(folder))
@@ -299,17 +300,17 @@ class Bundle:
         return self.path / name
 
     def in_fp32(self) -> Bundle:
-        """Return the same model with an fp32 cache."""
+        """Return this bundle with an fp32 cache."""
         return replace(self, decoder=replace(self.decoder, kv="fp32"))
 
     @property
     def inv_freq(self) -> NDArray[np.float32]:
-        """Rotary frequencies, float32 ``[decoder.rotary]``, bit for bit those of the checkpoint's own implementation."""
+        """The rotary frequencies, float32 ``[decoder.rotary]``, bit for bit those of the checkpoint's own implementation."""
         return np.asarray(self.decoder.inv_freq + self.decoder.local_inv_freq, np.float32)
 
     @property
     def limit(self) -> int:
-        """Positions a stream may use: ``min(model_limit, trained_length)``."""
+        """The number of positions that a stream may use: ``min(model_limit, trained_length)``."""
         return min(self.decoder.model_limit, self.decoder.trained_length)
 
     def closing_rows(self) -> NDArray[np.float32]:
@@ -322,11 +323,11 @@ class Bundle:
         return np.array(rows)
 
     def array(self, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike) -> NDArray[Any]:
-        """Map a listed .npy file. Raises BundleError for another type or shape; None in ``shape`` is any size."""
+        """Map a listed .npy file. Raises BundleError for a wrong dtype or shape; None in ``shape`` allows any size."""
         path = self.file(name)
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # numpy's, for whatever is wrong with the file
+        except Exception as error:  # numpy raises many types for an invalid file
             refuse_unmapped(path, error)
             raise _bad(path, f"cannot be read ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
         sizes = found.shape if isinstance(found, np.ndarray) else ()
@@ -337,7 +338,7 @@ class Bundle:
         return found
 
     def kv_scales(self) -> KVScales | None:
-        """Return the scales of int8 keys and values, None for other KV precisions. Raises BundleError if they are invalid."""
+        """Return the scales of int8 keys and values, or None if they are not int8. Raises BundleError if they are invalid."""
         spec = self.decoder
         if spec.kv != "int8":
             return None
@@ -348,15 +349,15 @@ class Bundle:
             raise _bad(path, str(error)) from None
 
     def calibration(self) -> Calibration | None:
-        """Return what ``edgevlm calibrate`` measured, None before that. Raises BundleError if it is invalid."""
+        """Return the results of ``edgevlm calibrate``, or None if there are none. Raises BundleError if they are invalid."""
         return self._measured(CALIBRATION, Calibration)
 
     def choices(self) -> Choices | None:
-        """Return the policies that ``edgevlm calibrate`` chose, None before that. Raises BundleError if they are invalid."""
+        """Return the policies that ``edgevlm calibrate`` chose, or None. Raises BundleError if they are invalid."""
         return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
-        """Return the heads that find an answer's evidence, calibrated or not. Raises BundleError if they are invalid."""
+        """Return the heads, calibrated or default, that find an answer's evidence. Raises BundleError if they are invalid."""
         uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads, self.decoder.windows)
         return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 
@@ -392,7 +393,7 @@ def hash_file(path: Path) -> FileRecord:
 
 
 def check_target(out_dir: str | Path, force: bool) -> None:
-    """Raise UserError if a bundle must not be written to ``out_dir``. This is cheap: call it before long work."""
+    """Raise UserError if a bundle must not be written to ``out_dir``. The check is cheap, so call it before long work."""
     target = Path(os.path.abspath(out_dir))
     found = look(target)
     if found == "nothing" and not target.is_symlink():
@@ -449,19 +450,19 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _graph_name(name: str) -> str:
-    """Translate a decoder graph's name of formats 1 to 3: ``whole``, ``cut0``, ``cut1``, .."""
+    """Translate a decoder graph's name from formats 1 to 3 (``whole``, ``cut0``, ``cut1``, ..) to the current one."""
     return re.sub(r"cut(?=\d+$)", "per-layer", "full" if name == "whole" else name)
 
 
 @cache
 def _schema() -> TypeAdapter[Bundle]:
-    from pydantic import TypeAdapter  # a fifth of a second, for commands that load nothing
+    from pydantic import TypeAdapter  # imported here because importing it takes a fifth of a second
 
     return TypeAdapter(Bundle)
 
 
 def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
-    """Return the bundle that a manifest describes. Raises BundleError if it contradicts itself."""
+    """Return the bundle that a manifest describes. Raises BundleError if the manifest contradicts itself."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 

@@ -1,4 +1,4 @@
-"""The ring cache: one block of memory per stream, rows appended in place, evicted rows replaced from the tail.
+"""The KV cache, one block of memory per stream: rows are appended in place, and rows from the tail replace evicted ones.
 
 ``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md explains why rows are unordered.
 Every misuse raises :class:`~edgevlm.errors.CacheError` before a byte is changed; rows that do not fit raise
@@ -29,15 +29,15 @@ ROW_DTYPES = {
 
 Bytes = NDArray[np.uint8]
 NativeShape = tuple[list[int], int, int, NDArray[np.float64], int, str, Bytes | None, Bytes | None]
-PARTS = ("key", "value", *ROW_DTYPES)  # arrays of a layer, in memory order
+PARTS = ("key", "value", *ROW_DTYPES)  # a layer's arrays, in memory order
 
 
 class Kind:
-    """The kind of a row, stored as uint8 beside it. Plain numbers, because numpy widens an array compared with an enum."""
+    """The kind of a row, stored as uint8. Kinds are plain numbers: numpy widens an array compared with an enum."""
 
     PREFIX: Final = 0  # the system prompt and everything up to the first vision token: never evicted, outside |M|
     VISION: Final = 1
-    SUMMARY: Final = 2  # made by a policy from what it evicted: counts in |M|
+    SUMMARY: Final = 2  # made by a policy from rows that it evicted; counts towards |M|
     TEXT: Final = 3  # a question, an answer, or text inside the stream
 
 
@@ -45,8 +45,8 @@ class Kind:
 class Rows:
     """Metadata of n new rows, the same in every layer and head, with the dtypes of :data:`ROW_DTYPES`.
 
-    seq: the token's place in the stream. frame, row, col: its frame (-1 for text outside frames) and patch. position: rotary,
-    0 or more. ``confirmed`` begins as the row's own frame.
+    seq: each token's place in the stream. frame, row, col: the token's frame (-1 for text outside frames) and patch. position:
+    the rotary position, 0 or more. A row's ``confirmed`` starts as the row's frame.
     """
 
     kind: NDArray[np.uint8]  # [n], see Kind
@@ -61,7 +61,7 @@ class Rows:
 
     @property
     def arrays(self) -> tuple[NDArray, ...]:
-        """The arrays, in the order above."""
+        """The metadata arrays, in the order of the fields."""
         return tuple(getattr(self, name) for name in self.__slots__)
 
     @classmethod
@@ -84,18 +84,18 @@ def row_bytes(axes: int) -> int:
 
 
 class KVCache(_native.Cache):
-    """Keys, values and metadata of one stream, allocated once. Methods without docs here are in ``csrc/bindings.cpp``.
+    """The keys, values and metadata of one stream, allocated once. ``csrc/bindings.cpp`` documents the inherited methods.
 
-    layers, kv_heads, head_dim: the decoder's. capacity: rows per layer, the same for all or one number for each. inv_freq:
-    float64 ``[head_dim / 2]``, the keys' rotary frequencies, followed by those of layers whose ``local`` is 1. axes: the number
-    of axes of a position: 1, or 3 for M-RoPE (frame, row, column). sections: with 3 axes, how many rotary pairs turn by each,
-    in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL); without them, keys with 3 axes can be stored but not
-    turned. dtype: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
+    layers, kv_heads, head_dim: those of the decoder. capacity: rows per layer, one number for all layers or one for each.
+    inv_freq: float64 ``[head_dim / 2]``, the keys' rotary frequencies, followed by those of layers whose ``local`` is 1. axes:
+    the number of axes of a position: 1, or 3 for M-RoPE (frame, row, column). sections: with 3 axes, how many rotary pairs turn
+    by each, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL); without them, keys with 3 axes can be stored but
+    not turned. dtype: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
     (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every dtype.
 
-    Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
-    made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are free and never read;
-    they hold zeros or evicted values.
+    Arrays that methods return are read-only views that keep the cache alive. A view shows the rows that were valid when it was
+    made: take a new one after anything that adds, removes or moves rows. Rows past the valid ones are free and never read; they
+    hold zeros or evicted values.
 
     The long loops run without the GIL. Any number of threads may read a cache at once; only one may change it. A call during
     another thread's change raises CacheError, as does a call given views of the memory that it changes.
@@ -117,7 +117,7 @@ class KVCache(_native.Cache):
 
     @classmethod
     def bytes_for(cls, *shape: Any, **rotary: Any) -> int:
-        """Return ``nbytes`` of the cache that the same arguments, without ``scales``, would make. Allocates nothing."""
+        """Return the ``nbytes`` of a cache made with the same arguments; ``scales`` is not needed. Allocates nothing."""
         return _native.Cache._bytes_for(*native_shape(*shape, **rotary))
 
     def frequencies(self, layer: int) -> NDArray[np.float64]:
@@ -148,30 +148,30 @@ class KVCache(_native.Cache):
         return _native.dequantize(stored(layer)[:, rows], scale(layer))
 
     def commit(self, rows: Rows) -> None:
-        """Commit the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit corrected ones."""
+        """Commit the reserved rows. If ``rows`` is invalid, they stay reserved: call ``abort``, or commit again."""
         self._commit(*rows.arrays)
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
-        """Add to one layer rows that a policy made.
+        """Add rows that a policy made to one layer.
 
-        key (rotated to ``rows.position``), value: float32 ``[kv_heads, n, head_dim]``, dense in the last axis, whatever
-        ``dtype`` they are stored in. Marks taken before are stale. Raises CacheFull if the layer has no room.
+        key (rotated to ``rows.position``) and value are float32 ``[kv_heads, n, head_dim]``, dense in the last axis, whatever
+        the cache's ``dtype``. Marks taken before are stale. Raises CacheFull if the layer has no room.
         """
         self._append(layer, key, value, *rows.arrays)
 
     def held(self, layer: int) -> dict[str, NDArray]:
-        """Return views of all that a layer holds, with the names in :data:`PARTS` as keys."""
+        """Return views of all arrays of a layer, keyed by the names in :data:`PARTS`."""
         return {name: getattr(self, name)(layer) for name in PARTS}
 
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
         """Replace a layer's rows with what :meth:`held` returned for a cache of the same shape.
 
-        Marks taken before are stale. Raises CacheFull if the layer has no room, CacheError for other shapes or dtypes.
+        Marks taken before are stale. Raises CacheFull if the layer has no room, and CacheError for wrong shapes or dtypes.
         """
         self._load(layer, *(held[name] for name in PARTS))
 
 
-KVCache.__new__(KVCache)  # pybind11 registers a subclass at its first instance: make one now, while memory is free
+KVCache.__new__(KVCache)  # pybind11 registers a subclass when it makes the first instance; do this while memory is free
 
 
 def sight_of(decoder: DecoderSpec, cache: KVCache, rows: Rows) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def native_shape(
     interleaved: bool = False,
     local: Sequence[int] | None = None,
 ) -> NativeShape:
-    """Return the C++ cache's arguments, without scales. Raises CacheError if they contradict each other."""
+    """Return the arguments of the C++ cache, without scales. Raises CacheError if the arguments contradict each other."""
     rows = list(capacity) if isinstance(capacity, Sequence | np.ndarray) else [capacity] * layers
     if len(rows) != layers:
         raise CacheError(f"capacity must be one number, or one for each of the {layers} layers, not {len(rows)}")

@@ -1,4 +1,4 @@
-"""Measurements of ``edgevlm calibrate``: a bundle's ``calibration.json``, ``choices.json`` and ``evidence.json``."""
+"""The results of ``edgevlm calibrate``, kept in a bundle's ``calibration.json``, ``choices.json`` and ``evidence.json``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALIBRATION, CHOICES, EVIDENCE = "calibration.json", "choices.json", "evidence.j
 LayerClass = Literal["shallow", "middle", "deep"]
 Measure = Literal["streamqa", "kl"]
 """streamqa: fraction of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
-Number = Annotated[float, Ge(-1e12), Le(1e12)]  # finite
+Number = Annotated[float, Ge(-1e12), Le(1e12)]  # the bounds exclude infinities
 Count = Annotated[int, Ge(0), Le(1 << 53)]
 Loss = Annotated[Number, "Fraction of right answers (with kl: of equal next tokens) lost compared with whole frames."]
 Low = Annotated[Number, "Lower end of the 95 % interval of the loss."]
@@ -32,24 +32,24 @@ Bound = Annotated[Number, "Upper bound of the loss."]
 
 @cache
 def _schema(kind: Any) -> Any:
-    from pydantic import TypeAdapter  # slow to import, for commands that load nothing
+    from pydantic import TypeAdapter  # slow to import, so commands that load nothing skip it
 
     return TypeAdapter(kind)
 
 
 class JsonFile:
-    """A dataclass stored as a file of a bundle. ``_file``: its newest format, and what it describes."""
+    """A dataclass stored as a file of a bundle. ``_file`` holds the file's newest format number and what the file describes."""
 
     _file: ClassVar[tuple[int, str]]
 
     def to_json(self) -> bytes:
-        """Return the bytes of the file."""
+        """Return the file's content as bytes."""
         fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
         return (json.dumps({"format": self._file[0], **fields}, indent=1, allow_nan=False) + "\n").encode()
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
-        """Read a file of this or an earlier format. Raises ValueError, one line."""
+        """Read a file of this or an earlier format. Raises a one-line ValueError."""
         from pydantic import ValidationError
         from pydantic_core import from_json
 
@@ -117,7 +117,7 @@ class Calibration(JsonFile):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One policy at one budget."""
+    """The measurements of one policy at one budget."""
 
     policy: Annotated[str, "The policy measured."]
     tokens: Annotated[Count, "The tokens that the policy uses in no more bytes than a sliding window of this budget takes."]
@@ -131,7 +131,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The policy chosen at a budget of |M| tokens. skipped: policies that cannot run at this budget, and why.
+    """The policy chosen at a budget of |M| tokens. skipped: the policies that cannot run at this budget, each with the reason.
 
     chosen: None if no candidate is clearly better than the policy that ``auto`` falls back to.
     """
@@ -148,7 +148,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AppendTrial:
-    """A tau, measured with full KV and compared with whole frames."""
+    """A value of tau, measured with full KV and compared with whole frames."""
 
     tau: Annotated[Number, "Threshold of --append changed, under full KV."]
     appended: Annotated[Number, "Fraction of the frames' tokens that entered the memory."]
@@ -159,7 +159,7 @@ class AppendTrial:
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """The setting of ``--append auto``. tau: None (whole frames) if no trial's loss is certain to stay within ``bound``."""
+    """What ``--append auto`` uses. tau: None (whole frames) if no trial's loss is certain to stay within ``bound``."""
 
     tau: Annotated[Number | None, "What --append auto uses; null means all."]
     bound: Bound
@@ -182,7 +182,7 @@ class EncodeTrial:
 
 @dataclass(frozen=True, slots=True)
 class EncodeChoice:
-    """The setting of ``--encode auto``; None (whole frames) if no trial's loss is certain to stay within ``bound``."""
+    """The setting that ``--encode auto`` uses; None (whole frames) if no trial's loss is certain to stay within ``bound``."""
 
     setting: Annotated[str | None, "What --encode auto uses; null means all."]
     bound: Bound
@@ -193,7 +193,7 @@ class EncodeChoice:
 class Choices(JsonFile):
     """One choice per budget, in ascending order of budgets. watched: the clips, or the worlds' seed.
 
-    frames: length of the longest stream. known: every bounded policy that the calibrating version had, measured or not.
+    frames: the length of the longest stream. known: every bounded policy that the calibrating version had, measured or not.
     """
 
     _file = (2, "choices")
@@ -241,7 +241,7 @@ class EvidenceHeads(JsonFile):
 
     @classmethod
     def uncalibrated(cls, layers: int, heads: int, windows: Sequence[int] = ()) -> EvidenceHeads:
-        """Return all heads of the layer at two thirds of the depth, or of the nearest that sees all rows."""
+        """Return all heads of the layer at two thirds of the depth, or of the nearest layer whose rows see all earlier ones."""
         whole = [layer for layer in range(layers) if not (windows and windows[layer])] or range(layers)
         return cls(min(whole, key=lambda layer: abs(layer - 2 * layers // 3)), tuple(range(heads)))
 

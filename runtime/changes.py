@@ -21,27 +21,27 @@ Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
 Levels = NDArray[np.uint8]
 
-FULL_FRAME_ABOVE = 0.7  # of the patches: if more have changed, the whole frame is encoded
+FULL_FRAME_ABOVE = 0.7  # if more than this fraction of the patches changed, the whole frame is encoded
 MARGIN = 1.5  # a patch has changed if its distance exceeds this many times the noise
-LOUDEST = 0.5  # noise is at most this fraction of the distance between neighbouring patches: more may be movement
-MOST_WRONG = 0.01  # a kept token farther than this from the whole frame's is wrong, whatever the noise
-WRONG = 0.05  # fraction of the kept tokens that may be wrong
-PROOF = 16  # frames with correct kept tokens that lengthen the interval between whole frames by one
-MANY = 0.1  # of the patches: only if more seem changed can the camera be the cause
-EXPLAINED = 0.5  # of them must be explained by the camera, if it is the cause
-BRIGHTER = 4 / 3  # largest ratio of an exposure to its reference's, either way
-SHIFTED = 0.15  # pixels: less is not a shift
+LOUDEST = 0.5  # noise is taken as at most this fraction of the distance between neighbouring patches; more may be movement
+MOST_WRONG = 0.01  # a kept token farther than this from the whole frame's token is wrong, whatever the noise
+WRONG = 0.05  # the fraction of kept tokens that may be wrong
+PROOF = 16  # after this many frames with correct kept tokens, the interval between whole frames grows by one
+MANY = 0.1  # the camera is considered as a cause only if more than this fraction of the patches seem changed
+EXPLAINED = 0.5  # the camera is the cause if it explains at least this fraction of the changes
+BRIGHTER = 4 / 3  # the largest ratio between an exposure and its reference's, either way
+SHIFTED = 0.15  # a movement of fewer pixels is not a shift
 STANDS_OUT = 3.0  # a token has changed if its distance exceeds this many times the noise
-MOST_NOISE = 0.25  # noise is at most this fraction of the distance between a frame's patches
+MOST_NOISE = 0.25  # noise is taken as at most this fraction of the distance between a frame's patches
 
 
 class References(Stateful):
-    """Hold each patch's feature as it was last appended, normalised.
+    """Holds each patch's normalised feature as it was last appended.
 
-    A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide. A distance is 1 -
-    cosine. The camera's noise is the median distance of a frame whose references come from the frame before; a smaller later
-    median replaces it. A token has changed if its distance exceeds 1 - tau and three times the noise. The second limit is at
-    most a quarter of the distance between a frame's patches, so that a scene that moves everywhere is appended.
+    A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. A distance is 1 -
+    cosine. The camera's noise is the median distance of a frame whose references come from the previous frame; a smaller median
+    found later replaces it. A token has changed if its distance exceeds 1 - tau and three times the noise. The limit from noise
+    is at most a quarter of the distance between a frame's patches, so that a scene that moves everywhere is appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -51,12 +51,12 @@ class References(Stateful):
         self._features = np.zeros((tokens, width), np.float32)
         self._age = np.zeros(tokens, np.int32)  # frames since a patch was appended
         self.seq = np.full(tokens, -1, np.int64)  # the token appended last at each patch
-        self._noise: NDArray[np.float32] | None = None  # [], None before the second frame
-        self._spread: NDArray[np.float32] | None = None  # []: the largest mean distance of two patches of a frame
+        self._noise: NDArray[np.float32] | None = None  # shape []; None before the second frame
+        self._spread: NDArray[np.float32] | None = None  # shape []; the largest mean distance between two patches of a frame
 
     def changed(self, features: Float32) -> Bool:
-        """Return which tokens of a frame to append, bool ``[tokens]``, by its ``features`` ``[tokens, width]``: all for the
-        first frame.
+        """Return the mask, bool ``[tokens]``, of a frame's tokens to append, given its ``features`` ``[tokens, width]``. The
+        first frame is appended whole.
         """
         distances, noise, spread = self._compare(unit_features(features))
         least = 1 - self.settings.tau
@@ -66,18 +66,18 @@ class References(Stateful):
         return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
 
     def _compare(self, unit: Float32) -> tuple[Float32, NDArray[np.float32] | None, NDArray[np.float32]]:
-        """Return the distances ``[tokens]`` of features of length 1 to the references; updates noise and spread."""
+        """Return the distances ``[tokens]`` from the references of features of length 1, and the new noise and spread."""
         mean = unit.mean(0)
         spread = np.maximum(self._spread or 0, 1 - mean @ mean, dtype=np.float32)
         distances: Float32 = 1 - np.einsum("pw,pw->p", unit, self._features)
         if self._spread is None:
             return distances, None, spread
         noise = np.float32(np.median(distances))
-        is_next = 2 * np.count_nonzero(self._age == 0) > len(self._age)  # else the median may be drift
+        is_next = 2 * np.count_nonzero(self._age == 0) > len(self._age)  # otherwise the median may be drift
         return distances, noise if self._noise is None or is_next else np.minimum(noise, self._noise), spread
 
     def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
-        """Record that the ``changed`` tokens of a frame are now in the memory, as ``seq``."""
+        """Record that a frame's ``changed`` tokens are now in the memory, with the numbers ``seq``."""
         unit = unit_features(features)
         _, self._noise, self._spread = self._compare(unit)
         self.seq[changed] = seq
@@ -86,44 +86,44 @@ class References(Stateful):
         self._age[changed] = 0
 
     def copy(self) -> References:
-        """Return a copy that changes independently."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other._features, other._age, other.seq = self._features.copy(), self._age.copy(), self.seq.copy()
         return other
 
 
 def unit_features(features: Float32) -> Float32:
-    """Scale features ``[..., width]`` to length 1; zeros stay."""
+    """Scale features ``[..., width]`` to length 1; zero features stay zero."""
     norms = np.sqrt(np.einsum("...w,...w->...", features, features))[..., None]
     unit: Float32 = features / np.maximum(norms, np.finfo(np.float32).tiny)
     return unit
 
 
 class FrameChanges(NamedTuple):
-    """A frame compared with its references: the ``patches`` to encode, bool ``[n]``, of ``pixels`` ``[F, 3, H, W]``, and those
-    that ``changed`` or have a neighbour that changed.
+    """The result of comparing a frame with its references. ``patches``, bool ``[n]``, are those of ``pixels`` ``[F, 3, H, W]``
+    to encode; ``changed`` are those that changed or have a neighbour that did.
     """
 
     patches: Bool
     changed: Bool
     pixels: Float32
-    levels: Levels  # [3 F, H, W], shifted as the pixels are
+    levels: Levels  # [3 F, H, W], shifted like the pixels
     exposure: Float32  # [n]
     noise: float  # levels
     size: tuple[int, int]
 
 
 class PatchChanges(Stateful):
-    """Hold the pixels that each patch was last encoded from, and find the patches of a frame that differ.
+    """Holds the pixels from which each patch was last encoded, and finds a frame's patches that differ from them.
 
     A patch has changed if the tenth of its pixels that differ most differ by ``threshold`` levels on average, and by MARGIN
-    times the noise; its neighbours are encoded with it. The noise is the median patch's distance from the frame before; a
-    smaller later median replaces it. If a shift of the picture or a new exposure explains at least half of many changes, the
-    explained patches do not count as changed.
+    times the noise; its neighbours are encoded with it. The noise is the median patch's distance from the previous frame; a
+    smaller median found later replaces it. If a shift of the picture or a new exposure explains at least half of many changes,
+    the explained patches do not count as changed.
 
-    The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the size of the camera's frames
-    changes. Without an interval it starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames confirm
-    the kept features; otherwise it returns to 1.
+    The whole frame is encoded every ``interval`` frames, if most of it has changed, and if the size of the camera's frames
+    changes. If ``interval`` is 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole
+    frames confirm the kept features; otherwise it returns to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")
@@ -135,11 +135,11 @@ class PatchChanges(Stateful):
         self._patch = vision.size[0] // grid[0], vision.size[1] // grid[1]
         patches = grid[0] * grid[1]
         self._reference = np.zeros((3 * vision.group, *vision.size), np.uint8)
-        self._sums = np.zeros(patches, np.float32)  # of the references' levels
-        self._exposure = np.ones(patches, np.float32)  # when a patch was encoded; 1 when the whole frame was
+        self._sums = np.zeros(patches, np.float32)  # sums of each patch's reference levels
+        self._exposure = np.ones(patches, np.float32)  # each patch's exposure when it was encoded
         self._noise = 0.0  # levels
-        self._since = -1  # frames since the whole frame was encoded; -1 before the first
-        self._proven = 0  # frames in which what was kept was right
+        self._since = -1  # frames since a whole frame was encoded; -1 before the first
+        self._proven = 0  # frames in which the kept features were right
         self._size = np.zeros(2, np.int32)
 
     def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
@@ -173,7 +173,7 @@ class PatchChanges(Stateful):
         return FrameChanges(patches, patches, pixels, moved, exposure, noise, size)
 
     def encoded(self, changes: FrameChanges, right: bool | None = None) -> None:
-        """Make the pixels of the encoded patches their references.
+        """Make the encoded patches' pixels their references.
 
         right: whether a whole frame confirms the kept features; None if the frame was not whole.
         """
@@ -204,9 +204,7 @@ class PatchChanges(Stateful):
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """Yield each possible effect of the camera: levels with it undone, the bounds within which they count as equal, and the
-        gain.
-        """
+        """Yield each possible camera effect: the levels without it, the bounds within which they are equal, and the gain."""
         gain = exposure / self._exposure
         gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
@@ -229,9 +227,7 @@ def dilated(mask: Bool) -> Bool:
 
 
 def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
-    """Return the lowest and the highest of each pixel and its eight neighbours: a shift of less than a pixel stays between
-    them.
-    """
+    """Return the minimum and maximum of each pixel and its eight neighbours; a shift of less than a pixel stays within them."""
     return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
 
 
@@ -249,8 +245,8 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
     """Return how far ``before [H, W]`` moved down and to the right to become ``after``, in pixels, at most ``furthest`` each.
 
-    Uses phase correlation of their middles, at half size if they are large, and a parabola through the peak for fractions of
-    a pixel.
+    Uses phase correlation of the pictures' middles, at half size if they are large. A parabola through the peak gives fractions
+    of a pixel.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)
@@ -272,7 +268,7 @@ def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, fl
 
 
 def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> tuple[int, int]:
-    """Return the shift in whole pixels around ``about`` that leaves the least difference."""
+    """Return the whole-pixel shift near ``about`` that leaves the least difference."""
 
     def difference(shift: tuple[int, int]) -> float:
         moved = before[None].copy()
@@ -284,7 +280,7 @@ def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> 
 
 
 def _vertex(three: NDArray[np.float64]) -> float:
-    """Return the peak, between -0.5 and 0.5, of the parabola through numbers at -1, 0 and 1."""
+    """Return where the parabola through three numbers at -1, 0 and 1 peaks, between -0.5 and 0.5."""
     bend = three[0] - 2 * three[1] + three[2]
     return float(np.clip((three[0] - three[2]) / (2 * bend), -0.5, 0.5)) if bend < 0 else 0.0
 
@@ -298,24 +294,24 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether only few of the ``kept`` tokens ``[n, width]`` differ from the ``whole`` frame's by more than noise."""
+    """Return whether few enough ``kept`` tokens ``[n, width]`` differ from the ``whole`` frame's by more than noise."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)
 
 
 class ChangedEncoder(Stateful):
-    """Encodes the frames of one stream in order. Its state is the references, features and the tower's cache.
+    """Encodes the frames of one stream in order. Its state consists of the references, the features and the tower's cache.
 
-    A patch that is not computed keeps its features, though patches that it attended to may have changed.
+    A patch that is not encoded keeps its features, although patches that it attended to may have changed.
     """
 
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Bind the tower. copies: how many times its memory must be free.
+        """Bind the tower. copies: how many times the size of its cache must be free in memory.
 
-        Raises UserError if less is free, and as ``Engine.bind_tower`` does.
+        Raises UserError if less memory is free, and as ``Engine.bind_tower`` does.
         """
         vision = bundle.vision
         if (spec := vision.changed) is None:
@@ -341,13 +337,13 @@ class ChangedEncoder(Stateful):
 
     @property
     def encoded(self) -> float:
-        """The fraction of frames' patches that was computed."""
+        """The fraction of the frames' patches that was computed."""
         return self.computed / self.seen if self.seen else 1.0
 
     def encode(self, pixels: Float32, sizes: NDArray[np.int32], *, keep: bool = True) -> Float32:
         """Encode frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]`` like ``Engine.encode``.
 
-        sizes: (height, width) of each camera picture, ``[F, 2]``. Without ``keep`` the state does not change.
+        sizes: (height, width) of each camera picture, ``[F, 2]``. keep: whether the encoder's state changes.
         """
         starts = range(0, len(pixels), self._group)
         features = [self._encode(pixels[at : at + self._group], sizes[at : at + self._group], keep) for at in starts]
@@ -380,7 +376,7 @@ class ChangedEncoder(Stateful):
         return features
 
     def restore(self, state: State) -> None:
-        """Restore what :meth:`state` returned. The tower is bound to its cache, so the cache is filled, not replaced."""
+        """Restore what :meth:`state` returned. Fills the tower's cache in place, because the tower is bound to it."""
         bound = self._tower_cache
         super().restore(state)
         bound[:] = self._tower_cache
