@@ -26,7 +26,7 @@ PIECE = 512  # how many rows of a prompt are appended at once
 Float32 = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "cancelled"]
 LogitsProcessor = Callable[[Sequence[int], Float32], Float32]
-"""Maps the answer's tokens so far and logits ``[vocabulary]`` to those that the next token is drawn from."""
+"""A function that maps the answer's tokens so far and the logits ``[vocabulary]`` to the logits to draw the next token from."""
 Draw = Callable[[Float32], int]
 
 

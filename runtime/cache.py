@@ -25,7 +25,7 @@ ROW_DTYPES = {
     "kind": np.uint8, "seq": np.int64, "frame": np.int32, "row": np.int16, "col": np.int16, "position": np.int32,
     "confirmed": np.int32,
 }  # fmt: skip
-"""Metadata of a row, in the order of a layer's memory."""
+"""The dtypes of a row's metadata, in the order of a layer's memory."""
 
 Bytes = NDArray[np.uint8]
 NativeShape = tuple[list[int], int, int, NDArray[np.float64], int, str, Bytes | None, Bytes | None]

@@ -21,7 +21,7 @@ CALIBRATION, CHOICES, EVIDENCE = "calibration.json", "choices.json", "evidence.j
 
 LayerClass = Literal["shallow", "middle", "deep"]
 Measure = Literal["streamqa", "kl"]
-"""streamqa: fraction of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
+"""streamqa: fraction of the demo world's questions answered correctly. kl: mean KL(full KV || policy) of next tokens, nats."""
 Number = Annotated[float, Ge(-1e12), Le(1e12)]  # the bounds exclude infinities
 Count = Annotated[int, Ge(0), Le(1 << 53)]
 Loss = Annotated[Number, "Fraction of right answers (with kl: of equal next tokens) lost compared with whole frames."]

@@ -1,4 +1,4 @@
-"""Prompts from a checkpoint's own chat template, and the conversation that is kept as text."""
+"""Make prompts with a checkpoint's chat template, and keep conversations as text."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from edgevlm.runtime.sandbox import render
 Turn = tuple[str, str]
 Message = Mapping[str, Any]
 MAX_CONVERSATIONS = 64
-LONGEST = 1 << 19  # characters of a conversation that is written as a prompt
+LONGEST = 1 << 19  # the most characters of a conversation in a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A conversation that the caller keeps and wants continued.
+    """A conversation that the caller keeps and passes in whole.
 
-    messages: as chat templates take them: ``role``, ``content`` (text, or None beside tool calls), and tool calls with
-    ``arguments`` as an object. tools: functions in OpenAI's format, for a template with tools. continues: whether the answer
-    continues the last message, which is then the assistant's. opening: text that the answer begins with.
+    messages: dicts as chat templates take them, with ``role``, ``content`` (text, or None with tool calls), and tool calls
+    whose ``arguments`` are an object. tools: functions in OpenAI's format, for a template that supports tools. continues:
+    whether the answer continues the last message, which is then the assistant's. opening: the text with which the answer
+    begins.
     """
 
     messages: tuple[Message, ...]
@@ -52,7 +53,7 @@ class Dialogue:
 
     @property
     def size(self) -> int:
-        """The number of characters in its messages and tool calls."""
+        """The number of characters in the conversation's messages and tool calls."""
         return sum(map(len, _strings(self.messages)))
 
     @property
@@ -61,7 +62,7 @@ class Dialogue:
         return sum(each["role"] == "user" for each in self.messages)
 
     def without(self, turns: int) -> Dialogue:
-        """Return the conversation without its oldest ``turns``; each message of the user starts a turn."""
+        """Return the conversation without its ``turns`` oldest turns; each user message starts a turn."""
         starts = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
         first = starts[turns] if turns else 0
         system = (each for each in self.messages[:first] if each["role"] == "system")
@@ -103,7 +104,7 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the whole prompt as text, with ``video`` as the placeholder. Raises UserError if the template writes none."""
+        """Return the whole prompt as text, with ``video`` as the placeholder. Raises UserError if the template omits it."""
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
@@ -125,7 +126,7 @@ class Chat:
                 raise UserError(f"a prompt cannot hold {found!r}, which stands for the video; leave it out")
 
     def _render(self, asked: Dialogue, *, video: bool, ends: bool = False) -> str:
-        """Render the template. ends: leave out the generation prompt."""
+        """Render the template. ends: whether to leave out the generation prompt."""
         messages: list[dict[str, Any]] = []
         if self.system is not None and asked.messages[0]["role"] != "system":
             messages.append({"role": "system", "content": [_text(self.system)]})
@@ -133,7 +134,7 @@ class Chat:
             shown = [{"type": self.spec.content_type}] if video and message["role"] == "user" else []
             video = video and not shown
             text = message["content"] or ""
-            is_plain = message["role"] == "tool" or message.get("tool_calls")  # templates write only a text here
+            is_plain = message["role"] == "tool" or message.get("tool_calls")  # templates accept only text here
             messages.append({**message, "content": text if is_plain else [*shown, _text(text)]})
         tools = {"tools": list(asked.tools)} if asked.tools else {}
         special, adds = self.spec.special_tokens, not (asked.continues or ends)
@@ -146,10 +147,9 @@ class Chat:
         return text + asked.opening
 
     def _parts(self, asked: Dialogue) -> tuple[str, str]:
-        """Return the text before and after the video, which is in the first message if the user begins, else in its own
-        message.
+        """Return the texts before and after the video, which is in the first message if that is the user's, else in a new one.
 
-        Tools and system messages of a request follow the video, because the memory's prefix has none.
+        A request's tools and system messages come after the video, because the memory's prefix has none of them.
         """
         if asked.messages[0]["role"] == "user" and not asked.tools:
             before, placeholder, after = self._render(asked, video=True).partition(self.spec.placeholder)
@@ -170,13 +170,13 @@ class Chat:
         return ids[:place], ids[place + 1 :]
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a whole prompt as the processors of transformers do, with special tokens unless it begins with one."""
+        """Encode a whole prompt as transformers' processors do: special tokens are added unless the prompt begins with one."""
         begins = text.startswith(self.spec.special_tokens.get("bos_token") or "\0")
         return encode(self._tokenizer, text, special=self.spec.adds_special and not begins)
 
 
 def video_mark(tokenizer: Tokenizer, spec: ChatSpec) -> str:
-    """Return the text of the video's placeholder token; empty for a tokenizer without one."""
+    """Return the text of the video's placeholder token, or an empty text if the tokenizer has none."""
     token = tokenizer.get_added_tokens_decoder().get(spec.placeholder_id)
     return "" if token is None else token.content
 
@@ -189,7 +189,7 @@ def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
 
 
 def _place(ids: list[int], spec: ChatSpec) -> int:
-    """Return the index of the video's token. Raises UserError if it is missing or not the only one."""
+    """Return the index of the video's token. Raises UserError unless there is exactly one."""
     if (found := ids.count(spec.placeholder_id)) != 1:
         what = "the tokenizer joins the video's token to the text beside it; save it as a special token"
         raise UserError("a question cannot hold the token that stands for the video; leave it out" if found else what)
@@ -199,8 +199,8 @@ def _place(ids: list[int], spec: ChatSpec) -> int:
 def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
     """Encode ``text`` to token ids. special: include the tokens that the tokenizer's post-processor adds.
 
-    Raises UserError for text that is not Unicode (a lone surrogate, which stands for bytes that are not UTF-8), and for text on
-    which the tokenizer fails.
+    Raises UserError for text with lone surrogates, which stand for bytes that are not UTF-8, and for text on which the
+    tokenizer fails.
     """
     try:
         text.encode()
@@ -228,10 +228,10 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class Conversations:
-    """The turns of each conversation as text; the oldest turn and the least recently used conversation leave first.
+    """The turns of each conversation, as text. The oldest turns and the least recently used conversations are dropped first.
 
-    history_tokens: tokens that earlier turns may take in a prompt. most: if not 0, the limit for turns and question
-    together, used instead. dropped: the number of turns that did not fit in the newest prompt.
+    history_tokens: how many tokens earlier turns may take in a prompt. most: if not 0, replaces that limit with one for turns
+    and question together. dropped: the number of turns that did not fit in the newest prompt.
     """
 
     def __init__(self, chat: Chat, history_tokens: int, most: int = 0) -> None:
@@ -248,10 +248,10 @@ class Conversations:
         text_only: bool = False,
         taken: int = 0,
     ) -> list[int]:
-        """Return suffix ids with the newest turns that fit; older ones are forgotten.
+        """Return the suffix's ids, with the newest turns that fit; older turns are forgotten.
 
         history: the turns, oldest first, if there is no ``conversation``. text_only: return the whole prompt without a video
-        instead. taken: tokens of the limit that are already used. Raises UserError for a template that writes no video.
+        instead. taken: how many tokens of the limit are already used. Raises UserError if the template omits the video.
         """
         known = self.turns.get(conversation, []) if conversation is not None else history
         asked = question if isinstance(question, Dialogue) else Dialogue.of(known, question)
@@ -272,7 +272,7 @@ class Conversations:
         return prompt(self.dropped)
 
     def add(self, conversation: str, turn: Turn) -> None:
-        """Add a turn; beyond MAX_CONVERSATIONS the least recently used conversation is forgotten."""
+        """Add a turn. If there are more than MAX_CONVERSATIONS, forget the least recently used conversation."""
         self.turns[conversation] = [*self.turns.pop(conversation, []), turn]
         if len(self.turns) > MAX_CONVERSATIONS:
             del self.turns[next(iter(self.turns))]

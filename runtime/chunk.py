@@ -1,4 +1,4 @@
-"""Hold watched frames that are not in the memory yet."""
+"""Hold watched frames until they are appended to the memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Float64 = NDArray[np.float64]
 
 
 class Encoded(NamedTuple):
-    """Frames, or groups of frames with one grid: ``features [G, tokens_per_frame, width]``, the times
-    ``seconds [G, 2]`` of the first and the last frame of each, and how many groups of their chunk are ``coming`` after them.
+    """Encoded groups of frames, each with one grid. ``features``: ``[G, tokens_per_frame, width]``. ``seconds``: the times of
+    each group's first and last frame, ``[G, 2]``. ``coming``: how many groups of the chunk are still to come.
     """
 
     features: Float32
@@ -29,17 +29,17 @@ class Encoded(NamedTuple):
 
 
 class Chunk:
-    """Up to ``frames`` frames, encoded together when the chunk is full or a question comes.
+    """A buffer of up to ``frames`` frames, which are encoded together when it is full or a question is asked.
 
-    A tower that merges ``group`` frames takes them together. A question encodes an incomplete group with its last frame
-    repeated; the group is encoded again when it is complete. limit: frames of the current chunk, a multiple of ``group`` up to
-    ``frames``; set it between chunks. encoder: encodes frames one by one, instead of the engine's whole tower.
+    A tower that merges frames takes ``group`` frames at once. For a question, an incomplete group is encoded with its last
+    frame repeated, and encoded again when it is complete. limit: the number of frames in the current chunk, a multiple of
+    ``group`` up to ``frames``; set it between chunks. encoder: encodes frames one by one in place of the engine's whole tower.
     """
 
     def __init__(self, engine: Engine, bundle: Bundle, frames: int, encoder: ChangedEncoder | None = None) -> None:
         vision = bundle.vision
         self.limit, self.group, self.encoder = frames, vision.group, encoder
-        self.encode_ms = 0.0  # since the stream opened
+        self.encode_ms = 0.0  # total since the stream was opened
         self._engine = engine
         self._pixels = np.empty((frames, 3, *vision.size), np.float32)
         self._seconds = np.empty(frames)
@@ -48,13 +48,13 @@ class Chunk:
         self.clear()
 
     def clear(self) -> None:
-        """Begin the next chunk; frames that were not appended are lost."""
-        self.taken = self._encoded = 0  # frames; those encoded are complete groups
-        self._features = self._nothing  # of groups that are encoded and not appended
-        self._incomplete: Float32 | None = None  # of the incomplete group as it is now
+        """Start the next chunk. Frames that were not appended are lost."""
+        self.taken = self._encoded = 0  # numbers of frames; only complete groups count as encoded
+        self._features = self._nothing  # features of groups that are encoded but not appended
+        self._incomplete: Float32 | None = None  # features of the incomplete group
 
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
-        """Return for a snapshot how many frames were taken and encoded, and views of those not in the memory.
+        """Return, for a snapshot, the numbers of frames taken and encoded, and views of the frames not in the memory.
 
         The views are the features ``[G, tokens_per_frame, width]`` of complete groups, the pixels and (height, width) of frames
         not encoded, the float64 seconds of each frame, and the encoder's state.
@@ -92,17 +92,17 @@ class Chunk:
 
     @property
     def waiting(self) -> int:
-        """Frames that are not in the memory yet."""
+        """The number of frames that are not yet in the memory."""
         return self.taken - self._encoded + self.group * len(self._features)
 
     def add(self, pixels: Float32, seconds: float = 0.0, size: tuple[int, int] = (0, 0)) -> None:
-        """Take one normalised frame ``[3, H, W]``, seen at ``seconds`` in a picture of (height, width) ``size``."""
+        """Add one normalised frame ``[3, H, W]``, seen at ``seconds``. size: the original (height, width)."""
         self._pixels[self.taken], self._seconds[self.taken], self._sizes[self.taken] = pixels, seconds, size
         self.taken += 1
         self._incomplete = None
 
     def encode(self, *, complete: bool = False) -> Encoded:
-        """Encode the groups that are not in the memory; all, or only ``complete`` ones."""
+        """Encode the groups that are not in the memory. complete: skip an incomplete group."""
         features, end = self._features, self.taken - self.taken % self.group
         if self._encoded < end:
             new = self._run_tower(self._encoded, end)
@@ -118,11 +118,11 @@ class Chunk:
         return Encoded(features, seconds, self.limit // self.group - groups)
 
     def appended(self, groups: int) -> None:
-        """Drop the first ``groups`` complete groups, which are in the memory now."""
+        """Drop the first ``groups`` complete groups, which have been appended to the memory."""
         self._features = self._features[groups:]
 
     def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:
-        """Encode frames. keep: False for an incomplete group, whose frames are encoded again."""
+        """Encode frames. keep: False for an incomplete group, whose frames will be encoded again."""
         started = time.perf_counter()
         if self.encoder is None:
             features = self._engine.encode(self._pixels[start:end])

@@ -1,6 +1,5 @@
-"""The interface of every backend.
-
-It gives vision features, token embeddings, and a decoder that appends to KV buffers it does not own.
+"""The interface of every backend. A backend computes vision features and token embeddings, and has a decoder that appends to
+its caller's KV buffers.
 """
 
 from __future__ import annotations
@@ -22,16 +21,15 @@ DEFAULT_ENGINE = "onnxruntime-cpu"
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-KVDevice = Literal["host", "cuda"]  # where keys and values are kept
+KVDevice = Literal["host", "cuda"]  # the device that holds keys and values
 
 
 @dataclass(frozen=True, slots=True)
 class KVBuffer:
-    """One layer's key and value memory, owned by the caller.
-
-    Both are dense ``[1, kv_heads, capacity, head_dim]`` of ``dtype`` at the given addresses. ``owner`` keeps the memory
-    alive for as long as an engine is bound to it, because a bound address holds no reference. With int8, a number is its code
-    times the channel's ``key_scale`` or ``value_scale``, float32 ``[kv_heads, head_dim]``.
+    """One layer's key and value memory, owned by the caller. Keys and values are dense ``[1, kv_heads, capacity, head_dim]`` of
+    ``dtype`` at the given addresses. ``owner`` keeps the memory alive for as long as an engine is bound to it, because a bound
+    address holds no reference. With int8, a number is its code times the channel's ``key_scale`` or ``value_scale``, float32
+    ``[kv_heads, head_dim]``.
     """
 
     key_address: int
@@ -44,7 +42,7 @@ class KVBuffer:
 
 
 def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
-    """Return a buffer's keys and values as arrays over its own memory, ``[kv_heads, capacity, head_dim]``."""
+    """Return a buffer's keys and values as arrays ``[kv_heads, capacity, head_dim]`` that share its memory."""
     kind = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}[buffer.dtype.itemsize]
     block = kind * int(np.prod(buffer.shape))
     key, value = (
@@ -56,10 +54,11 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class FramePattern:
-    """The part of the cache that a sparse call's rows see; the call appends whole frames of p rows.
+    """The part of the cache that the rows of a sparse call see. Such a call appends whole frames of p rows.
 
-    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row at the same patch in
-    the frame before. For the call's first frame, that row is in slot ``previous[l, head, place]``, -1 for none.
+    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row of the same patch in
+    the previous frame. For the call's first frame, the previous frame's row is in slot ``previous[l, head, place]``; -1 means
+    none.
     """
 
     shared: int
@@ -68,11 +67,11 @@ class FramePattern:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The rows that new rows see, in a decoder that is not causal in every layer.
+    """Which rows the new rows see, for a decoder that is not causal in every layer.
 
-    until: int32 ``[S]``, how many of the call's rows each sees. place: int32 ``[S]``, the new rows' positions. held: the
-    positions of each layer's earlier rows, int32 ``[kv_heads, n]``. In a layer with a window, a row sees those that are less
-    than the window below its own.
+    until: int32 ``[S]``, how many of the call's rows each row sees. place: int32 ``[S]``, the new rows' positions. held: the
+    positions of each layer's earlier rows, int32 ``[kv_heads, n]``. In a layer with a window, a row sees rows whose positions
+    are less than the window below its own.
     """
 
     until: Int32
@@ -82,10 +81,8 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step.
-
-    ``logits``: float32 ``[requested rows, vocabulary]``. ``probes``: rotated queries float32 ``[heads, S, head_dim]`` by layer,
-    for the layers named when the decoder was bound.
+    """The result of a decoder step. ``logits``: float32 ``[requested rows, vocabulary]``. ``probes``: rotated queries float32
+    ``[heads, S, head_dim]`` by layer, for the layers named when the decoder was bound.
     """
 
     logits: Float32
@@ -93,8 +90,8 @@ class StepResult:
 
 
 Fetch = Callable[[int, Float32], Int32]
-"""Called with a layer and its rotated queries ``[heads, S, head_dim]`` before the layer attends. Puts rows after those that are
-valid in the layer's buffer, and returns how many each KV head attends to, ``[kv_heads]``."""
+"""A function called with a layer and its rotated queries ``[heads, S, head_dim]`` before the layer attends. It puts rows after
+the valid ones in the layer's buffer, and returns how many rows each KV head attends to, ``[kv_heads]``."""
 
 
 class Decoder(Protocol):
@@ -112,16 +109,16 @@ class Decoder(Protocol):
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows in place and return the requested logits.
+        """Append S rows to the buffers in place and return the requested logits.
 
-        embeds: ``[S, hidden]``, or ``[S, row_width]`` from a tower; cos, sin: ``[S, rotary]`` of the new rows;
-        past_len: ``[layers]``, the valid rows of each layer before the step. Afterwards rows ``[past_len[l], past_len[l] + S)``
-        of layer ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows`` index the S rows
-        (negative from the end), ``()`` for none. ``pattern``: for decoders bound with ``sparse``.
+        embeds: ``[S, hidden]``, or ``[S, row_width]`` from a tower; cos, sin: ``[S, rotary]`` of the new rows; past_len:
+        ``[layers]``, the valid rows of each layer before the step. Afterwards rows ``[past_len[l], past_len[l] + S)`` of layer
+        ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows`` index the S rows (negative from
+        the end), ``()`` for none. ``pattern`` may be set for decoders bound with ``sparse``.
 
-        For an engine that works ``by_layer``, ``rows[l][h]`` are the valid rows of a layer and KV head that the new ones see,
-        int32, without duplicates; with ``fetch`` the new rows follow the fetched ones. ``sight`` is set if the decoder is not
-        causal. Raises CacheFull or CacheError before a byte is changed.
+        For a ``by_layer`` engine, ``rows[l][h]`` (int32, without duplicates) are the valid rows of a layer and KV head that the
+        new rows see; with ``fetch``, the new rows follow the fetched ones. ``sight`` is set if the decoder is not causal.
+        Raises CacheFull or CacheError before a byte is changed.
         """
         ...
 
@@ -148,15 +145,14 @@ class ChangedTower(Protocol):
     """A tower that encodes only the changed patches of a frame, bound to one stream's tower cache."""
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
-        """Encode patches ``[n]`` of a frame; returns features ``[t, row_width]`` and their tokens ``[t]``.
+        """Encode patches ``[n]`` of a frame; return features ``[t, row_width]`` and the numbers ``[t]`` of their tokens.
 
         pixels: a whole frame ``[3, H, W]``, normalised, or ``[group, 3, H, W]`` for towers that merge frames. patches:
-        row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. The other patches keep their keys and values.
-        Tokens are row-major in ``VisionSpec.grid``, sorted: every token made of any of ``patches``.
+        row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. Patches not given keep their keys and values. The
+        tokens are all that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
 
-        The first call on fresh memory must have all patches; its features are those of :meth:`Engine.encode`. A later call
-        with all patches returns the same features as :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong
-        shapes, before a byte is changed.
+        The first call on fresh memory must have all patches. A call with all patches returns the same features as
+        :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before a byte is changed.
         """
         ...
 
@@ -164,7 +160,7 @@ class ChangedTower(Protocol):
 class Engine(Protocol):
     """One loaded bundle on one backend.
 
-    kv_device: the device of its cache buffers. by_layer: whether its decoders take ``rows``, ``fetch`` and ``sight``.
+    kv_device: the device that holds its cache buffers. by_layer: whether its decoders take ``rows``, ``fetch`` and ``sight``.
     """
 
     kv_device: KVDevice
@@ -174,13 +170,13 @@ class Engine(Protocol):
         """Encode normalised frames ``[F, 3, H, W]`` to language-space features ``[G, tokens_per_frame, row_width]``.
 
         G is F, or the number of groups for towers that merge ``group`` frames; the last frame is then repeated to fill its
-        group. Frames have ``VisionSpec.size``, or any size within ``VisionSpec.pixels`` if the bundle has that.
+        group. Frames have ``VisionSpec.size``, or any size that ``VisionSpec.pixels`` allows if the bundle has that.
         """
         ...
 
     def capacity(self, rows: int) -> int:
-        """Return the rows that each layer's buffer needs to hold ``rows``: the same number, or the fixed one of the backend's
-        graphs. Raises UserError if the graphs have too few.
+        """Return how many rows each layer's buffer must have to hold ``rows``: the same number, or the fixed number of the
+        backend's graphs. Raises UserError if the graphs have too few rows.
         """
         ...
 
@@ -191,8 +187,8 @@ class Engine(Protocol):
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
         """Bind the decoder to one buffer per layer; bindings persist until the decoder is dropped.
 
-        ``probes`` are the layers whose queries each step returns; ``sparse``: whether steps may have a pattern. Raises
-        UserError if the bundle lacks the graphs for it.
+        probes: the layers whose queries each step returns. sparse: whether steps may have a pattern. Raises UserError if the
+        bundle lacks the graphs that are needed.
         """
         ...
 
@@ -204,7 +200,7 @@ class Engine(Protocol):
         ...
 
     def release_memory(self, short: bool) -> None:
-        """Free the working memory after each call, while the system's memory is short."""
+        """Set whether to free the working memory after each call; ``short`` means that system memory is short."""
         ...
 
     def close(self) -> None: ...

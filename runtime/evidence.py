@@ -1,7 +1,7 @@
-"""Find the frames that an answer was read from, by the attention of the question's last row in one layer.
+"""Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
-Its query is a probe, as policies have them, so every engine returns it. On the demo model two heads of the last layer attend
-to the object in question (docs/internals/evidence.md); for other models the right heads are not known yet.
+The row's query is a probe, like those of policies, so every engine returns it. On the demo model two heads of the last layer
+attend to the object in question (docs/internals/evidence.md); for other models the right heads are not known yet.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.stateful import State, Stateful
 
 MOMENTS = 3  # an answer's evidence names at most this many frames
-LEAST = 0.02  # a frame is named from this fraction of the attention to all frames on
+LEAST = 0.02  # a frame is named if it gets at least this fraction of the attention to all frames
 LEAST_ROW = 1e-3  # rows below this fraction of the best row's weight are ignored
-LIT = 0.25  # the box has the patches with at least this fraction of the frame's best patch's weight
+LIT = 0.25  # the box covers patches with at least this fraction of the weight of the frame's best patch
 KNOTS = 4096  # the most frames whose times are kept
-CLOSE_S = 0.5  # seconds that an interpolated time may be off before a knot is kept for it
+CLOSE_S = 0.5  # a knot is kept if interpolating its time would be off by more than this many seconds
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -37,9 +37,9 @@ Integers = NDArray[np.integer]
 class Moment:
     """A frame that an answer was read from.
 
-    frame: its number. last_frame: the last frame before the attended patches changed. time_s, until_s: the times of these two
-    frames, in seconds of the stream. weight: fraction of the attention to all frames, 0 to 1. box: left, top, right, bottom of
-    the attended patches, as fractions of the picture.
+    frame: the frame's number. last_frame: the last frame before the attended patches changed. time_s, until_s: the times of
+    these two frames, in seconds of the stream. weight: fraction of the attention to all frames, 0 to 1. box: left, top, right,
+    bottom of the attended patches, as fractions of the picture.
     """
 
     frame: int
@@ -52,10 +52,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The moments an answer was read from. moments: best first.
+    """The moments that an answer was read from, best first.
 
-    held: False if a calibrated rule finds that the answer's frames are no longer in memory; None without such a rule and for a
-    question about a time window.
+    held: False if a calibrated rule finds that the answer's frames are no longer in memory. None if there is no such rule, or
+    if the question was about a time window.
     """
 
     moments: tuple[Moment, ...]
@@ -73,7 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """Return the frames' rows that a KV head of a layer holds: copies, but float32 keys may be a view that steps change."""
+    """Return copies of the frames' rows that a layer's KV head holds; float32 keys may be a view that later steps change."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -83,11 +83,11 @@ def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
 
 
 class QuestionAttention:
-    """The attention of one row of a question, copied; :meth:`evidence` evaluates it on demand.
+    """A copy of the attention of one row of a question; :meth:`evidence` evaluates it on demand.
 
-    groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens. group:
-    number of frames that share one grid. logits: ``[vocabulary]``, for the token after the row. lossless: whether no row has
-    left the memory.
+    groups: the queries ``[h, head_dim]`` of each KV head, and the rows that it saw. grid: (rows, columns) of a frame's tokens.
+    group: the number of frames that share one grid. logits: those of the token after the row, ``[vocabulary]``. lossless:
+    whether no row has left the memory.
     """
 
     def __init__(
@@ -115,17 +115,17 @@ class QuestionAttention:
 
     @property
     def features(self) -> Float64:
-        """Return ``[3 x heads + 3]``: each head's best and median score and query length, then the next token's logit,
-        log-probability and entropy.
+        """Return ``[3 x heads + 3]`` numbers: each head's best score, median score and query length, then the next token's
+        logit, log-probability and entropy.
         """
         parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self.scores)
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
-        """Return the tokens, ``frame * tokens + patch``, without duplicates, the frame that last showed each, and its weight.
+        """Return the distinct tokens, ``frame * tokens + patch``, with the frame that last showed each token and its weight.
 
-        The weight is the softmax of the queries over the frames' rows, averaged over heads: the attention that the decoder's
-        layer computes, over only these rows. Rows with less than a thousandth of the largest weight are skipped.
+        A token's weight is the softmax of the queries over the frames' rows, averaged over heads. It is the layer's attention
+        restricted to these rows. Rows with less than a thousandth of the largest weight are skipped.
         """
         token, confirmed, weight = [], [], []
         for score, _, known in self.scores:
@@ -137,7 +137,7 @@ class QuestionAttention:
             confirmed.append(last)
             weight.append(carried[lit])
         heads = sum(len(score) for score, *_ in self.scores)
-        if len(token) == 1:  # in one KV head each token occurs only once
+        if len(token) == 1:  # a single KV head holds each token only once
             return token[0], confirmed[0], weight[0] / heads
         found, place = np.unique(np.concatenate(token), return_inverse=True)
         last_shown = np.zeros(len(found), np.int64)
@@ -178,19 +178,17 @@ def _medians(score: Float32) -> Float32:
 
 def _certainty(logits: Float32) -> Float64:
     best = float(logits.max())
-    shifted = np.maximum(
-        logits.astype(np.float64) - best, -700.0
-    )  # where a token is ruled out: zero times infinity is not a number
+    shifted = np.maximum(logits.astype(np.float64) - best, -700.0)  # for an excluded token, zero times infinity is not a number
     weights = np.exp(shifted)
     total = weights.sum()
     return np.array([best, -np.log(total), np.log(total) - weights @ shifted / total])
 
 
 class FrameTimes(Stateful):
-    """The times of frames, in seconds, interpolated between at most ``KNOTS`` of them.
+    """The times of frames, in seconds, interpolated between at most ``KNOTS`` recorded times.
 
-    When there are too many, knots that their neighbours predict within ``CLOSE_S`` are dropped; if there are none, every
-    second older one is. Arrays are replaced, not changed, so later additions leave a shallow copy unchanged.
+    If there are too many knots, those that their neighbours predict within ``CLOSE_S`` are dropped; if there are none of those,
+    every second older knot is dropped. Arrays are replaced, never modified, so later additions leave a shallow copy unchanged.
     """
 
     state_fields = ("frame", "seconds")
@@ -204,14 +202,14 @@ class FrameTimes(Stateful):
             raise ValueError("invalid times of frames")
 
     def add(self, frame: int, seconds: float) -> None:
-        """Record a frame's time; drop those recorded from ``frame`` on."""
+        """Record a frame's time; drop the times already recorded from this frame on."""
         count = int(np.searchsorted(self.frame, frame))
         kept = self._thinned() if count == KNOTS else slice(count)
         self.frame, self.seconds = np.append(self.frame[kept], frame), np.append(self.seconds[kept], seconds)
 
     @property
     def newest(self) -> int:
-        """The last recorded frame; -1 if there is none."""
+        """The newest frame whose time is recorded; -1 if there is none."""
         return int(self.frame[-1]) if len(self.frame) else -1
 
     def at(self, frame: int) -> float:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 UNFINISHED = ".unfinished"
 PRIVATE = os.O_CLOEXEC | os.O_NOFOLLOW
-"""Flags of :func:`os.open`, with mode 0o600, for what a camera has seen: links are not followed."""
+"""Flags for :func:`os.open`, used with mode 0o600 for files of what a camera has seen: links are not followed."""
 
 Found = Literal["file", "folder", "other", "nothing"]
 

@@ -27,9 +27,9 @@ class Pixels:
 
 
 Band = tuple[slice, slice, NDArray[np.float32]]
-"""Output pixels, the input pixels that they are made of, and the weights ``[n, m]``."""
+"""The output pixels, the input pixels that they are made from, and the weights ``[n, m]``."""
 Pass = tuple[list[Band], list[Band]]
-"""One resize: of rows, and of columns."""
+"""The bands of a resize, for rows and for columns."""
 
 
 class Preprocessor:
