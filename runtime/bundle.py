@@ -198,7 +198,7 @@ class VisionSpec:
     ``shortest_edge``, then cut ``size`` out of the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then
     stretch).
 
-    ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` says how a frame's
+    ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` sets how a frame's
     tokens take positions. With ``"rows"``, each token takes the next index. With ``"video"``, the whole stream is one block of
     (frame, row, column), in which the frame advances by 1, or by ``tokens_per_second`` times the time that passed. With
     ``"frame"``, each grid is such a block. ``"transformers"`` is ``"video"`` with the text after it at the position that
