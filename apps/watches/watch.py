@@ -74,8 +74,8 @@ class WatchSettings(BaseModel):
 class Watch(WatchSettings):
     """A repeated question.
 
-    It is open while the answer is yes. name: its id, or a name in any script from which one is made; by default the question's
-    words. label: that name, for people. cameras: names of streams, by default all.
+    A watch is open while its answer is yes. name: an id, or a name in any script from which an id is made; by default the
+    question's words. label: the displayed name. cameras: the streams' names; by default all streams.
     """
 
     name: NamedId = ""
