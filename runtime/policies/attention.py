@@ -19,7 +19,7 @@ Int64 = NDArray[np.int64]
 class QueryWindow(Stateful):
     """The queries of the last ``rows`` vision rows, ``[heads, rows, head_dim]`` for each probe layer.
 
-    The queries are kept rotated, with their rows' ``seq`` and ``position``. If re-indexing has moved the rows' keys since,
+    The queries are kept rotated, with their rows' ``seq`` and ``position``. After re-indexing has moved the rows' keys,
     :meth:`at` rotates the queries by the same steps.
     """
 

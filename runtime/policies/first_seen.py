@@ -1,4 +1,4 @@
-"""The policy first-seen, which is ours, keeps the first of repeated tokens, with the tokens around it."""
+"""The policy first-seen, which is ours, keeps the first token of a repetition, with the tokens around it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class ClusterIndex(Stateful):
     """An index of up to ``capacity`` clusters, which takes ``entry_bytes`` for each and is allocated once.
 
     A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key, if the cosine is
-    at least ``tau``. A token without a cluster that similar starts a new cluster. If the index is full, the two most similar
+    at least ``tau``. If no cluster is similar enough, the token starts a new one. If the index is full, the two most similar
     clusters merge first, and ``tau`` falls to their cosine.
 
     A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Changes below half a
@@ -63,7 +63,7 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Add tokens one by one. keys: of the deepest layer, ``[n, width]``. Return the tokens' clusters and blocks to drop."""
+        """Add tokens one by one. keys: in the deepest layer, ``[n, width]``. Return the tokens' clusters and blocks to drop."""
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
         unit = np.zeros(self.codes.shape, np.float32)  # the means, scaled to length 1
         unit[: self.clusters] = _unit(self.means())

@@ -150,7 +150,7 @@ class Layer:
 
     @cached_property
     def free(self) -> Bool:
-        """A mask of the rows that are not ``fixed``. The policy decides about them; each head has the same number."""
+        """A mask of the rows that are not ``fixed``, so that the policy decides. Each head has equally many free rows."""
         return ~self.fixed
 
     @property
