@@ -36,7 +36,7 @@ def questions(
 
     ttft_ms: time to the first token. frame_ms, own_frame_ms: the longest wait of a frame meanwhile, on the other camera and on
     the camera asked about. idle_frame_ms: the longest wait on either camera without a question. fps_ratio: the other camera's
-    frame rate divided by its rate without a question. All are medians over ``rounds``.
+    frame rate divided by its rate without a question. All figures are medians over ``rounds`` rounds.
     """
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(model, threads or default_threads(), engine))

@@ -1,7 +1,7 @@
 """A family with its own decoder, Gemma 3: `edgevlm export google/gemma-3-4b-it --family ./examples/gemma3.py:Gemma3`.
 
 Five of six layers attend to a window of the newest positions, with their own rotary base. A frame's patches attend to one
-another. The CPU engine supports both.
+another. The CPU engine supports windows and attention within frames.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class GemmaShape(DecoderShape):
 
 
 class GemmaDecoder(Backbone):
-    """A decoder with norms of gain 1 + weight, also after attention and MLP, and embeddings times the root of their width."""
+    """A decoder whose norms have gain 1 + weight and also follow attention and MLP. Embeddings are scaled."""
 
     def shape(self, config: dict[str, Any], tied: bool) -> DecoderShape:
         text = TEXT | {name: value for name, value in config.items() if value is not None}

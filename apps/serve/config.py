@@ -93,8 +93,8 @@ class ServerSettings(Section):
     any_source: let clients add any source, including files, devices and pipelines. max_requests: questions that may run or wait
     at once. max_rate: requests per second from one address, averaged over some seconds. Requests beyond max_requests or
     max_rate get status 429. max_body: most bytes in a request, and in a picture fetched for it. max_question_tokens: most
-    tokens in a question with its history and tools, for cameras opened later. Memory for a question is allocated when it
-    arrives, within the model's positions. max_pictures: most pictures in a question, including a video's frames; those beyond
+    tokens in a question with its history and tools, for cameras opened later. A question's memory is allocated when it arrives;
+    the model's positions limit its length. max_pictures: most pictures in a question, including a video's frames; those beyond
     PICTURES count as question tokens. media_hosts: ``HOST`` or ``HOST:PORT`` from which pictures may be fetched. media_private:
     let media_hosts have private addresses. media_folders: folders with videos that questions may use.
     """

@@ -264,7 +264,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Record the closing of each open watch if it or its camera was removed while the server was not running."""
+        """Record the closing of open watches that were removed, or whose camera was, while the server was not running."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
@@ -343,7 +343,7 @@ class Service:
 
     @property
     def journal(self) -> Journal | None:
-        """The cameras' journal, or None if none is written or saved. Raises UserError."""
+        """The cameras' journal, or None if no journal is kept. Raises UserError."""
         kept = self.config.journal
         if self._journal is None and (kept.every or (self.state / Journal.FILE).exists()):
             with self._lock:
@@ -388,7 +388,7 @@ class Service:
         return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Start to reopen cameras with a torn memory from their last snapshots. Returns at once."""
+        """Start reopening cameras whose memory is torn, each from its last snapshot. Returns at once."""
         now = time.monotonic()
         for name, stream in self.streams.items():
             if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):

@@ -28,8 +28,8 @@ ROWS, HEADS, HEAD_DIM = 32, 2, 64  # a cluster's shape; its numbers are fp16
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
     """Yield one line: medians over rounds that each fetch ``asked`` of ``clusters`` clusters.
 
-    ``put_ms``: time to store one cluster. ``plain_put_ms``: time to copy one. ``wait_ms``: the wait for a fetch announced as
-    long in advance as a fetch from disk takes. ``unexpected_ms``: the wait for an unannounced one. Ratios are per round.
+    ``put_ms``: time to store one cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch announced
+    as long in advance as a fetch from disk takes. ``unexpected_ms``: the wait for an unannounced fetch. Ratios are per round.
     """
     rng = np.random.default_rng(0)
     one = _block(rng)

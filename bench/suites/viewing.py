@@ -110,7 +110,7 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """Return the answer to a prompt; on failure, record the reason and return None. Once memory is full, all fail."""
+        """Return the answer to a prompt; on failure, record the reason and return None. A full memory fails all questions."""
         checked = False
         try:
             self.session.check(prompt)
