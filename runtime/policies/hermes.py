@@ -28,7 +28,7 @@ class Hermes(FixedTarget):
 
     Ours: the cache is compressed before an append. Guidance is one causal forward pass, which is rolled back. In eq. 1, dt is a
     fraction of the largest rank. Tokens are matched across layers by seq, and a layer takes the smoothed scores of the next
-    deeper layer. A deep layer's summary is a single row at the position of the newest evicted token.
+    deeper layer. A deep layer's summary is one row, a running mean that is never evicted.
     """
 
     target: float = setting(1.0, "|C| / |M|; below 1, the guidance pass runs less often", above=0, at_most=1)
