@@ -1,1 +1,1 @@
-"""Code shared by ``edgevlm calibrate`` and ``edgevlm bench accuracy``: variants, cases, workers, equal bytes."""
+"""Code that ``edgevlm calibrate`` and ``edgevlm bench accuracy`` share: variants, cases, workers, equal-byte budgets."""

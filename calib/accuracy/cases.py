@@ -1,8 +1,8 @@
-"""The demo world's suites: streams, the questions asked after their last frame, and the tokens that show each answer.
+"""Make the demo world's suites: streams, the questions asked after the last frame, and the tokens that show each answer.
 
-streamqa asks one question of each kind; the background of streamqa-hard moves and is cut, and nearly twice as much happens;
-longstream asks what was last shown tens, hundreds or thousands of frames ago. A token is numbered by its place in the stream,
-``frame * tokens_per_frame + patch``, whatever a policy keeps.
+streamqa asks one question of each kind. streamqa-hard has a background that moves and is cut, and nearly twice as many events.
+longstream asks about objects last shown tens, hundreds or thousands of frames ago. Tokens are numbered by their place in the
+stream, ``frame * tokens_per_frame + patch``, regardless of what a policy keeps.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.evidence import Evidence, Moment
 from edgevlm.runtime.taught import COLORS, SHAPES
 
-DEVELOPMENT = 2_000_000  # first word of seeds in development, ``[DEVELOPMENT, seed, stream]``; training's are small numbers
-TEST_SEEDS = (3_000_000, 7)  # first words of the seeds of ``--seed test``: nothing may be chosen or tuned on them
+DEVELOPMENT = 2_000_000  # development seeds are ``[DEVELOPMENT, seed, stream]``; training seeds start with small numbers
+TEST_SEEDS = (3_000_000, 7)  # the start of ``--seed test``'s seeds: choose and tune nothing on these streams
 LONGSTREAM = "longstream"
 Words = tuple[int, int]
-Drawn = tuple[demo.Question, str]  # and its right answer
+Drawn = tuple[demo.Question, str]  # a question and its right answer
 
 OF_A_VISIT = ("past_color", "past_where", "past_seen")
 OF_THE_FIRST = ("first_color", "first_shape")
@@ -39,8 +39,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    evidence: ascending tokens that show the answer, int64 (for a question about now only the newest frame's); empty if nothing
-    shows it (a "no"). last: the last frame that showed it, None without evidence.
+    evidence: the tokens that show the answer, ascending int64; for a question about now, only the newest frame's. It is empty
+    if nothing shows the answer, as for a "no". last: the last frame with evidence, None without evidence.
     """
 
     kind: str
@@ -59,23 +59,23 @@ class CaseQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One stream. frames: uint8 ``[T, H, W, 3]``; owners: int32 ``[T, p]``, the object in each patch, -1 for none."""
+    """One stream and its questions. frames: uint8 ``[T, H, W, 3]``. owners: int32 ``[T, p]``, each patch's object, or -1."""
 
     frames: NDArray[np.uint8]
     owners: NDArray[np.int32]
     questions: list[CaseQuestion]
 
     def quarter(self, question: CaseQuestion) -> int | None:
-        """Return the quarter of the stream in which the evidence was last seen, 1 the oldest; None without evidence."""
+        """Return the quarter of the stream, from 1 to 4, in which the evidence was last seen; None without evidence."""
         return None if question.last is None else 1 + question.last * 4 // len(self.frames)
 
     def gap(self, question: CaseQuestion) -> int | None:
-        """Return the number of frames from the last that shows the evidence to the newest; None without evidence."""
+        """Return how many frames before the newest one the evidence was last seen; None without evidence."""
         return None if question.last is None else len(self.frames) - 1 - question.last
 
 
 def seed_words(text: str) -> Words:
-    """Return the first words of the worlds' seeds for ``test`` or a number. Raises UserError."""
+    """Return the first words of the seeds for ``--seed text``, which is ``test`` or a number. Raises UserError otherwise."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():
@@ -86,9 +86,10 @@ def seed_words(text: str) -> Words:
 def make_case(
     words: Words, stream: int, frames: int, suite: str = "streamqa", noise: float = 0.0, crf: int | None = None
 ) -> Case:
-    """Make the ``stream``-th stream of a seed, always the same.
+    """Make the ``stream``-th stream of a seed, which is always the same.
 
-    noise: for each pixel, the deviation in levels of 255. crf: then encode and decode the frames as :func:`through_h264`.
+    noise: the standard deviation of the noise added to each pixel, in levels of 255. crf: if not None, the frames then go
+    through :func:`through_h264`.
     """
     rng = np.random.default_rng([*words, stream, 1])
     seed, is_long = [*words, stream], suite == LONGSTREAM
@@ -108,11 +109,11 @@ def make_case(
 
 
 def through_h264(images: NDArray[np.uint8], crf: int) -> NDArray[np.uint8]:
-    """Encode and decode frames ``[T, H, W, 3]`` as a camera does: H.264, 4:2:0, no B-frames, a keyframe every 25 frames.
+    """Encode frames ``[T, H, W, 3]`` as a camera does, and decode them: H.264, 4:2:0, no B-frames, a keyframe every 25 frames.
 
-    crf: x264's constant rate factor, 0 to 51; more is worse.
+    crf: x264's constant rate factor, 0 to 51; a larger one gives worse quality.
     """
-    import av  # slow to import, for runs without it
+    import av  # imported here because it is slow and most runs do not need it
 
     encoder = av.CodecContext.create("libx264", "w")
     encoder.height, encoder.width = images.shape[1:3]
@@ -129,7 +130,7 @@ def _drawn(kinds: Iterable[str], world: World, rng: np.random.Generator) -> list
 
 
 def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
-    """Return questions about each visit, pairs that were never shown, the first object, and now."""
+    """Draw questions about each visit, about pairs that were never shown, about the first object and about now."""
     drawn: list[Drawn] = []
     for visit, kind in product(world.visits, OF_A_VISIT):
         phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
@@ -145,7 +146,7 @@ def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
 
 
 def make_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> CaseQuestion:
-    """Make a question with its evidence. owners: int32 ``[T, p]``, of the whole stream."""
+    """Make a question and find its evidence. owners: int32 ``[T, p]``, the object in each patch of the whole stream."""
     shows = np.isin(owners, carriers(asked, world))
     if demo.is_about_now(asked.kind):
         shows[:-1] = False
@@ -155,7 +156,7 @@ def make_question(asked: demo.Question, answer: str, world: World, owners: NDArr
 
 
 def carriers(asked: demo.Question, world: World) -> list[int]:
-    """Return numbers of the objects that show the answer: the question's subject, or all that a count is about."""
+    """Return the numbers of the objects that show the answer: the question's subject, or all objects to be counted."""
     history = world.history
     thing = demo.subject(asked, history)
     if thing is not None:
@@ -166,10 +167,11 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceScore:
-    """An answer's evidence compared with the truth. hit1, hit3: whether the first, or one of three, frames shows it.
+    """How well an answer's evidence matches the true evidence.
 
-    overlap: intersection over union of the first frame's box and the patches that show it. held: whether any layer holds a true
-    patch; said_held: the rule's claim, None without one.
+    hit1, hit3: whether the first of its frames, or any of its three, shows the answer. overlap: intersection over union of the
+    first frame's box and the patches that show the answer. held: whether any layer holds a token that shows the answer.
+    said_held: the claim in :class:`edgevlm.runtime.evidence.Evidence`, None without one.
     """
 
     hit1: bool
@@ -182,7 +184,7 @@ class EvidenceScore:
 def score_evidence(
     found: Evidence, case: Case, question: CaseQuestion, held: NDArray[np.bool_], grid: tuple[int, int]
 ) -> EvidenceScore:
-    """Score an answer's evidence. held: bool ``[layers, kv_heads, tokens of the stream]``; the newest frame is always seen."""
+    """Score an answer's evidence. held: which tokens the cache holds, bool ``[layers, kv_heads, tokens of the stream]``."""
     tokens, overlap = case.owners.shape[1], 0.0
     there = question.is_about_now or bool(held[:, :, question.evidence].any())
     frames = question.evidence // tokens

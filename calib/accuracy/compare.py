@@ -1,4 +1,4 @@
-"""Compares every variant at every budget on the same streams and questions."""
+"""Compare every variant at every budget on the same streams and questions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import ALL
 
-ENTERS = 0.9  # fraction of a kind's answers that full KV must have right for the kind to count
+ENTERS = 0.9  # a kind of question counts if full KV answers at least this fraction right
 
-Pick = Callable[[dict[str, Any]], bool]  # of a question's result
+Pick = Callable[[dict[str, Any]], bool]  # whether to count a question's result
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of a comparison. runs: the ceiling (usually ``full``) first, then the others by budget.
+    """The results of a comparison. runs: the ceiling (usually ``full``) first, then the other runs, budget by budget.
 
-    records: for each run, stream by stream.
+    records: one per stream for each run.
     """
 
     settings: AccuracySettings
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def enters(self) -> float:
-        """The least accuracy of the ceiling for a kind of question to count; 0 for text-facts, whose kinds always count."""
+        """Return the least accuracy that the ceiling needs on a kind of question for the kind to count: 0 for text-facts."""
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
@@ -56,14 +56,15 @@ def compare(
     out: Path | None = None, resume: bool = False, workers: int = 1, progress: Report = lambda *what: None,
     model: Model | None = None, append: Sequence[str] = (ALL,), encode: Sequence[str] = (ALL,),
 ) -> Comparison:  # fmt: skip
-    """Run every case, or with ``out`` and ``resume`` those missing in the journal. Raises UserError.
+    """Run every variant on every stream; with ``resume``, skip the runs whose results are in the journal ``out``.
 
-    model: a loaded one, for this process only. append, encode: each variant runs under each pair of these.
+    model: a loaded model, used by this process only. append, encode: each variant runs with every pair of these settings.
+    Raises UserError.
     """
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
     known = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": worker.kinds}
-    if settings.engine == DEFAULT_ENGINE:  # as journals had it before there was a choice
+    if settings.engine == DEFAULT_ENGINE:  # keep journals valid that were written before the setting existed
         del known["engine"]
     with JsonLines(out, {"journal": "edgevlm bench accuracy", **known}, key_of, resume=resume) as journal:
         full = [replace(ceiling, label=Variant(ceiling.label).under(*ways).label) for ways in product(append, encode)]
@@ -84,7 +85,7 @@ def compare(
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """Replace ``oracle`` by all oracles, so that the report can name the best; by one on text, where they hardly differ."""
+    """Replace ``oracle`` by all oracles, so that the report can name the best; on text-facts one suffices, as all are close."""
     oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 

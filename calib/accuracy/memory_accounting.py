@@ -1,4 +1,4 @@
-"""Bytes that cache and policy take together, and the budget at which a policy takes no more than a sliding window."""
+"""Measure the bytes of a cache and its policy, and find the budget at which a policy takes no more than a sliding window."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from edgevlm.runtime.stream import Stream
 
 
 class PeakBytes:
-    """The most bytes that cache and policy (its ``state_fields``) took together at the moments measured."""
+    """The most bytes that the cache and the policy's ``state_fields`` took together whenever :meth:`measure` was called."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
-        """Record the bytes now taken.
+        """Measure the bytes taken now.
 
-        present: bytes of the newest frame and of its references for changes, if held beside the memory.
+        present: bytes of the newest frame and of its reference frame, if they are held outside the cache.
         """
         self.bytes = max(self.bytes, cache.nbytes + bytes_of(policy) + present)
 
 
 def bytes_per_token(bundle: Bundle) -> int:
-    """Return bytes that one more token in every layer adds to a cache, on average."""
+    """Return the bytes that one more token in every layer adds to a cache, on average."""
     spec = bundle.decoder
     shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
     few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq, dtype=spec.kv) for rows in (1024, 2048))
@@ -41,10 +41,10 @@ def bytes_per_token(bundle: Bundle) -> int:
 
 
 def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
-    """Return the largest budget, ``tokens`` at most, at which a policy takes no more than ``allowed`` bytes.
+    """Return the largest budget up to ``tokens`` at which a policy takes at most ``allowed`` bytes.
 
-    per_token: bytes of one more token in every layer; least: tokens of a frame; peak_bytes: measures a budget, rising with it.
-    Raises UserError when less than a frame is left.
+    per_token: bytes of one more token in every layer. least: tokens per frame. peak_bytes: returns the bytes at a budget, and
+    must rise with the budget. Raises UserError if that budget is less than one frame.
     """
     low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)
@@ -67,7 +67,7 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
 
 
 class WrappedEngine:
-    """An engine, some of whose methods a subclass replaces."""
+    """An engine that passes all calls on to another engine, except for methods that a subclass replaces."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -77,7 +77,7 @@ class WrappedEngine:
 
 
 class NullEngine(WrappedEngine):
-    """An engine and decoder that compute nothing: appended rows keep the arena's content, and results are zeros."""
+    """An engine and decoder that compute nothing: they write no keys and values, and return zeros."""
 
     kv_device: KVDevice = "host"
     by_layer = True
@@ -105,9 +105,9 @@ class NullEngine(WrappedEngine):
 def peak_bytes(
     model: Model, policy: Policy, tokens: int, prefix: Sequence[int], text_rows: int, frames: int, chunk: int
 ) -> int:
-    """Return the most bytes that cache and policy take together at |M| = ``tokens``, in a stream of ``frames`` frames.
+    """Return the most bytes that the cache and the policy take together at |M| = ``tokens``, in a stream of ``frames`` frames.
 
-    Raises UserError for a budget at which the policy cannot run.
+    Raises UserError if the policy cannot run at this budget.
     """
     spec, per_frame = model.bundle.decoder, model.bundle.vision.tokens_per_frame
     null = replace(model, engine=cast(Engine, NullEngine(model.engine, spec)))

@@ -1,7 +1,7 @@
-"""A policy that knows the questions to come, an upper bound for the others.
+"""The oracle: a policy that knows the coming questions, as an upper bound for all other policies.
 
-It keeps the tokens that show the answers. It knows where an answer was shown, not which tokens the model reads it from, so a
-better policy may exist.
+It keeps the tokens that show the answers. It does not know which of them the model reads the answer from, so a better policy
+may exist.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from edgevlm.runtime.policies import Layer, Policy
 
 Order = Literal["newest", "spread"]
 
-# by name, which tokens of an object come first, and how many newest frames stay whole before any
+# name -> the order in which an object's tokens are kept, and how many of the newest frames are kept whole
 ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("spread", 0), "spread+frame": ("spread", 1)}
 
 
 @dataclass
 class Oracle(Policy):
-    """Keep the ``recent`` newest frames and the tokens of highest priority, the same in all layers and heads.
+    """Keeps the ``recent`` newest frames and the tokens with the highest priority, the same ones in all layers and heads.
 
-    priority: float32 ``[tokens of the stream]``, fixed, so that no later choice misses a dropped token.
+    priority: float32 ``[tokens of the stream]``. It never changes, so a dropped token is never wanted later.
     """
 
     priority: NDArray[np.float32]
@@ -39,7 +39,7 @@ class Oracle(Policy):
 
     @property
     def max_append(self) -> int:
-        """Return one frame, so that only necessary tokens are evicted."""
+        """Return one frame's tokens: with larger chunks, more tokens than necessary would be evicted."""
         return self.shape.tokens_per_frame
 
     def score(self, layer: Layer) -> NDArray[np.float32]:
@@ -49,32 +49,34 @@ class Oracle(Policy):
 
 
 def make_oracle(name: str, case: Case) -> Oracle:
-    """Return the oracle of this name for one stream and its questions."""
+    """Return the oracle called ``name`` for one stream and its questions."""
     order, recent = ORACLES[name]
     return Oracle(ranking(case, order), recent)
 
 
 def ranking(case: Case, order: Order) -> NDArray[np.float32]:
-    """Return distinct priorities of the tokens: the questions' evidence in rounds, most asked first, then other objects in the
-    same way, then the background, newest first.
+    """Return a distinct priority for each token of the stream.
+
+    The questions' evidence comes first, with the object most asked about in front, then all other objects' tokens, then the
+    background from the newest token to the oldest. Objects take turns, one token at a time.
     """
     asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
     flat = case.owners.ravel()
     others = [np.flatnonzero(flat == number).tolist() for number in np.unique(flat[flat >= 0])]
     evidence = [list(tokens) for tokens, _ in asked.most_common()]
     ranked = [*_in_rounds(evidence, order), *_in_rounds(others, order), *range(flat.size - 1, -1, -1)]
-    places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a token's first place
+    places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a token counts at its first place
     return -np.array([places[token] for token in range(flat.size)], np.float32)
 
 
 def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
-    """Return one token of each group in turn, then the next of each. groups: ascending tokens."""
+    """Return the first token of each group, then the second of each, and so on. groups: ascending tokens."""
     rounds = zip_longest(*(tokens[::-1] if order == "newest" else _spread(tokens) for tokens in groups))
     return [token for turn in rounds for token in turn if token is not None]
 
 
 def _spread(tokens: list[int]) -> list[int]:
-    """Return the last, the first, then always the middle of a widest gap."""
+    """Return the last token, the first token, and then always the token in the middle of the widest gap."""
     if len(tokens) < 3:
         return tokens[::-1]
     taken, gaps = [tokens[-1], tokens[0]], [(0, len(tokens) - 1)]

@@ -27,13 +27,13 @@ from edgevlm.runtime.stream import Stream
 
 QUESTIONS = ("What is happening?", "What changed?", "Describe what you saw at the beginning.")
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
-MOMENTS = 8  # at which the questions are asked, evenly spaced, the last at a clip's end
-ANSWER = 16  # most tokens of full KV's answer
+MOMENTS = 8  # the questions are asked at this many evenly spaced moments, the last one at the clip's end
+ANSWER = 16  # full KV's answer has at most this many tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAnswer:
-    """Full KV's greedy answer to a question at a moment. logits: before each of its tokens, ``[tokens, vocabulary]``."""
+    """Full KV's greedy answer to a question at one moment. logits: ``[tokens, vocabulary]``, before each answer token."""
 
     question: list[int]
     answer: list[int]
@@ -42,14 +42,14 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip under full KV. features: ``[F, tokens_per_frame, width]``; asked: answers by the number of frames watched."""
+    """A clip under full KV. features: ``[F, tokens_per_frame, width]``. asked: the answers after each number of frames."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]
 
 
 class DivergenceMeter:
-    """Streams clips through one model, with a session's chunks and text budget. Raises UserError for too long questions."""
+    """Streams clips through one model in a session's chunks and text budget. Raises UserError if a question is too long."""
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
@@ -63,13 +63,16 @@ class DivergenceMeter:
         self.per_frame = model.rows_per_frame
 
     def longest(self) -> int:
-        """Return the most frames that full KV can hold, by the model's positions and half of the free memory."""
+        """Return how many frames full KV can hold, given the model's positions and half of the free memory."""
         positions = (self.model.bundle.limit - len(self._prefix) - self._text_rows) // self.per_frame
         memory = psutil.virtual_memory().available // 2 // (bytes_per_token(self.model.bundle) * self.per_frame)
         return min(positions, memory)
 
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
-        """Return the largest |M| at which a policy takes at most a sliding window's bytes. Raises UserError."""
+        """Return the largest |M| at which a policy takes at most the bytes of a sliding window of ``tokens`` tokens.
+
+        Raises UserError if there is none.
+        """
         allowed, measured = self._peak_bytes(PLAIN.policy, 0, tokens), partial(self._peak_bytes, policy, frames)
         return equal_byte_budget(tokens, allowed, bytes_per_token(self.model.bundle), self.per_frame, measured)
 
@@ -77,7 +80,7 @@ class DivergenceMeter:
         return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_rows, frames, CHUNK)
 
     def reference(self, clip: Clip, frames: int, beyond: int) -> FullKVReference:
-        """Watch the first ``frames`` of a clip under full KV; ask at its moments after more than ``beyond`` tokens."""
+        """Watch a clip's first ``frames`` frames under full KV; ask at each moment with more than ``beyond`` tokens watched."""
         pixels = list(map(Preprocessor(self.model.bundle.vision), islice(clip.frames, frames)))
         chunks = [np.stack(pixels[first : first + CHUNK]) for first in range(0, len(pixels), CHUNK)]
         features = np.concatenate(list(map(self.model.engine.encode, chunks)))
@@ -90,10 +93,11 @@ class DivergenceMeter:
     def measure(
         self, reference: FullKVReference, policy: Policy, tokens: int, budget: int, append: AppendChanged | None = None
     ) -> Record:
-        """Measure a policy at |M| = ``tokens``, at the moments when a sliding window of ``budget`` tokens is full.
+        """Measure a policy at |M| = ``tokens``, at every moment after more than ``budget`` tokens.
 
-        kl: KL(full || policy) in nats; top1: whether the most probable token is full KV's; each has one list per moment, for
-        all tokens of its answers. appended: fraction of the tokens that left the present.
+        In the result, kl is KL(full || policy) in nats, and top1 whether the most probable token is the same as full KV's. Both
+        have one list per moment, with a value for each token of the answers. appended is the fraction of the stream's tokens
+        that were appended.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -113,14 +117,15 @@ class DivergenceMeter:
         }  # fmt: skip
 
     def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV over the changes of ``frames`` frames, with at most the rows of whole frames."""
+        """Measure full KV with only the changes of ``frames`` frames appended, in at most the rows of the whole frames."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 
     def measure_encode(self, encode: EncodeChanged, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV over the clip's frames with only the changed patches encoded.
+        """Measure full KV with only the changed patches of the clip's frames encoded.
 
-        encoded: the fraction of patches; low_cosine: the first percentile of the features' cosines to the whole tower's.
+        In the result, encoded is the fraction of patches that were encoded. low_cosine is the first percentile of the cosine
+        similarity between features and those of the whole tower.
         """
         vision, features = self.model.bundle.vision, []
         preprocess, encoder = Preprocessor(vision), ChangedEncoder(self.model.engine, self.model.bundle, encode)
@@ -137,7 +142,7 @@ class DivergenceMeter:
         return Stream(self.model, policy, tokens, self._prefix, self._text_rows, "lazy", CHUNK, append=append)
 
     def _watch(self, stream: Stream, features: Float32) -> Iterator[int]:
-        """Append chunk by chunk, yielding the frames watched so far."""
+        """Append features chunk by chunk; after each chunk, yield the number of frames watched so far."""
         for first in range(0, len(features), CHUNK):
             chunk = features[first : first + CHUNK]
             stream.append_frames(chunk)
@@ -155,24 +160,24 @@ class DivergenceMeter:
         return ReferenceAnswer(question, answer, np.stack(logits))
 
     def _scored(self, stream: Stream, asked: ReferenceAnswer) -> Float32:
-        """Return the logits before each token of full KV's answer, in one call."""
+        """Return the logits before each token of full KV's answer, computed in one call."""
         rows = self._embeds(asked.question + asked.answer[:-1])
         with stream.question():
             return stream.score_text(rows, range(len(rows) - len(asked.answer), len(rows))).copy()
 
     def _embeds(self, ids: list[int]) -> Float32:
-        """Return the rows that close the video, then those of text."""
+        """Return the rows that close the video, followed by the embeddings of ``ids``."""
         return np.concatenate([self.model.closing, self.model.engine.embed(np.asarray(ids, np.int64))])
 
 
 def moments(frames: int) -> set[int]:
-    """Return the frame numbers after which to ask: MOMENTS even steps through a clip, each at a chunk's end."""
+    """Return the numbers of frames after which to ask: MOMENTS even steps through a clip, rounded up to a chunk's end."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 
 
 def divergence(full: Float32, ours: Float32) -> Float64:
-    """Return KL(full || ours) of the distributions of logits ``[n, vocabulary]``, in nats, ``[n]``."""
+    """Return KL(full || ours) in nats, ``[n]``, for two arrays of logits ``[n, vocabulary]``."""
     shifted = [logits.astype(np.float64) - logits.max(1, keepdims=True) for logits in (full, ours)]
     p, q = (each - np.log(np.exp(each).sum(1, keepdims=True)) for each in shifted)
     nats: Float64 = (np.exp(p) * (p - q)).sum(1)

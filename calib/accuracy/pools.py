@@ -1,4 +1,4 @@
-"""Do pieces of work in this process or in several others."""
+"""Run tasks in this process or in several worker processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class PoolWorker(Protocol):
     def perform(self, task: Any) -> Any: ...
 
 
-_worker: PoolWorker | None = None  # in a worker process
+_worker: PoolWorker | None = None  # set in worker processes only
 
 
 def in_processes(workers: int, here: PoolWorker, make: Callable[[], PoolWorker], tasks: Iterable[Any]) -> Iterator[Any]:
-    """Yield each task's result as it is done: in this process by ``here``, or in ``workers`` others that ``make`` their own.
+    """Run the tasks and yield each result when it is ready, in any order. Raises UserError if a worker is killed.
 
-    Results come in any order. Raises UserError if a worker is killed.
+    With one worker, ``here`` performs the tasks in this process; otherwise each of ``workers`` processes calls ``make``.
     """
     if workers == 1:
         yield from map(here.perform, tasks)
@@ -34,7 +34,7 @@ def in_processes(workers: int, here: PoolWorker, make: Callable[[], PoolWorker],
     except BrokenProcessPool:
         raise UserError("a worker was killed, perhaps by a full memory; give fewer --workers, and --resume") from None
     except BaseException:
-        for process in active_children():  # ctrl-C does not wait for work in progress
+        for process in active_children():  # do not let Ctrl-C wait for running tasks
             process.terminate()
         raise
     finally:

@@ -1,6 +1,6 @@
-"""Compare the policies on a model at equal bytes, and select the policies and settings of ``auto``.
+"""Compare the policies on a model at equal bytes, and select the policies and settings that ``auto`` uses.
 
-The settings of append and encode are those that save most and surely lose little under full KV.
+The settings for append and encode are those that save most and are sure to lose little under full KV.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from edgevlm.runtime.opening import FALLBACK
 from edgevlm.runtime.policies import create_policy, evicting
 from edgevlm.runtime.settings import AppendChanged, EncodeChanged
 
-TAUS = (0.999, 0.99, 0.97, 0.95)  # of --append
-SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))  # of --encode
-BOUND = 0.05  # the largest loss, of next tokens that are not full KV's
-SAVING = 0.1  # of tokens or patches at least: less is not worth the rows of the present
-LOW = "12.5%"  # of a clip: the budget that is compared beside the usual one
+TAUS = (0.999, 0.99, 0.97, 0.95)  # tau's values to try for --append
+SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))  # for --encode
+BOUND = 0.05  # the largest fraction of next tokens that may differ from full KV's
+SAVING = 0.1  # the least fraction of tokens or patches to save; less is not worth holding the newest frame separately
+LOW = "12.5%"  # of a clip: the second budget to compare at, next to the usual one
 
 Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """The requested comparison. budgets: fractions of a clip, or tokens; by default the usual one and LOW."""
+    """The comparison to make. budgets: fractions of a clip or numbers of tokens; by default, the usual budget and LOW."""
 
     policies: Sequence[str]
     budgets: Sequence[Budget] = ()
@@ -52,7 +52,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonInput:
-    """The model and the clips. frames: length of a clip. folder: keeps measurements, so that they are not repeated."""
+    """The model and the clips to compare on. frames: how many to watch of each clip. folder: where measurements are kept."""
 
     model: Model
     clips: Sequence[Clip]
@@ -63,14 +63,14 @@ class ComparisonInput:
 
 
 class MeasuredCandidate(NamedTuple):
-    """A candidate, and its values cluster by cluster; more is better."""
+    """A candidate policy and its measured values, one list per cluster; larger values are better."""
 
     candidate: Candidate
     values: Sequence[Values]
 
 
 class Compared(NamedTuple):
-    """Candidates and skipped policies, with the reason, by budget; then what to append and to encode."""
+    """The candidates, and the skipped policies with their reasons, at each budget; the choices for append and encode."""
 
     measured: dict[int, list[MeasuredCandidate]]
     skipped: dict[int, list[tuple[str, str]]]
@@ -79,9 +79,9 @@ class Compared(NamedTuple):
 
 
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
-    """Measure every candidate at every budget, and select one at each. Raises UserError.
+    """Measure every policy at every budget, and select one policy per budget. Raises UserError.
 
-    Compares by divergence from full KV's next tokens, on as many frames of each clip as the shortest has.
+    Policies are compared by how far their next tokens diverge from full KV's. All clips are cut to the shortest one's length.
     """
     meter = DivergenceMeter(given.model, request.ask or QUESTIONS)
     tokens = [budget.count for budget in request.budgets if budget.count] or [usual_budget(given.model)]
@@ -101,7 +101,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
 
 
 def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
-    """Yield a choice at each budget that a policy can run at, rising. Raises UserError if there is none."""
+    """Yield a choice for each budget at which some policy can run, in rising order. Raises UserError if none can."""
     for budget, measured in sorted(found.measured.items()):
         skipped = found.skipped[budget]
         if measured:
@@ -115,10 +115,10 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Return the policy that compresses fastest among those that cannot be distinguished from the best.
+    """Return the policy that compresses fastest among those as good as the best, or None, which stands for FALLBACK.
 
-    Returns None, for FALLBACK, if no policy is clearly better, because FALLBACK or all of several are as good as the best. The
-    best has the largest mean; paired differences on the same clusters decide between policies.
+    The best policy has the largest mean. A policy is as good if the paired differences on the same clusters do not tell it from
+    the best. The result is None if FALLBACK is as good as the best, or if all of several policies are.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -128,13 +128,16 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
 
 
 def usual_budget(model: Model) -> int:
-    """Return |M| of a session without a requested budget."""
+    """Return the default |M|, which a session without a requested budget gets."""
     text, prefix = TextBudget.fitting(model.bundle.limit), Chat(model.bundle.chat, model.tokenizer).prefix
     return default_budget(model, create_policy(PLAIN.policy), model.bundle.limit - len(prefix) - text.rows(model))
 
 
 def budgets_of(request: ComparisonRequest, model: Model, clip_tokens: int) -> list[int]:
-    """Return |M| of each budget, ascending. Raises UserError for requested ones that hold a whole clip, and if none is left."""
+    """Return |M| for each budget, ascending.
+
+    Raises UserError if a requested budget holds a whole clip, or if no budget is left.
+    """
     wanted = request.budgets or [Budget("", count=usual_budget(model)), *parse_budgets(LOW)]
     tokens = sorted({budget.tokens(clip_tokens) for budget in wanted})
     least = 1 if request.budgets else model.bundle.vision.tokens_per_frame
@@ -153,10 +156,10 @@ def compare_by_divergence(
     meter: DivergenceMeter, clips: Sequence[Clip], frames: int, policies: Sequence[str], budgets: Sequence[int],
     journal: Path, progress: Notify,
 ) -> Compared:  # fmt: skip
-    """Stream the first ``frames`` of every clip under full KV, then for each policy at
-    each budget, each tau and each way to encode.
+    """Stream each clip's first ``frames`` frames under full KV, then with every policy at every budget and every way to append
+    and encode.
 
-    budgets: rising. Records in ``journal`` are not measured again. Clusters are (clip, moment). Raises UserError.
+    budgets: rising. Measurements already in ``journal`` are not repeated. A cluster is a moment of a clip. Raises UserError.
     """
     jobs: dict[tuple[str, int], Callable[[FullKVReference, Clip], Record]] = {}  # by label and budget
     least, skipped = budgets[0], {budget: list[tuple[str, str]]() for budget in budgets}
@@ -194,7 +197,7 @@ def _measure_policy(
 
 
 def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
-    """Return a policy's candidate from its records, one per clip. Clusters are (clip, moment)."""
+    """Summarise a policy's records, one per clip, as a candidate. A cluster is a moment of a clip."""
     nats = [moment for record in records for moment in record["kl"]]
     top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
     found = mean(nats)
@@ -207,9 +210,9 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 
 
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
-    """Return the trial with the smallest ``taken`` (appended or encoded) of those that save enough and surely lose little.
+    """Return the trial with the smallest ``taken`` (appended or encoded), among those that save enough and surely lose little.
 
-    losses: for each trial, cluster by cluster.
+    losses: each trial's losses, one list per cluster.
     """
     fit = [
         (getattr(trial, taken), trial)
@@ -220,20 +223,23 @@ def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], take
 
 
 def _surely_within(losses: Sequence[Values]) -> bool:
-    """Return whether the mean loss stays within BOUND by Student's t; one extra loss is counted, against chance."""
+    """Return whether the upper end of Student's 95 % interval of the mean loss is at most BOUND.
+
+    One loss is added first, so that a few lucky measurements do not suffice.
+    """
     found = mean([[1.0, *losses[0]], *losses[1:]])
     return found.value + half_width(found) <= BOUND
 
 
 def select_append(records: Sequence[Sequence[Record]]) -> AppendChoice:
-    """Select what to append. records: for each of TAUS, one per clip."""
+    """Select the setting for append. records: one per clip for each of TAUS."""
     trials = [AppendTrial(tau, *_estimates("appended", of)) for tau, of in zip(TAUS, records, strict=True)]
     best = best_trial(trials, list(map(_lost_tokens, records)), "appended")
     return AppendChoice(best.tau if best else None, BOUND, tuple(trials))
 
 
 def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
-    """Select what to encode. records: for each of SETTINGS, one per clip."""
+    """Select the setting for encode. records: one per clip for each of SETTINGS."""
     trials = [
         EncodeTrial(str(way), *_estimates("encoded", of), min(record["low_cosine"] for record in of))
         for way, of in zip(SETTINGS, records, strict=True)
@@ -243,7 +249,7 @@ def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
 
 
 def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, float, float]:
-    """Return the mean of ``taken``, and the loss with its interval."""
+    """Return the mean of ``taken`` (appended or encoded), then the mean loss and the ends of its interval."""
     found = mean(_lost_tokens(records))
     return (
         round(fmean(record[taken] for record in records), 4),
@@ -254,5 +260,5 @@ def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, flo
 
 
 def _lost_tokens(records: Sequence[Record]) -> list[list[float]]:
-    """Return, for each next token, 1 if it differs from full KV's, in one list per moment."""
+    """Return one list per moment, with 1 for each next token that differs from full KV's and 0 for all others."""
     return [[1.0 - same for same in moment] for record in records for moment in record["top1"]]

@@ -1,10 +1,10 @@
-"""Makes the suites text-facts and text-scenes: streams of text that a language model reads instead of frames.
+"""Make the suites text-facts and text-scenes: streams of text that a language model reads instead of frames.
 
-A frame is ``TOKENS`` tokens of whole sentences, whose embeddings enter the memory as a frame's rows in a grid of one row. Each
-question gives the first words of its answer, as RULER does (arXiv 2404.06654).
+A frame is ``TOKENS`` tokens of whole sentences, whose embeddings enter the cache as a frame with one row of patches. Each
+question gives the first words of its answer, as in RULER (arXiv 2404.06654).
 
-text-facts: a few frames name a visitor in a sentence that differs only in the name, like RULER's multi-key needles; the others
-never repeat. text-scenes: each frame describes the whole scene, most of it as in the frame before, as video does.
+In text-facts, a few frames name a visitor, in sentences that differ only in the name, like RULER's multi-key needles. In
+text-scenes, each frame describes the whole scene, most of which is as in the frame before, as in a video.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ KINDS = {
     TEXT_FACTS: ("now_visitor", "past_visitor"),
     TEXT_SCENES: ("now_name", "now_city", "past_name", "past_city", "first_name"),
 }
-TOKENS = 24  # in a frame
-SLOTS, PEOPLE = 4, 10  # of a scene's frame, a sentence each; in a stream
-STAY, EMPTY = (8, 16), (1, 4)  # frames that a person stays, and that a slot is empty then: least, most
-SWAPS = 0.1  # of frames, in which two slots are swapped
-VISITORS, NEAR = 8, 2  # in a stream; in its newest eighth
+TOKENS = 24  # tokens per frame
+SLOTS, PEOPLE = 4, 10  # sentences in a scene's frame; people in a stream
+STAY, EMPTY = (8, 16), (1, 4)  # the least and the most frames that a person stays, and that the slot is empty afterwards
+SWAPS = 0.1  # the fraction of frames in which two slots are swapped
+VISITORS, NEAR = 8, 2  # visitors in a stream; visitors in its newest eighth
 QUESTION_BUDGET = TextBudget(0, 64, 2)  # an answer takes one token or two
-SENTENCES = 800  # drawn for a stream, to fill its frames
+SENTENCES = 800  # the number of sentences drawn to fill a stream's frames
 
 GIVEN = """Alice Robert Maria Peter Susan David Laura Henry Emma Thomas Julia Frank Clara Oscar Nina Victor Daniel Helen George
 Sarah Martin Rachel Simon Grace"""
@@ -52,8 +52,8 @@ while the others slept| under a grey sky| just before noon| and went home|||||""
 
 CITY = """London Paris Berlin Rome Madrid Vienna Dublin Boston Chicago Tokyo Cairo Delhi Lisbon Oslo Prague Athens Geneva Milan
 Denver Dallas Houston Seattle Miami Sydney Moscow Munich Glasgow Oxford"""
-ALWAYS, FIRST = " It is night.", "First came"  # of every frame; of the first
-QUIET = ("The street is quiet", "The sun is shining", "The door is open", "A bird is singing")  # of an empty slot
+ALWAYS, FIRST = " It is night.", "First came"  # in every frame; in the first frame
+QUIET = ("The street is quiet", "The sun is shining", "The door is open", "A bird is singing")  # the sentence of an empty slot
 
 Encode = Callable[[str], list[int]]
 
@@ -63,7 +63,7 @@ class TextQuestion(CaseQuestion):
     """A question about text. ``text`` is the question and, on the next line, the first words of its answer."""
 
     def is_right(self, answer: str) -> bool:
-        """Return whether the answer contains the word as a whole word."""
+        """Return whether ``answer`` contains the right answer as a whole word."""
         return re.search(rf"\b{re.escape(self.answer)}\b", answer) is not None
 
 
@@ -75,14 +75,14 @@ class TokenRows(WrappedEngine):
         self._width = width
 
     def encode(self, pixels: Float32) -> Float32:
-        """Turn frames ``[F, 3, 1, TOKENS]`` into embeddings ``[F, TOKENS, width]``; DeepStack's further columns are zeros."""
+        """Turn frames ``[F, 3, 1, TOKENS]`` into embeddings ``[F, TOKENS, width]``; DeepStack's columns are zeros."""
         ids = np.einsum("c,fcp->fp", [1, 256, 65536], np.rint(pixels[:, :, 0]).astype(np.int64))
         rows = self._engine.embed(ids.ravel())
         return np.pad(rows, ((0, 0), (0, self._width - rows.shape[1]))).reshape(*ids.shape, -1)
 
 
 def text_model(model: Model) -> Model:
-    """Return the model with frames of ``TOKENS`` tokens of text instead of pictures."""
+    """Return a copy of the model whose frames are ``TOKENS`` tokens of text instead of pictures."""
     vision = replace(
         model.bundle.vision, size=(1, TOKENS), fit="stretch", resample="bilinear", rescale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3,
         tokens_per_frame=TOKENS, grid=(1, TOKENS), closing=None, group=1, positions="rows", before="", after="",
@@ -93,12 +93,15 @@ def text_model(model: Model) -> Model:
 
 
 def pixels_of(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Turn token ids ``[T, TOKENS]`` into frames ``[T, 1, TOKENS, 3]``, whose pixels' channels are the bytes of an id."""
+    """Turn token ids ``[T, TOKENS]`` into frames ``[T, 1, TOKENS, 3]``: a pixel's three channels are an id's three bytes."""
     return np.stack([ids >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8)[:, None]
 
 
 def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
-    """Make the ``stream``-th stream of a seed, and a question about each visitor. Raises UserError for too short a stream."""
+    """Make a seed's ``stream``-th stream of text-facts, and a question about each visitor.
+
+    Raises UserError if the stream is too short.
+    """
     rng = np.random.default_rng([*words, stream, 3])
     newest = frames - frames // 8
     if frames // 8 < NEAR + 1 or newest < VISITORS - NEAR:
@@ -125,10 +128,11 @@ def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 
 
 def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
-    """Make the ``stream``-th stream of a seed, and a question about each person: a family name and a city in turn.
+    """Make a seed's ``stream``-th stream of text-scenes, and a question about each person.
 
-    A person has one of a frame's SLOTS sentences while there. The first to come has another sentence in the first frame.
-    Raises UserError for a model that has no token of its own for most names.
+    Questions ask for a family name and for a city in turn. While present, a person has one of a frame's SLOTS sentences; the
+    first person to come has a different sentence in the first frame. Raises UserError if the model's tokenizer splits most
+    names into several tokens.
     """
     rng = np.random.default_rng([*words, stream, 4])
     given, family, city = (_draw_names(rng, names, encode) for names in (GIVEN, FAMILY, CITY))
@@ -151,7 +155,7 @@ def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
         shown |= {there.index(0): opening} if frame == 0 else {}
         ids[frame] = [*encode(ALWAYS), *(token for part in shown.values() for token in part)]
         owners[frame, -SLOTS * len(opening) :] = np.repeat(there, len(opening))
-    owners[0, owners[0] == 0] = PEOPLE  # the opening is evidence of its own
+    owners[0, owners[0] == 0] = PEOPLE  # the opening sentence is separate evidence
     questions: list[CaseQuestion] = []
     for who in range(coming):
         is_now, asks_city = who in there, who % 2
@@ -161,14 +165,14 @@ def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 
 
 def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> TextQuestion:
-    """Make a question. shows: bool ``[T, TOKENS]``, the tokens that show the answer."""
+    """Make a question about a scene. shows: the tokens that show the answer, bool ``[T, TOKENS]``."""
     shows[:-1] &= not kind.startswith("now")
     evidence = np.flatnonzero(shows)
     return TextQuestion(kind, f"Who was there?\n{ALWAYS[1:]} {start}", answer, evidence, int(evidence[-1]) // TOKENS)
 
 
 def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[str]:
-    """Draw PEOPLE names of one token each. Raises UserError if there are fewer."""
+    """Draw PEOPLE names that are one token each. Raises UserError if there are fewer such names."""
     short = [name for name in names.split() if len(encode(f" {name}")) == 1]
     if len(short) < PEOPLE:
         raise UserError(f"this model has more than one token for names like {names.split()[0]}; give a model of English text")
@@ -176,14 +180,14 @@ def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[st
 
 
 def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
-    """Draw sentences without visitors, as token ids."""
+    """Draw SENTENCES sentences that name no visitor, as token ids."""
     parts = [[" ".join(part.split()) for part in of.split("|")] for of in (WHO, DID, WHAT, WHERE)]
     drawn = ([of[rng.integers(len(of))] for of in parts] for _ in range(SENTENCES))
     return [encode(f" {' '.join(filter(None, words))}.") for words in drawn]
 
 
 def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> list[list[int]]:
-    """Draw whole sentences that have ``tokens`` tokens together. Raises UserError if none have."""
+    """Draw whole sentences with a total of ``tokens`` tokens. Raises UserError if no combination has this total."""
     reach, lengths = {0}, set(map(len, sentences))
     for end in range(1, tokens + 1):
         reach |= {end} if any(end - length in reach for length in lengths) else set()

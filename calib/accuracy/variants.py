@@ -1,4 +1,4 @@
-"""Variants (policies with their settings), their budgets, and runs at equal bytes."""
+"""Define variants (policies with their settings), budgets, and runs at equal bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.settings import ALL, AUTO, CHANGED, parse_append, parse_budget, parse_encode
 
-Record = dict[str, Any]  # a journal's line
+Record = dict[str, Any]  # a line of a journal
 
 FULL = "full"
 ORACLE = "oracle"
@@ -25,7 +25,7 @@ _PARTS = re.compile(rf"(.*?)(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?", re.DO
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A policy with its settings, ``name:setting=value,..``, and suffixes.
+    """A policy with its settings, written ``name:setting=value,..``, and with optional suffixes.
 
     ``@eager`` re-indexes eagerly, ``@changed:tau=T`` appends only changes, ``@encode:changed:interval=K`` encodes only changes.
     """
@@ -63,11 +63,14 @@ class Variant:
 
     @property
     def changes(self) -> str:
-        """The suffixes of the settings for encode and append; empty for whole frames."""
+        """Return the label's suffixes for append and encode; empty if whole frames are appended and encoded."""
         return self.label.removeprefix(self.on_full_frames.label)
 
     def under(self, append: str, encode: str = ALL) -> Variant:
-        """Return the same policy with ``all``, ``changed[:...]`` or ``auto`` appended and encoded. Raises UserError."""
+        """Return this variant with new settings for append and encode: ``all``, ``changed[:...]`` or ``auto``.
+
+        Raises UserError for an invalid setting.
+        """
         appended = "" if parse_append(append)[0] == ALL else f"@{append}"
         encoded = "" if parse_encode(encode)[0] == ALL else f"@encode:{encode}"
         return Variant(f"{self.label}{appended}{encoded}")
@@ -88,7 +91,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """A variant at a budget of |M| = ``tokens``. allowed: bytes that cache and policy may take together, 0 for any number."""
+    """A variant at |M| = ``tokens``. allowed: the most bytes that cache and policy may take together, 0 for no limit."""
 
     label: str
     budget: str
@@ -104,22 +107,21 @@ class SkippedRun:
 
 
 def key_of(record: Record) -> tuple[str, str, int]:
-    """Return the policy, budget and stream of a journal's record."""
+    """Return the policy, budget and stream of a record, which identify it in the journal."""
     return record["policy"], record["budget"], record["stream"]
 
 
-PLAIN = Variant("sliding-window")  # holds nothing beside the cache: every policy gets its bytes
+PLAIN = Variant("sliding-window")  # it holds nothing but the cache; every policy may take as many bytes as it does
 
 
 def equal_byte_runs(
     variants: Sequence[Variant], budget: str, tokens: int, per_token: int, least: int,
     peak_bytes: Callable[[Variant, int], int], unlimited: Collection[Variant] = (),
 ) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
-    """Yield each variant at the most tokens at which it takes no more bytes than a sliding window of ``tokens``, or the reason
-    why it cannot run.
+    """Yield a run for each variant with no more bytes than a sliding window of ``tokens`` tokens, or why it cannot run.
 
-    per_token, least: see :func:`equal_byte_budget`. peak_bytes: measures a variant at a budget. unlimited: variants that may
-    take any number of bytes.
+    A run gets the largest possible |M|. per_token, least: see :func:`equal_byte_budget`. peak_bytes: returns a variant's bytes
+    at a budget. unlimited: variants that may take any number of bytes.
     """
     try:
         allowed = peak_bytes(PLAIN, tokens)
@@ -139,14 +141,14 @@ def equal_byte_runs(
 
 
 def reason_of(error: UserError) -> str:
-    """Return why a policy cannot run at a budget, without the advice about ``--budget``."""
+    """Return an error's text, which says why a policy cannot run at a budget, without the advice on ``--budget``."""
     return str(error).partition("; give --budget")[0]
 
 
 def parse_variants(texts: list[str]) -> list[Variant]:
-    """Parse ``--policy`` without ``full``, which always runs: ``all``, ``auto``, ``oracle`` or policies, separated by commas.
+    """Parse ``--policy`` values: ``all``, ``auto``, ``oracle`` or policies, separated by commas; ``full`` is left out.
 
-    A comma before ``setting=value`` belongs to the policy before it. Raises UserError for an unknown policy or setting, and for
+    ``setting=value`` after a comma belongs to the policy before it. Raises UserError for an unknown policy or setting, and for
     a policy that holds whole streams.
     """
     labels: list[str] = []
@@ -172,7 +174,7 @@ def split(text: str) -> list[str]:
 
 
 def parse_budgets(text: str) -> list[Budget]:
-    """Parse ``12.5%,50%`` of a stream, or ``512,6k`` tokens per layer. Raises UserError."""
+    """Parse budgets such as ``12.5%,50%`` of a stream or ``512,6k`` tokens per layer. Raises UserError for invalid ones."""
     budgets = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         fraction = float(part[:-1]) / 100 if re.fullmatch(r"\d+(\.\d+)?%", part) else 0.0

@@ -1,4 +1,4 @@
-"""A worker shows one model the cases one by one under each run's policy; several work side by side in a pool."""
+"""Run policies on cases: a worker loads a model and shows it the streams; several workers may run in parallel."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.taught import OFFERED
 
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
-TEXT_BUDGET = TextBudget(80, 80, 80)  # enough for the questions and answers here, and leaves the stream its positions
-MEASURED = 256  # frames of a long stream in which a policy's bytes are measured: all of its arrays exist by then
-MEASURED_TEXT = 16  # the same for a stream of text, whose budget is a few frames
+TEXT_BUDGET = TextBudget(80, 80, 80)  # enough for this benchmark's questions and answers; small, to leave the stream positions
+MEASURED = 256  # a policy's bytes are measured in this many frames of a long stream: all of its arrays exist by then
+MEASURED_TEXT = 16  # bytes are measured in this many frames of a stream of text, whose budget is a few frames
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
-"""Stands in for full KV where a stream is too long for it: keeps the evidence and leaves half of the positions free."""
+"""The run that replaces full KV on streams too long for it: it keeps the evidence and leaves half of the positions free."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracySettings:
-    """Settings that all results of a run share. seed: a number, or ``test``. noise, crf: the camera's, see ``make_case``."""
+    """Settings that all results of a comparison share. seed: a number or ``test``. noise, crf: see ``make_case``."""
 
     model: str = "demo"
     frames: int = 64
@@ -66,7 +66,7 @@ class CaseTask:
 
 
 class FeatureCache(WrappedEngine):
-    """An engine that encodes each chunk of a stream once, for all sessions that watch it."""
+    """An engine that encodes each chunk of a stream only once for all sessions that watch the stream."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -83,16 +83,16 @@ class FeatureCache(WrappedEngine):
 
 
 class Worker:
-    """Makes cases and runs policies on them. model: a loaded one, else loads the settings'.
+    """Makes cases and runs policies on them. model: a loaded model; by default, the one named in the settings is loaded.
 
-    Raises UserError for a model whose frames are not made of the world's patches.
+    Raises UserError if the suite's frames do not have as many patches as the model has tokens per frame.
     """
 
     def __init__(self, settings: AccuracySettings, model: Model | None = None) -> None:
         self.settings, self._words = settings, seed_words(settings.seed)
         self._text, self._long = settings.suite in TEXT_SUITES, settings.suite == LONGSTREAM
         self._text_budget = QUESTION_BUDGET if self._text else TEXT_BUDGET
-        self.kinds = list(KINDS[settings.suite] if self._text else OFFERED)  # of question that may be asked
+        self.kinds = list(KINDS[settings.suite] if self._text else OFFERED)  # the kinds of question in the suite
         model = model or Model.load(settings.model, engine=settings.engine, threads=1)
         model = text_model(model) if self._text else model
         self._features = FeatureCache(model.engine)
@@ -129,28 +129,28 @@ class Worker:
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """Yield each variant at the budget at which it takes no more bytes than a sliding window, or the reason why it cannot
-        run.
-        """
+        """Yield a run for each variant, with no more bytes than a sliding window at ``budget``, or why it cannot run."""
         tokens, per_token = budget.tokens(self.settings.frames * self.per_frame), bytes_per_token(self.model.bundle)
         oracles = [variant for variant in variants if variant.is_oracle]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
 
     def ceiling(self) -> VariantRun:
-        """Return the run that decides which kinds of question count: full KV, or an oracle's on long streams.
+        """Return the run that decides which kinds of question count: full KV or, on long streams, an oracle.
 
-        Raises UserError when the model has no positions for a whole stream of another suite.
+        Raises UserError if full KV is needed and the model has too few positions for a whole stream.
         """
         if self._long:
             return CEILING
         frames, full = self.settings.frames, create_policy("full")
-        Session.open(self.model, policy=full, text_budget=self._text_budget, append=ALL).close()  # attaches the largest budget
+        Session.open(
+            self.model, policy=full, text_budget=self._text_budget, append=ALL
+        ).close()  # this sets full.budget to the largest possible one
         if frames > (most := full.budget // self.per_frame):
             raise UserError(f"--frames {frames}: this model has positions for {most} frames under full KV; give fewer")
         return VariantRun(FULL, "100%", frames * self.per_frame)
 
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """Return the most bytes that cache and policy take in one stream."""
+        """Return the most bytes that the cache and the variant's policy take in one stream."""
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
         if self._text:
             prefix, rows = Chat(self.model.bundle.chat, self.model.tokenizer).prefix, self._text_budget.rows(self.model)
@@ -161,17 +161,17 @@ class Worker:
 
 
 def policy_of(variant: Variant, model: Model, tokens: int) -> Policy:
-    """Create this variant's policy; for ``auto``, the one chosen for the model at this budget."""
+    """Create the variant's policy; for ``auto``, the one that was chosen for the model at this budget."""
     return chosen_policy(model.bundle, tokens)[0] if variant.policy == AUTO else create_policy(variant.policy)
 
 
 def model_identity(model: Model) -> str:
-    """Return the hash of the model's manifest, which lists the hashes of its files."""
+    """Return the start of the SHA-256 of the model's manifest, which lists the hashes of the model's files."""
     return hash_file(model.bundle.path / MANIFEST).sha256[:16]
 
 
 def open_variant(model: Model, policy: Policy, tokens: int | None, variant: Variant, text_budget: TextBudget) -> Session:
-    """Open a session under this variant's way to append, encode and re-index."""
+    """Open a session with the variant's settings for append, encode and re-indexing."""
     return Session.open(
         model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=text_budget,
         append=variant.append, encode=variant.encode,
@@ -181,10 +181,10 @@ def open_variant(model: Model, policy: Policy, tokens: int | None, variant: Vari
 def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, variant: Variant = PLAIN, text_budget: TextBudget = TEXT_BUDGET
 ) -> Record:
-    """Watch a stream, then ask and score everything. Raises UserError when ``tokens`` is not a budget for this policy.
+    """Watch a stream, then ask and score all of its questions. tokens: |M|.
 
-    tokens: |M|. variant: the settings for encoding, appending and re-indexing. bytes: peak of cache and policy. appended,
-    encoded: fractions of the tokens appended and the patches encoded. results: see :func:`ask`.
+    In the result, bytes is the peak of cache and policy together, and appended and encoded are the fractions of tokens appended
+    and of patches encoded; for results, see :func:`ask`. Raises UserError if the policy cannot run at |M| = ``tokens``.
     """
     with open_variant(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)
@@ -200,7 +200,7 @@ def run_case(
 
 
 def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]]) -> PeakBytes:
-    """Show all frames, uint8 ``[H, W, 3]``, and measure what cache and policy take after each chunk."""
+    """Show all frames, uint8 ``[H, W, 3]``, and measure the bytes of cache and policy after each chunk."""
     peak = PeakBytes()
     for number, frame in enumerate(frames, 1):
         session.watch(frame)
@@ -212,7 +212,7 @@ def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]])
 
 
 def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return the tokens of a stream of ``grid`` frames that each layer and head holds: bool ``[layers, kv_heads, tokens]``."""
+    """Return which of a stream's tokens each layer and head holds: bool ``[layers, kv_heads, tokens]``. grid: of a frame."""
     held = np.zeros((cache.layers, cache.kv_heads, tokens), np.bool_)
     rows, columns = grid
     for layer in range(cache.layers):
@@ -224,10 +224,11 @@ def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[n
 
 
 def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.bool_]) -> Record:
-    """Ask, and score the answer.
+    """Ask a question and score the answer.
 
-    quarter, gap: where its evidence was last seen, see :class:`Case`. held, any: see :func:`overlap`. moved: bytes that
-    retrieval fetched for it. seen: the score of the answer's own evidence, None without a truth.
+    In the result, quarter and gap tell when the evidence was last seen (see :class:`Case`); for held and any, see
+    :func:`overlap`. moved is the number of bytes that retrieval fetched for the answer. seen is the score of the evidence that
+    the answer names, None if there is no evidence.
     """
     before = moved_bytes(session)
     answer = session.ask(question.text)
@@ -243,14 +244,15 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
 
 
 def moved_bytes(session: Session) -> int:
-    """Return bytes that retrieval has fetched from host memory and disk until now; 0 for policies that do not retrieve."""
+    """Return the bytes that retrieval has fetched from host memory and disk so far; 0 for policies without retrieval."""
     store = session.store
     return store.stats.bytes_host + store.stats.bytes_disk if store is not None else 0
 
 
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
-    """Return the fraction of ``evidence`` held, and whether any is held, as means over layers and KV heads; None without
-    evidence.
+    """Return the fraction of the evidence held and whether any of it is held, both averaged over layers and KV heads.
+
+    Both are None without evidence.
     """
     if not len(evidence):
         return None, None
