@@ -24,15 +24,15 @@ def export_checkpoint(
     force: bool = False,
     **options: Any,
 ) -> Path:
-    """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
+    """Export a Hugging Face checkpoint folder to a bundle in ``out_dir`` and return the bundle's path.
 
-    ``progress(what)`` is called for each step, ``notify(line)`` when a stopped export continues. With ``force`` an existing
-    bundle is replaced once the new one is complete. options: fields of :class:`ExportOptions`. Raises UserError, one line, for
-    a checkpoint that is damaged or of an unknown kind and for a disk that is full.
+    ``progress(what)`` is called for each step, ``notify(line)`` when a stopped export continues. With ``force``, an existing
+    bundle is replaced once the new one is complete. options: fields of :class:`ExportOptions`. Raises a one-line UserError if
+    the checkpoint is damaged or of an unknown kind, or if the disk is full.
     """
     folder, chosen = checkpoint_folder(checkpoint_dir), ExportOptions(**options)
     try:
-        with needs("exporting"):  # torch and onnx take seconds to import, and parts of them come later than the writer
+        with needs("exporting"):  # packages take seconds to import, some only while the bundle is written
             writer: Any = import_module("edgevlm.export.writer")
             path: Path = writer.write_bundle(folder, Path(out_dir), chosen, progress, notify or (lambda _: None), force=force)
     except MemoryError:

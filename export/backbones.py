@@ -1,4 +1,4 @@
-"""Text backbones: Llama and its descendants, with RMS norms, rotate-half RoPE and SwiGLU."""
+"""Read text backbones from checkpoints: Llama and its descendants, with RMS norms, rotate-half RoPE and SwiGLU."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from edgevlm.export.prequantised import check_packed, dequantised, is_packed, jo
 from edgevlm.runtime.plugins import load_class, names
 
 Float32 = NDArray[np.float32]
-STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}  # matrices of a layer
+STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}  # a layer's matrices
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """All sizes of a decoder, checked against one another.
+    """A decoder's sizes, checked for consistency.
 
-    sections: numbers of rotary pairs for each of three position axes, None for 1-D positions. interleaved: whether axes take
-    turns. biases: the projections with a bias, of ``q k v o gate up down``. deepstack: layers after which image features are
-    added.
-    gate: ``silu``, or ``gelu_pytorch_tanh``. windows: positions that each layer sees back, 0 for all; none if all see all.
-    local_theta: the rotary base of layers with a window, where it is another. whole_frames: a frame's rows see one another.
+    sections: how many rotary pairs each of three position axes has, None for 1-D positions. interleaved: whether the axes'
+    pairs alternate. biases: which of the projections ``q k v o gate up down`` have a bias. deepstack: image features are added
+    after this many of the first layers. gate: ``silu`` or ``gelu_pytorch_tanh``. windows: how many positions back each layer
+    sees, 0 for all; empty if no layer has a window. local_theta: the rotary base of layers with a window, if they have a
+    different one. whole_frames: whether all rows of a frame see each other.
     """
 
     layers: int
@@ -63,11 +63,11 @@ class DecoderShape:
 
     @property
     def kv_size(self) -> int:
-        """The width of one layer's keys for one token."""
+        """Return the width of a token's keys in one layer."""
         return self.kv_heads * self.head_dim
 
     def turns_apart(self, layer: int) -> bool:
-        """Return whether a layer has a rotary base of its own."""
+        """Return whether a layer uses ``local_theta`` as its rotary base."""
         return self.local_theta is not None and bool(self.windows[layer])
 
     def inv_freq(self) -> list[float]:
@@ -76,9 +76,9 @@ class DecoderShape:
 
 
 def inverse_frequencies(theta: float, dim: int) -> Float32:
-    """Return ``theta ** (-2 i / dim)`` as PyTorch rounds it, on any processor: ``[dim / 2]``.
+    """Return ``theta ** (-2 i / dim)`` with PyTorch's rounding, the same on any processor: ``[dim / 2]``.
 
-    numpy's float32 power differs in the last bit from one instruction set to the next; float64's, rounded, does not.
+    numpy's power in float32 differs in the last bit between instruction sets; in float64, rounded, it does not.
     """
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return 1 / (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
@@ -86,11 +86,12 @@ def inverse_frequencies(theta: float, dim: int) -> Float32:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: ``qkv``, ``output``, ``gate_up`` and ``down`` ``[out, in]``, q, k, v stacked in one and gate, up in another.
+    """The weights of one layer.
 
-    Matrices are float32 from the checkpoint, or rounded by a precision or the checkpoint itself. biases: ``[out]``, for
-    matrices with a bias. norms: ``input``, ``mlp`` ``[hidden]`` and, of heads, ``q``, ``k`` ``[head_dim]``; of what attention
-    and MLP give, before it joins the residual, ``attended``, ``passed`` ``[hidden]``.
+    matrices: ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``, ``[out, in]``; float32,
+    or rounded by a precision or by the checkpoint itself. biases: ``[out]``, for matrices with a bias. norms: gains before
+    attention and MLP, ``input`` and ``mlp`` ``[hidden]``; if any, of heads, ``q`` and ``k`` ``[head_dim]``, and after attention
+    and MLP, ``attended`` and ``passed`` ``[hidden]``.
     """
 
     matrices: Mapping[str, Float32 | Stored]
@@ -100,11 +101,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """The traits of a text backbone. biases: those of ``q k v o gate up down``, None if the configuration decides.
+    """The traits of a text backbone.
 
-    gated_biases: whether it may also decide for the MLP. head_norms: whether queries and keys are normed per head before
-    rotation. head_dim: the default if the configuration omits it. sections: the same for M-RoPE, None for 1-D positions.
-    interleaved: whether its axes take turns, regardless of the configuration.
+    biases: which of ``q k v o gate up down`` have a bias, None if the configuration decides. gated_biases: whether the
+    configuration may give the MLP biases too. head_norms: whether queries and keys are normed per head before rotation.
+    head_dim: the default for configurations without one. sections: the default of M-RoPE's sections, None for 1-D positions.
+    interleaved: whether M-RoPE's axes alternate, whatever the configuration says.
     """
 
     biases: tuple[str, ...] | None = None
@@ -115,7 +117,7 @@ class Backbone:
     interleaved: bool = False
 
     def shape(self, config: dict[str, Any], tied: bool) -> DecoderShape:
-        """Return the sizes in ``text_config``; raises UserError for what the graph cannot express."""
+        """Return the sizes in ``text_config``; raises UserError for settings that the graph cannot express."""
         if config.get("hidden_act", "silu") != "silu":
             raise UserError(f"config.json: hidden_act {config['hidden_act']!r} cannot be exported; decoders here use 'silu'")
         if slides(config):
@@ -149,7 +151,7 @@ class Backbone:
         )
 
     def matrices(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, tuple[int, int]]]:
-        """Map each part of a layer to its canonical place and its shape (out, in)."""
+        """Map each projection of a layer, such as ``q``, to its canonical name and its shape (out, in)."""
         sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}
         sizes |= {"o": (s.hidden, s.heads * s.head_dim)}
         sizes |= {"gate": (s.intermediate, s.hidden), "up": (s.intermediate, s.hidden), "down": (s.hidden, s.intermediate)}
@@ -157,7 +159,7 @@ class Backbone:
         return {part: (f"text.layers.{layer}.{block[part]}.{part}_proj", size) for part, size in sizes.items()}
 
     def vectors(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, int]]:
-        """Map each norm and bias of a layer, ``q.bias`` for example, to its canonical name and its size."""
+        """Map each norm and bias of a layer, such as ``q.bias``, to its canonical name and its size."""
         place, matrices = f"text.layers.{layer}", self.matrices(s, layer)
         found = {"input": (f"{place}.input_layernorm.weight", s.hidden)}
         found["mlp"] = (f"{place}.post_attention_layernorm.weight", s.hidden)
@@ -166,17 +168,17 @@ class Backbone:
         return found | {f"{part}.bias": (f"{matrices[part][0]}.bias", matrices[part][1][0]) for part in own}
 
     def embedding(self, checkpoint: Checkpoint, s: DecoderShape) -> Iterator[Float32]:
-        """Yield the embedding ``[vocab, hidden]`` in slices of rows, which a tied head is too."""
+        """Yield the embedding ``[vocab, hidden]``, which is also the head if that is tied, in slices of rows."""
         return checkpoint.rows("text.embed_tokens.weight", (s.vocab, s.hidden))
 
     def final_norm(self, checkpoint: Checkpoint, s: DecoderShape) -> Float32:
-        """Return the gain ``[hidden]`` of the norm before the head."""
+        """Return the gain ``[hidden]`` of the last norm, before the head."""
         return checkpoint.tensor("text.norm.weight", (s.hidden,))
 
     def check(self, checkpoint: Checkpoint, s: DecoderShape) -> None:
-        """Raise UserError for the first tensor that is missing or contradicts the configuration, without reading tensors.
+        """Raise UserError for the first tensor that is missing or contradicts the configuration; no tensor is read.
 
-        Records matrices that AWQ or GPTQ left in float.
+        Adds a note to the checkpoint about matrices that AWQ or GPTQ left in float.
         """
         names = ("text.embed_tokens.weight",) if s.tied else ("text.embed_tokens.weight", "text.lm_head.weight")
         for name in names:
@@ -196,7 +198,7 @@ class Backbone:
             checkpoint.notes.append(f"{checkpoint.folder / 'config.json'}: {what}: stored as float32")
 
     def left_in_float(self, checkpoint: Checkpoint, s: DecoderShape) -> int:
-        """Count parameters of stacked matrices that an AWQ or GPTQ checkpoint stores in float, as :meth:`layer` does."""
+        """Count the parameters of stacked matrices that :meth:`layer` returns in float for an AWQ or GPTQ checkpoint."""
         count = 0
         for every in (self.matrices(s, layer) for layer in range(s.layers)):
             for stacked in ([every[part] for part in parts] for parts in STACKED.values()):
@@ -205,7 +207,7 @@ class Backbone:
         return count
 
     def layer(self, checkpoint: Checkpoint, s: DecoderShape, layer: int) -> LayerWeights:
-        """Return the weights of layer ``layer``."""
+        """Read one layer's weights from the checkpoint."""
         packing, every, vectors = prequantised(checkpoint.config), self.matrices(s, layer), self.vectors(s, layer)
         matrices, biases = dict[str, Float32 | Stored](), dict[str, Float32]()
         for name, parts in STACKED.items():
@@ -244,7 +246,7 @@ TEXT_BACKBONES: dict[str, Backbone] = {  # by text_config.model_type
 
 
 def text_backbone(model_type: str) -> Backbone:
-    """Return the backbone for a ``text_config.model_type``, also another package's; raises UserError for others."""
+    """Return the backbone for ``text_config.model_type``, which plugins may add; raises UserError for an unknown type."""
     if model_type in TEXT_BACKBONES:
         return TEXT_BACKBONES[model_type]
     if model_type not in (others := names("backbones")):
@@ -255,7 +257,7 @@ def text_backbone(model_type: str) -> Backbone:
 
 
 def slides(config: Mapping[str, Any]) -> bool:
-    """Return whether a layer of a ``text_config`` (with its defaults) uses a sliding window."""
+    """Return whether any layer of a complete ``text_config`` uses a sliding window."""
     if kinds := config.get("layer_types"):
         return any(kind != "full_attention" for kind in kinds)
     layers = int(config["num_hidden_layers"])

@@ -1,4 +1,4 @@
-"""Read the checkpoint's chat template, special tokens and generation settings, and check them against its tokenizer."""
+"""Read a checkpoint's chat template, special tokens and generation settings, and check that its tokenizer fits them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgevlm.runtime.chat import Chat, encode_inside, video_mark
 
 GENERATION = "generation_config.json"
 _MARK = re.compile(r"<[^<>{}\s]+>")
-_CHANGING = {  # settings of generate that change greedy answers and are not followed: the value that does not
+_CHANGING = {  # settings of ``generate`` that change greedy answers and are not supported -> the value that changes nothing
     **dict.fromkeys(("num_beams", "num_beam_groups", "guidance_scale", "encoder_repetition_penalty"), 1),
     **dict.fromkeys(("min_length", "min_new_tokens", "encoder_no_repeat_ngram_size"), 0),
     **dict.fromkeys(
@@ -29,10 +29,10 @@ _CHANGING = {  # settings of generate that change greedy answers and are not fol
 
 
 def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, Any], str]:
-    """Return the bundle's ``chat`` section and the text of its tokenizer file.
+    """Return the bundle's ``chat`` section and the content of its tokenizer file.
 
-    Raises UserError if the tokenizer or the template is missing, or if they disagree with ``config.json`` about the video's
-    placeholder token.
+    Raises UserError if the tokenizer or the template is missing, or if the tokenizer lacks the placeholder token for videos
+    that ``config.json`` names.
     """
     file = checkpoint.folder / TOKENIZER
     tokenizer, special = read_tokenizer(checkpoint, family, vocab)
@@ -68,7 +68,7 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
 
 
 def _check_prompt(family: Family, spec: ChatSpec, tokenizer: Tokenizer) -> None:
-    """Raise UserError for a prompt that a stream cannot append in parts: prefix, frames, suffix."""
+    """Raise UserError unless a stream can build the prompt from separately tokenised parts: prefix, frames and suffix."""
     chat, video, turns = Chat(spec, tokenizer), spec.placeholder_id, [("a question", "an answer")]
     if chat.text([], "a question", "\0").partition("\0")[0] != chat.prefix_text:
         raise UserError("the chat template writes the question before the video; change it, since a stream comes first")
@@ -97,7 +97,7 @@ def _template(checkpoint: Checkpoint) -> str:
 def _generation(
     checkpoint: Checkpoint, family: Family, tokenizer: Tokenizer, special: dict[str, str], vocab: int
 ) -> dict[str, Any]:
-    """Return the stop tokens and repetition penalties that transformers' ``generate`` uses for greedy answers."""
+    """Return the stop tokens and repetition settings that transformers' ``generate`` uses for greedy answers."""
     file, settings, text = checkpoint.folder / GENERATION, checkpoint.json(GENERATION), checkpoint.section("text_config")
     if settings is None:
         file, settings = checkpoint.folder / "config.json", text | checkpoint.config

@@ -1,6 +1,6 @@
-"""A checkpoint folder as ``save_pretrained`` writes it: JSON and safetensors, slices of one tensor at a time.
+"""Read a checkpoint folder that ``save_pretrained`` wrote, JSON files and safetensors, in slices of one tensor at a time.
 
-Nothing is unpickled, no code from the folder runs, nothing is fetched from a network, no path in it leads out of it.
+Nothing is unpickled, no code from the folder runs, nothing is downloaded, and no file outside the folder is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgevlm.export.foreign import ADAPTER, INDEX, MERGE, MODELOPT, refuse_confi
 from edgevlm.export.settings import check_settings
 from edgevlm.runtime.files import check_utf8, look, open_file, refuse_address, refuse_unmapped
 
-# Tensor names differ between transformers versions; these are the names that the exporter asks for.
+# Tensor names differ between transformers versions: each pattern is replaced by the canonical prefix that the exporter uses.
 _CANONICAL = (
     (re.compile(r"^(model\.)?vision_tower\.(vision_model\.)?"), "vision."),
     (re.compile(r"^(model\.)?(visual|vision_model)\."), "vision."),
@@ -34,9 +34,9 @@ _CANONICAL = (
     (re.compile(r"^lm_head\."), "text.lm_head."),
     (re.compile(r"^model\.image_newline$"), "image_newline"),
 )
-_ADAPTED = re.compile(r"^base_model\.|\.(base_layer|lora_[AB])\.")  # as peft names tensors of what is not merged
+_ADAPTED = re.compile(r"^base_model\.|\.(base_layer|lora_[AB])\.")  # peft's tensor names in adapters that are not merged
 SINGLE = "model.safetensors"
-FILES = (  # what is read beside the weights
+FILES = (  # the files that are read besides the weights
     "config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
     "processor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "chat_template.json", ADAPTER, INDEX, MODELOPT,
@@ -44,15 +44,15 @@ FILES = (  # what is read beside the weights
 AGAIN = "download or save the checkpoint again"
 MATCH = "check that config.json and the weights are of one model"
 FLOATS = ("F16", "BF16", "F32", "F64")
-LARGEST = 1 << 26  # bytes of each
-SLICE = 4 << 20  # numbers that are converted at once
+LARGEST = 1 << 26  # the largest size in bytes of each of FILES
+SLICE = 4 << 20  # this many numbers of a tensor are converted at once
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # tests/export/test_config_defaults.py writes it
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor in a file. name: its name in the file. dtype: as safetensors calls it. read: reads some of its rows."""
+    """A tensor in a file, not read yet. name: as in the file. dtype: safetensors' name. read: reads a slice of rows."""
 
     path: Path
     name: str
@@ -64,20 +64,17 @@ class Unread:
         """Read rows ``[start, stop)`` as stored. Raises UserError if they cannot be read."""
         try:
             return self.read(slice(start, stop))
-        except Exception as error:  # safetensors', gguf's and the disk's own
+        except Exception as error:  # safetensors, gguf and the disk raise various types
             raise UserError(f"{self.path}: tensor {self.name!r} cannot be read ({error}); {AGAIN}") from None
 
 
 def read_safetensors(path: Path) -> dict[str, Unread]:
-    """Return tensors by name, without reading them.
-
-    Raises UserError for a file that is damaged, or whose header does not fit it.
-    """
-    import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+    """Return a file's tensors by name, without reading them. Raises UserError if the file is damaged."""
+    import ml_dtypes  # noqa: F401  makes bfloat16 known to numpy
     from safetensors import safe_open
 
     try:
-        with path.open("rb"):  # safetensors' own error has no reason
+        with path.open("rb"):  # this error has a reason, unlike the one of safetensors
             file = safe_open(path, "np")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is not a dict
         shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
@@ -86,13 +83,13 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
     except Exception as error:
         refuse_unmapped(path, error)
         raise UserError(f"{path}: is damaged or truncated ({str(error)[:200]}); {AGAIN}") from None
-    if by == "mlx":  # its convolutions have other axes
+    if by == "mlx":  # the axes of its convolutions are in a different order
         raise UserError(f"{path}: is in MLX's layout, which is not read; give the checkpoint that it was made from")
     return found
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """Return ``path`` as an existing folder. Raises UserError, one line."""
+    """Return ``path`` as a Path; raise a one-line UserError if it is not an existing folder."""
     refuse_address(path)
     check_utf8(path)
     found = look(path)
@@ -104,18 +101,18 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 
 def snapshot_of(folder: Path) -> tuple[str, str] | None:
-    """Return repository and commit of a snapshot in the cache of the Hugging Face Hub; None for any other folder."""
+    """Return repository and commit if ``folder`` is a snapshot in the Hugging Face Hub's cache, otherwise None."""
     folder = folder.resolve()
     kind, *names = folder.parent.parent.name.split("--")
     return ("/".join(names), folder.name) if folder.parent.name == "snapshots" and kind == "models" and names else None
 
 
 class Checkpoint:
-    """Configuration files and tensors of one folder. Every failure is a UserError naming the file."""
+    """The configuration files and tensors of a checkpoint folder. Every failure raises a UserError that names the file."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = checkpoint_folder(folder)
-        self.notes: list[str] = []  # lines for the user: files and settings that are there and not used
+        self.notes: list[str] = []  # lines for the user about files and settings that are not used
         where, config = self.folder / "config.json", self.json("config.json")
         if config is None:
             refuse_files(self.folder)
@@ -129,13 +126,13 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The folder's or the repository's name, which a bundle records as its origin."""
+        """Return the Hugging Face repository's name if the folder is a snapshot, otherwise the folder's name."""
         snapshot = snapshot_of(self.folder)
         return self.folder.resolve().name if snapshot is None else snapshot[0]
 
     @property
     def source(self) -> str:
-        """Its name, with the commit if it is from the hub."""
+        """Return :attr:`name`, followed by ``@`` and the commit if the folder is a snapshot from the Hugging Face Hub."""
         return "@".join(snapshot_of(self.folder) or (self.name,))
 
     def json(self, name: str) -> dict[str, Any] | None:
@@ -152,7 +149,7 @@ class Checkpoint:
         return value
 
     def text(self, name: str) -> str | None:
-        """Return a text file of the folder, or None if there is no such file."""
+        """Return the content of a text file in the folder, or None if the file does not exist."""
         path = inside(self.folder, name)
         try:
             with open_file(path) as stream:
@@ -175,7 +172,7 @@ class Checkpoint:
         return section
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Return the tensor of canonical ``name`` as float32, checked to have ``shape`` and to be finite."""
+        """Return the tensor with the canonical ``name`` as float32. Raises UserError unless it has ``shape`` and is finite."""
         self.check(name, shape)
         full, filled = np.zeros(shape, np.float32), 0
         if self._reads:
@@ -185,7 +182,7 @@ class Checkpoint:
         return full
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
-        """Yield the same tensor as slices of whole rows of about SLICE numbers, to limit memory."""
+        """Yield the tensor with the canonical ``name`` as float32, in slices of whole rows with about SLICE numbers."""
         stored = self.check(name, shape)
         step = max(1, SLICE // max(1, int(np.prod(shape[1:]))))
         for start in range(0, shape[0], step):
@@ -196,11 +193,11 @@ class Checkpoint:
             yield rows
 
     def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
-        """Return the tensor of canonical ``name``, which is int32, checked to have ``shape``."""
+        """Return the int32 tensor with the canonical ``name``. Raises UserError unless it has ``shape`` and this type."""
         return self.check(name, shape, ("I32",)).rows(0, shape[0])
 
     def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Unread:
-        """Return the unread tensor ``name``. Raises UserError if it is missing or not of ``shape`` and ``dtypes``."""
+        """Return the tensor without reading it. Raises UserError if it is missing or has the wrong shape or type."""
         if name not in self.tensors:
             if (packed := self.tensors.get(f"{name.removesuffix('weight')}qweight")) is not None:
                 what = "is quantised; only the decoder's layers may be, as quantization_config of config.json says"
@@ -218,15 +215,15 @@ class Checkpoint:
         return tensor
 
     def without_reading(self) -> Checkpoint:
-        """Return the same checkpoint with all tensors zero, for steps of an export whose weights are written already."""
+        """Return a copy whose tensors are all zero, for steps of an export whose weights have been written already."""
         other = copy.copy(self)
         other._reads = False
         return other
 
     def is_tied(self, text: Mapping[str, Any]) -> bool:
-        """Return whether the head is the embedding: by the configuration, unless both are stored and differ.
+        """Return whether the head is the embedding: if the configuration says so, unless both are stored and differ.
 
-        text: the configuration's ``text_config``. Where only the head is stored, it is the embedding too, as in transformers.
+        text: the configuration's ``text_config``. If only the head is stored, it becomes the embedding, as in transformers.
         """
         embedding, head = (self.tensors.get(f"text.{name}.weight") for name in ("embed_tokens", "lm_head"))
         if not (self.config.get("tie_word_embeddings") or text.get("tie_word_embeddings")):
@@ -245,7 +242,7 @@ class Checkpoint:
         return False
 
     def weight_files(self) -> list[str]:
-        """Return the names of the safetensors files, existing or not; a single file takes precedence.
+        """Return the names of the safetensors files, whether or not they exist: SINGLE if it exists, else those in the index.
 
         Raises UserError for a damaged index.
         """
@@ -286,7 +283,7 @@ class Checkpoint:
         return found
 
     def _own_name(self, name: str) -> str:
-        """Return the name that these files would give a canonical one."""
+        """Translate a canonical tensor name to the naming scheme of the checkpoint's files."""
         part, _, rest = name.partition(".")
         if rest.startswith("lm_head."):
             return rest
@@ -298,14 +295,14 @@ class Checkpoint:
 
 
 class ConfigOnly(Checkpoint):
-    """A checkpoint's JSON files. Its weights may be anywhere, or nowhere."""
+    """A checkpoint of which only JSON files are read; the weights may be missing."""
 
     def _read_headers(self) -> dict[str, Unread]:
         return {}
 
 
 class DeclaredOnly(Checkpoint):
-    """A checkpoint with only a ``config.json``: each tensor has the requested shape and is zero."""
+    """A checkpoint made from a ``config.json`` only: every tensor has the requested shape and is all zeros."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config, self.folder, self.notes = dict(config), Path(), []
@@ -331,8 +328,8 @@ def _canonical(name: str) -> str:
 def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
     """Return a section of ``config.json`` with transformers' defaults for the settings it lacks.
 
-    kind: the ``model_type`` to use where early checkpoints give the whole model's. Rotary settings have had several names, so
-    all or none of them are the defaults.
+    kind: the ``model_type`` to use instead of the section's, since early checkpoints have the whole model's there. Rotary
+    settings have had several names, so a section that has one of them gets only the default of ``rope_theta``.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:
@@ -344,7 +341,7 @@ def with_sections(config: dict[str, Any]) -> dict[str, Any]:
     """Return ``config.json`` with transformers' defaults for missing or null sections and their ``model_type``."""
     kind = str(config.get("model_type"))
     sections = _defaults().get(f"{kind}/sections", {})
-    is_flat = config.get("text_config") is None and "num_hidden_layers" in config  # early Qwen2-VL, and models of text only
+    is_flat = config.get("text_config") is None and "num_hidden_layers" in config  # early Qwen2-VL, and text-only models
     if is_flat and (kind.startswith("qwen2") or not sections):
         config = config | {"text_config": config | {"model_type": f"{kind}_text"}}
     for name, default in sections.items():
@@ -357,7 +354,7 @@ def with_sections(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def processor_defaults(model_type: str) -> dict[str, Any]:
-    """Return transformers' defaults for the processor file of a model type, or of a class of image processors."""
+    """Return transformers' default processor settings for a model type or for a class of image processors."""
     return _defaults().get(f"{model_type}/processor", {})
 
 
@@ -368,9 +365,9 @@ def _defaults() -> dict[str, dict[str, Any]]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the file ``name`` of a checkpoint folder. Raises UserError if the name, or a link in its place, leads out of it.
+    """Return the path of a checkpoint's file. Raises UserError if the name, or a link of that name, leads out of the folder.
 
-    The Hugging Face Hub's cache keeps a snapshot as links into ``blobs`` two folders up, which is followed.
+    Links into ``blobs`` two folders up are allowed, because snapshots in the Hugging Face Hub's cache consist of them.
     """
     path, home = folder / name, folder.resolve()
     if Path(name).name != name or name in ("", ".", ".."):

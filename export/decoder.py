@@ -1,23 +1,22 @@
-"""The decoder graph, built by hand from weights.
+"""Build the decoder's graphs from its weights, node by node.
 
-Traced decoders concatenate their cache; this one appends in place to memory it does not own. Profile onnxruntime:
+A traced decoder would concatenate its cache; these graphs append to the caller's memory in place. For the profile onnxruntime:
 
     inputs   inputs_embeds [1, S, E (1 + K)]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
              key{l}, value{l} [1, Hkv, C_l, D], and with int8 key_scale{l}, value_scale{l} [1, Hkv, 1, D]
     outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
-K is 0, but for DeepStack: then columns ``(1 + l) E ..`` of a row are added to it after layer ``l``, zeros for text.
-``total_len[l]`` counts the rows valid in layer ``l`` after the call. A layer is three functions: ``project`` (residual
-to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
-split between them.
+K is 0 without DeepStack. With DeepStack, columns ``(1 + l) E ..`` of a row are added to it after layer ``l``; they are zeros
+for text. ``total_len[l]`` is the number of valid rows in layer ``l`` after the call. A layer consists of ``project`` (residual
+to q, k, v), ``attend`` (which alone knows the cache) and ``finish`` (back to the residual). A graph can be split between them.
 
-What differs by profile, norms, rotary positions and ``attend``, is in :mod:`edgevlm.export.profiles`; docs/internals/engines.md
-has the inputs and outputs of those for TensorRT.
+Norms, rotary positions and ``attend`` depend on the profile, so they are in :mod:`edgevlm.export.profiles`.
+docs/internals/engines.md describes the inputs and outputs for TensorRT.
 
-Graphs of one builder and one weights file: ``full``; ``st-spattn`` for the prefill of frames, in which the layers from one on
-attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more. ``per-layer0`` to ``per-layer{L}``
-are ``full`` without attention (:class:`PerLayerGraphs`): the CPU engine runs these, CUDA the others.
+All graphs share one weights file. ``full`` is the whole decoder. ``st-spattn`` prefills frames: from some layer on it attends
+as :mod:`edgevlm.export.st_spattn` describes, with two more inputs. ``per-layer0`` to ``per-layer{L}`` are ``full`` without
+attention (:class:`PerLayerGraphs`). The CPU engine runs the per-layer graphs, CUDA the other two.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ from edgevlm.runtime.kv import KVType
 
 WEIGHTS = "decoder.weights"
 GELU = 2 * (2 / np.pi) ** 0.5
-ST_SPATTN_FROM = 3  # the first sparse layer: the one above PureKV's CLIE layer, whose scores need dense attention
+ST_SPATTN_FROM = 3  # the first sparse layer, right above PureKV's CLIE layer, whose scores need dense attention
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderFiles:
-    """Files of a decoder. graphs: file by variant. embedding: its file, and that of its scales, if any."""
+    """A decoder's files. graphs: a file for each variant. embedding: the embedding's file, then that of its scales, if any."""
 
     graphs: dict[str, str]
     embedding: tuple[str, ...]
@@ -68,12 +67,12 @@ def write_decoder(
     samples: Samples | None = None,
     journal: ExportJournal | None = None,
 ) -> DecoderFiles:
-    """Write the graphs of the profile, ``decoder.weights`` and the embedding into ``folder``.
+    """Write the profile's graphs, ``decoder.weights`` and the embedding into ``folder``.
 
-    Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. For a tied head the
-    graphs refer to the embedding's files. With ``samples`` matrices are rounded by GPTQ for such inputs; see
-    :mod:`edgevlm.export.precisions.rounding`. Steps in ``journal`` are not repeated. Raises UserError for tensors that are
-    missing or of another shape and for an unknown precision, and OSError if they cannot be written.
+    sparse: whether to write the ``st-spattn`` graph, which does not suit families with text between frames. samples: inputs of
+    the matrices, for which GPTQ then rounds them; see :mod:`edgevlm.export.precisions.rounding`. Steps in ``journal`` are not
+    repeated. If the head is tied, the graphs refer to the embedding's files. Raises UserError for an unknown precision and for
+    tensors that are missing or have the wrong shape, and OSError if a file cannot be written.
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
@@ -104,7 +103,7 @@ def write_decoder(
             for writer in writers.values():
                 writer.layer(layer, w)
             weights.finish(step)
-            del read, w  # before the next layer is read
+            del read, w  # free them before the next layer is read
         progress("head")
         head = table
         if not shape.tied:
@@ -123,9 +122,9 @@ def write_decoder(
 def _stored(
     read: LayerWeights, layer: int, layout: Layout, samples: Samples | None, rotations: DecoderRotations | None, done: bool
 ) -> LayerWeights:
-    """Return the layer with its matrices rounded, once for all graphs, unless the checkpoint rounds them.
+    """Return the layer with its matrices rounded once for all graphs; those that the checkpoint has rounded stay.
 
-    done: they are in the file already.
+    done: whether the layer is in the weights file already.
     """
     w = read if rotations is None or done else rotations.layer(read)
 
@@ -143,14 +142,13 @@ def _stored(
 
 
 def hessian(rows: Float32) -> Float32:
-    """Return ``x.T @ x / n`` ``[in, in]`` of rows ``[n, in]``."""
+    """Return GPTQ's Hessian ``x.T @ x / n`` ``[in, in]`` for input rows x ``[n, in]``."""
     product: Float32 = rows.T @ rows / np.float32(len(rows))
     return product
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
-    """Return the layer from which the ``st-spattn`` graph is sparse: the requested one, else ST_SPATTN_FROM or a small model's
-    last.
+    """Return the first sparse layer of the ``st-spattn`` graph: ``wanted``, or else ST_SPATTN_FROM, at most the last layer.
 
     Raises UserError for a layer that the model does not have.
     """
@@ -163,10 +161,10 @@ def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
 
 @dataclass
 class DecoderGraph:
-    """One decoder graph under construction: ``start``, each layer in turn, ``logits``.
+    """A decoder graph under construction: call ``start``, then ``layer`` for each layer in turn, then ``logits``.
 
-    ``residual`` and ``delta`` add up to the stream's hidden state, with ``rotations`` rotated from the first layer to the last.
-    Layers from ``sparse_from`` on attend sparsely.
+    ``residual`` and ``delta`` add up to the hidden state, which is rotated between the first layer and the last if there are
+    ``rotations``. Layers from ``sparse_from`` on attend sparsely.
     """
 
     graph: GraphBuilder
@@ -187,7 +185,7 @@ class DecoderGraph:
             self.sparse = SparseAttention(self.graph, self.shape, Memory(self.graph, self.shape, self.kv))
 
     def start(self) -> None:
-        """Add the inputs that belong to no layer, and compute their shared results."""
+        """Add the inputs that all layers share, and the nodes that prepare them."""
         g, parts = self.graph, 1 + self.shape.deepstack
         self.residual = g.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden * parts])
         if self.shape.deepstack:
@@ -206,12 +204,12 @@ class DecoderGraph:
         self.after(layer, w, (sparse or self.cache).attend(layer, query, key, value))
 
     def after(self, layer: int, w: LayerWeights, attention: str) -> None:
-        """Compute a layer after its attention; in the last one, only the rows whose logits are asked for."""
+        """Add a layer's nodes after its attention; the last layer keeps only the rows whose logits are requested."""
         if layer == self.shape.layers - 1:
             attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
             self.residual = self.graph.node("Gather", [self.residual, "logit_rows"], ["last.residual"], axis=1)
         self.residual, self.delta = self.finish(layer, w, attention, self.residual)
-        if layer < self.shape.deepstack:  # arXiv 2406.04334: what the tower gave for this layer joins the hidden state after it
+        if layer < self.shape.deepstack:  # DeepStack (arXiv 2406.04334) adds the tower's features for a layer after it
             features = self.features[layer]
             if layer == self.shape.layers - 1:
                 features = self.graph.node("Gather", [features, "logit_rows"], ["last.features"], axis=1)
@@ -219,11 +217,11 @@ class DecoderGraph:
             self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
 
     def rotated(self, name: str, rows: str) -> str:
-        """Return rows ``[1, S, E]``, rotated like the residual."""
+        """Return rows ``[1, S, E]`` with the residual's rotation, if there is one."""
         return rows if self.rotations is None else self.rotations.residual.nodes(self.graph, name, rows)
 
     def linear(self, name: str, rows: str, w: LayerWeights, matrix: str) -> str:
-        """Return ``rows @ weight.T + bias`` for a matrix that is stored already."""
+        """Return ``rows @ weight.T + bias`` for the layer's matrix called ``matrix``."""
         g, weight = self.graph, w.matrices[matrix]
         assert isinstance(weight, Stored)
         product = weight.multiply(g, name, rows)
@@ -232,13 +230,13 @@ class DecoderGraph:
         return g.node("Add", [product, g.weight(f"{name}.bias", w.biases[matrix])], [f"{name}.biased"])
 
     def split(self, name: str, rows: str, sizes: dict[str, int]) -> list[str]:
-        """Split the last axis into named parts."""
+        """Split the last axis into parts with the given names and sizes."""
         g, outputs = self.graph, [f"{name}.{part}" for part in sizes]
         g.node("Split", [rows, g.integers(*sizes.values())], outputs, axis=-1)
         return outputs
 
     def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
-        """Return the RMS norm of each head of ``[1, S, heads D]``; unchanged without a gamma."""
+        """Return the RMS norm of each head of ``[1, S, heads D]``, or the rows unchanged without a gamma."""
         if gamma is None:
             return rows
         g, dim = self.graph, self.shape.head_dim
@@ -247,7 +245,7 @@ class DecoderGraph:
         return g.node("Reshape", [normed, g.integers(1, 0, -1)], [f"{name}.joined"])
 
     def project(self, layer: int, w: LayerWeights, residual: str, delta: str | None) -> tuple[str, str, str, str]:
-        """Add norm, q, k and v in one matrix, and rotation; return query, key, value ``[1, S, heads D]`` and the residual."""
+        """Add norm, projection to q, k, v, and rotation; return query, key, value ``[1, S, heads D]`` and the residual."""
         s, name = self.shape, f"layer{layer}"
         normed, residual = self.operators.norm(f"{name}.input_norm", w.norms["input"], residual, delta)
         packed = self.linear(f"{name}.qkv", normed, w, "qkv")
@@ -259,14 +257,14 @@ class DecoderGraph:
         return query, self.operators.rotate(f"{name}.key", k, s.kv_heads, table), v, residual
 
     def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
-        """Add output projection, norm and gated MLP; return the new residual and the delta still to be added to it."""
+        """Add output projection, norm and gated MLP; return the new residual and the delta that must still be added to it."""
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
         projected = self.post_norm(f"{name}.attended", self.linear(f"{name}.output", attention, w, "output"), w)
         normed, residual = self.operators.norm(f"{name}.mlp_norm", w.norms["mlp"], residual, projected)
         packed = self.linear(f"{name}.mlp", normed, w, "gate_up")
         gate, up = self.split(f"{name}.mlp", packed, {"gate": ffn, "up": ffn})
         inner = gate
-        if self.shape.gate != "silu":  # the sigmoid of twice the tanh's argument, sqrt(2 / pi) (x + .044715 x^3)
+        if self.shape.gate != "silu":  # GELU as x sigmoid(2 t), where t = sqrt(2 / pi) (x + .044715 x^3)
             squares = g.node("Mul", [gate, gate], [f"{name}.squares"])
             scaled = g.node("Mul", [squares, g.number(0.044715 * GELU)], [f"{name}.squares.scaled"])
             inner = g.node("Mul", [gate, g.node("Add", [scaled, g.number(GELU)], [f"{name}.slope"])], [f"{name}.argument"])
@@ -277,12 +275,12 @@ class DecoderGraph:
         return residual, self.post_norm(f"{name}.passed", self.linear(f"{name}.down", gated, w, "down"), w)
 
     def post_norm(self, name: str, rows: str, w: LayerWeights) -> str:
-        """Return the norm of what attention or MLP gives; as it is without a gain."""
+        """Return the norm of the attention's or the MLP's output, or the output unchanged if the layer has no gain for it."""
         gain = w.norms.get(name.rpartition(".")[2])
         return rows if gain is None else self.operators.norm(f"{name}.norm", gain, rows, None)[0]
 
     def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
-        """Add the final norm and return the vocabulary scores ``[1, R, V]`` of the remaining rows."""
+        """Add the final norm, the head and the output ``logits [1, R, V]``."""
         s, g = self.shape, self.graph
         residual, delta = self.residual, self.delta
         if self.rotations is not None:
@@ -300,18 +298,18 @@ class DecoderGraph:
 
 @dataclass(slots=True)
 class PerLayerGraphs:
-    """The dense parts of a decoder, L + 1 graphs, under construction beside the others. The caller attends between them.
+    """A decoder's dense parts under construction: L + 1 graphs, between which the caller computes attention.
 
-    ``graph`` makes an empty one with a name. ``per-layer0`` makes layer 0's query, key and value of the rows; ``per-layer{l}``
-    takes the attention of layer ``l - 1``, finishes that layer and projects the next one, or gives the logits:
+    graph: makes an empty graph with a name. ``per-layer0`` projects the input rows to layer 0's query, key and value.
+    ``per-layer{l}`` reads the attention of layer ``l - 1``, finishes that layer and projects the next one, or returns logits:
 
         per-layer0    inputs_embeds [1, S, E]   cos, sin [1, S, D/2]
         per-layer{l}  layer{l-1}.attention [1, S, Hq D]   the residual of the graph before (inputs_embeds for l = 1)
                       cos, sin, but for l = L: logit_rows int64 [R]   with DeepStack features{l-1} [1, S, E]
-        outputs       query [1, S, Hq D], key, value [1, S, Hkv D] and the residual of layer l, in this order; of the last one
+        outputs       query [1, S, Hq D], key, value [1, S, Hkv D] and the residual of layer l, in this order; for l = L:
                       logits [1, R, V]
 
-    With rotations ``per-layer0`` too gives its residual, the rotated rows, and ``per-layer1`` takes it.
+    With rotations, ``per-layer0`` also returns a residual, the rotated rows, which ``per-layer1`` reads.
     """
 
     graph: Callable[[str], GraphBuilder]
@@ -327,7 +325,7 @@ class PerLayerGraphs:
         part.residual = part.rotated("inputs.rotated", rows)
 
     def layer(self, layer: int, w: LayerWeights) -> None:
-        """End one graph with this layer's projections, and begin the next after its attention."""
+        """End one graph with the layer's projections, and begin the next graph after the layer's attention."""
         s, before = self.shape, self.parts[-1]
         _, key, value, residual = before.project(layer, w, before.residual, before.delta)
         for name, width in {key: s.kv_size, value: s.kv_size, residual: s.hidden}.items():

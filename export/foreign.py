@@ -1,4 +1,4 @@
-"""Refuse folders and configurations that look like a checkpoint but cannot be exported, with advice."""
+"""Refuse folders and configurations that look like a checkpoint but cannot be exported, and say what to do instead."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MERGE = "merge it into that model (peft: merge_and_unload, then save_pretrained)
 _BEFORE = "give the checkpoint that it was made from"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLES = re.compile(r"pytorch_model.*\.(bin|index\.json)|consolidated.*\.pth|model\.ckpt\.index|tf_model\.h5")
-METHODS = ("awq", "gptq", "gguf")  # read; transformers leaves the last behind in configs of dequantised checkpoints
+METHODS = ("awq", "gptq", "gguf")  # accepted; transformers leaves "gguf" in the config of a dequantised checkpoint
 
 
 def refuse_files(path: Path, names: Collection[str] | None = None, where: object = None) -> None:
-    """Raise UserError for a GGUF file, or a folder whose files explain why no checkpoint can be read from it.
+    """Raise UserError for a GGUF file, or for a folder whose files show why it is not a readable checkpoint.
 
-    names: the files, if they are not in the folder. where: their repository.
+    names: the names of the files, if they are not in the folder ``path``. where: the repository that has them.
     """
     where = path if where is None else where
     if names is None:
@@ -53,14 +53,14 @@ def refuse_files(path: Path, names: Collection[str] | None = None, where: object
 
 
 def refuse_quantised(where: object, settings: Mapping[str, Any]) -> None:
-    """Raise UserError for modelopt's own file beside the weights, if it names a quantisation."""
+    """Raise UserError if the settings in MODELOPT, modelopt's file next to the weights, name a quantisation."""
     found = settings.get("quantization")
     if isinstance(found, dict) and (method := found.get("quant_algo")) is not None:
         raise UserError(f"{where}: quantization.quant_algo {str(method)[:40]!r} is not read; {_BEFORE}")
 
 
 def refuse_config(where: object, config: Mapping[str, Any]) -> None:
-    """Raise UserError for a ``config.json`` in another program's layout, or with an unsupported quantisation."""
+    """Raise UserError for a ``config.json`` that is not in transformers' layout, or names an unsupported quantisation."""
     if "mm_vision_tower" in config or "mm_projector_type" in config:
         what = "has mm_vision_tower, so it is in the layout of the original LLaVA program, which is not read"
         raise UserError(f"{where}: {what}; give its conversion for transformers (from llava-hf, for example)")

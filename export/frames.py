@@ -1,4 +1,4 @@
-"""Read a checkpoint's preparation of frames from its processor files: the size, and the bundle's fields for the rest."""
+"""Read from a checkpoint's processor files how frames are resized and normalised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.preprocess import SUPPORT
 
 _RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL's numbers
-MOST_TOKENS = 768  # of a frame of Qwen's, as the authors' own preparation caps it
+MOST_TOKENS = 768  # the most tokens per frame for Qwen models, a limit that its authors' code has too
 _JOINT = "processor_config.json"
 _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor": "preprocessor_config.json"}
 
@@ -19,16 +19,16 @@ _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor"
 def frame_preparation(
     checkpoint: Checkpoint, processors: tuple[str, ...], size: tuple[int, int], *, is_sized: bool = False
 ) -> dict[str, Any]:
-    """Return the bundle's ``vision`` fields on preparing a frame for a tower that takes ``size``, (height, width), pixels.
+    """Return the bundle's ``vision`` fields on preparing frames for a tower that takes ``size`` (height, width) pixels.
 
-    is_sized: the size is from the processor's pixel budget, and frames are stretched to it.
-    ``processors`` are searched in order, each in ``processor_config.json`` and then in its own file. Raises UserError
-    if there is none, or if it prepares frames in a way that a bundle cannot express.
+    processors: tried in order, each first in ``processor_config.json`` and then in its own file. is_sized: whether the size is
+    from the processor's pixel budget; frames are then stretched to it. Raises UserError if no processor is found, or if it
+    prepares frames in a way that a bundle cannot express.
     """
     file, config = processor(checkpoint, processors)
     wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "use_square_size": False}
     if processors == ("image_processor",):
-        wanted["do_pad"] = False  # to a square
+        wanted["do_pad"] = False  # padding to a square is not supported
     for key, expected in wanted.items():
         if bool(config.get(key, expected)) is not expected:
             what = f"{key} = {config[key]} cannot be exported, only {str(expected).lower()}"
@@ -51,7 +51,7 @@ def frame_preparation(
 
 
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Return the first existing file of ``processors``, and its settings or transformers' defaults for preparing frames."""
+    """Return the first existing file of ``processors``, and its settings with transformers' defaults for missing ones."""
     joint = checkpoint.json(_JOINT)
     for name in processors:
         file, own = f"{checkpoint.folder / _JOINT} ({name})", (joint or {}).get(name)
@@ -65,7 +65,7 @@ def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str,
 
 
 def _defaults_of(checkpoint: Checkpoint, processors: tuple[str, ...], file: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the default settings of a processor file's class; for video processors, of the model type's class."""
+    """Return the defaults for the class of image processor that the file names, or else for the checkpoint's model type."""
     named = own.get("image_processor_type") or own.get("feature_extractor_type")
     if processors != ("image_processor",) or named is None:
         return processor_defaults(str(checkpoint.config.get("model_type")))
@@ -80,7 +80,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return a size of a processor file by its sides. A number is both sides of a crop, otherwise the shorter edge."""
+    """Return a size in a processor file as a dict of sides. A number stands for both sides of a crop, or the shorter edge."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}
@@ -113,12 +113,12 @@ def pixel_budget(
     clip: int,
     needs_file: bool = True,
 ) -> PixelBudget:
-    """Return the frame sizes of a Qwen-like processor: whole squares of ``factor`` pixels, within a pixel budget.
+    """Return the frame sizes that a Qwen-like processor allows: multiples of ``factor`` pixels within a pixel budget.
 
-    budget: the fewest and the most pixels, if the processor files name none. clip: frames that share a budget, 1 if each has
-    its own. A stream has no length, so a clip's budget is that of the shortest clip, with at most MOST_TOKENS a frame. As in
-    transformers, min_pixels and max_pixels take precedence over ``size`` if each frame has its own budget, and are ignored
-    otherwise. Raises UserError for an invalid budget, and with ``needs_file`` if no processor file exists.
+    budget: the fewest and the most pixels, used if the processor files name none. clip: how many frames share a budget. A
+    stream has no length, so the budget of the shortest clip is used, with at most MOST_TOKENS per frame. As in transformers,
+    min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises UserError for an
+    invalid budget and, with ``needs_file``, if no processor file exists.
     """
     if not needs_file and not any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values())):
         return PixelBudget(factor, budget[0], budget[1] * clip, clip)
