@@ -106,7 +106,7 @@ class Backbone:
     biases: which of ``q k v o gate up down`` have a bias, None if the configuration decides. gated_biases: whether the
     configuration may give the MLP biases too. head_norms: whether queries and keys are normed per head before rotation.
     head_dim: the default for configurations without one. sections: the default of M-RoPE's sections, None for 1-D positions.
-    interleaved: whether M-RoPE's axes alternate, whatever the configuration says.
+    interleaved: whether M-RoPE's axes alternate, regardless of the configuration.
     """
 
     biases: tuple[str, ...] | None = None

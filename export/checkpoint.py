@@ -221,7 +221,7 @@ class Checkpoint:
         return other
 
     def is_tied(self, text: Mapping[str, Any]) -> bool:
-        """Return whether the head is the embedding: if the configuration says so, unless both are stored and differ.
+        """Return whether the head is the embedding: if the configuration ties them, unless both are stored and differ.
 
         text: the configuration's ``text_config``. If only the head is stored, it becomes the embedding, as in transformers.
         """

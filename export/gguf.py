@@ -1,4 +1,4 @@
-"""Read a GGUF file as a checkpoint of only a language model: llama, qwen2 and qwen3, dequantised a slice at a time."""
+"""Read a GGUF file as the checkpoint of a language model (llama, qwen2 or qwen3), dequantised slice by slice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IN_LAYER = {
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-_SETTINGS = {  # of the file -> of text_config
+_SETTINGS = {  # GGUF's setting -> text_config's
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -34,9 +34,9 @@ _SETTINGS = {  # of the file -> of text_config
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file with its own settings. ``folder`` is the file.
+    """A checkpoint read from a GGUF file, which contains its settings too. folder: the path of the file.
 
-    Raises UserError if it is missing, damaged or of another architecture, or if the package gguf is not installed.
+    Raises UserError if the file is missing, damaged or not of ARCHITECTURES, or if the package gguf is not installed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class GgufCheckpoint(Checkpoint):
 
         try:
             self._gguf = Reader(path)
-        except Exception as error:  # numpy's and its own, for whatever is wrong with the file
+        except Exception as error:  # a damaged file makes numpy and gguf raise various types
             raise UserError(f"{path}: is not a GGUF file, or is damaged or truncated ({error}); download it again") from None
         arch = self.field("general.architecture")
         if arch not in ARCHITECTURES:
@@ -79,7 +79,7 @@ class GgufCheckpoint(Checkpoint):
         self.tied = "text.lm_head.weight" not in self.tensors
 
     def field(self, name: str) -> Any:
-        """Return the file's value for ``name``, or None."""
+        """Return the value of the setting ``name`` in the file, or None if the file lacks it."""
         field = self._gguf.get_field(name)
         try:
             return None if field is None else field.contents()
@@ -87,9 +87,10 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{self.folder}: {name} is not text; download it again") from None
 
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
-        """Return an unread tensor.
+        """Return a tensor that is not read yet.
 
-        heads: the number of heads of rows that llama.cpp stores as adjacent rotary pairs, which are reordered.
+        heads: if not None, the number of heads in the tensor's rows, whose rotary pairs llama.cpp stores side by side; reading
+        restores the checkpoint's order.
         """
         from gguf.quants import dequantize
 
@@ -106,9 +107,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _canonical(name: str) -> str | None:
-    """Translate ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``; None for a tensor that no decoder here
-    has.
-    """
+    """Translate a name such as ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``; None if it is unknown."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         part = _IN_LAYER.get(match[2])
         return part and f"text.layers.{match[1]}.{part}.{match[3]}"

@@ -1,4 +1,4 @@
-"""Write an ONNX graph by hand: a thin builder over ``onnx.helper``, one file of external weights, a journal of steps."""
+"""Write ONNX graphs: a thin builder over ``onnx.helper``, a file for external weights, and a journal of finished steps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from onnx import TensorProto, helper, numpy_helper
 from edgevlm.runtime.files import JsonLines
 
 OPSET = 18
-IR_VERSION = 10  # what ONNX Runtime 1.22 reads
+IR_VERSION = 10  # ONNX Runtime 1.22 reads this version
 ALIGNMENT = 64
 CONTRIB = "com.microsoft"
 INT4 = np.dtype(ml_dtypes.int4)
 _AS_THEY_ARE = (np.float16, np.uint8, np.int8, INT4)
-SLICE = 4 << 20  # numbers that are made contiguous at once
+SLICE = 4 << 20  # this many numbers are written at once
 
 
 def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offset: int, length: int) -> TensorProto:
-    """Return an initializer whose bytes are in ``file``, beside the graph."""
+    """Return an initializer whose bytes are in ``file``, which is in the graph's folder."""
     tensor = TensorProto(name=name, data_type=dtype, dims=shape, data_location=TensorProto.EXTERNAL)
     for key, value in (("location", file), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
@@ -33,16 +33,15 @@ def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offs
 
 
 def tensor_type(dtype: np.dtype) -> int:
-    """Return ONNX's name of a numpy dtype."""
+    """Return the TensorProto.DataType of a numpy dtype."""
     kind: int = helper.np_dtype_to_tensor_dtype(dtype)
     return kind
 
 
 def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
-    """Write arrays that follow one another on the first axis, ``length`` in total, as one .npy file; returns the offset of the
-    first.
+    """Write slices of an array's first axis, ``length`` rows in total, as one .npy file; return the offset of the data.
 
-    (``np.save`` does not report a full disk.)
+    ``np.save`` is not used because it does not report a full disk.
     """
     with path.open("wb") as stream:
         start = 0
@@ -63,29 +62,29 @@ def flush(stream: BinaryIO) -> None:
 
 
 def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
-    """Pack int4 numbers in row-major order, two per byte, the first in the low half. Their count must be even."""
+    """Pack an even number of int4 numbers in row-major order, two per byte with the first in the low half."""
     nibbles = codes.astype(np.int8).reshape(-1, 2).view(np.uint8)
     return np.bitwise_or(nibbles[:, 0] & 15, np.left_shift(nibbles[:, 1], 4), dtype=np.uint8)
 
 
 class ExportJournal(JsonLines):
-    """Finished steps in order, each with a JSON value; kept in ``path``, or only in memory."""
+    """The finished steps of an export, each with a JSON value, kept in the file ``path`` or only in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path, key=lambda line: line[0], sync=True)
 
     def once(self, step: str, work: Callable[[], Any]) -> Any:
-        """Return the JSON value of ``work``, which is called only if the step is not finished. Raises OSError."""
+        """Return the step's JSON value, calling ``work`` for it unless the step is finished already. Raises OSError."""
         if step not in self.records:
-            self.add([step, work()])  # the files that it wrote are on the disk already
+            self.add([step, work()])  # ``work`` has flushed its files to the disk
         return self.records[step][1]
 
 
 class WeightsFile:
-    """Tensors one after another, 64-byte aligned, written as they come, a slice at a time.
+    """A file of tensors, 64-byte aligned, which are written one after another, a slice at a time.
 
-    Graphs that share the file share its tensors: a name is written once. ``finish`` closes a step of the ``journal``. Tensors
-    of finished steps are not written again; the file is cut after the last of them.
+    Graphs that share the file share its tensors, so each name is written only once. :meth:`finish` closes a step of the
+    journal. When an export continues, tensors of finished steps are not written again; the file is cut after the last one.
     """
 
     def __init__(self, stream: BinaryIO, name: str, journal: ExportJournal | None = None) -> None:
@@ -103,16 +102,16 @@ class WeightsFile:
         stream.truncate()
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """Return the initializer that refers to ``array``, which is appended to the file on the first use of ``name``.
+        """Return an initializer for ``array``, which is appended to the file unless ``name`` has been written already.
 
-        float16, uint8, int8 and int4 are stored as they are, everything else as float32.
+        float16, uint8, int8 and int4 arrays are stored unchanged, all others as float32.
         """
         step = max(1, SLICE // max(1, int(np.prod(array.shape[1:]))))
         slices = (array[start : start + step] for start in range(0, len(array), step))
         return self.add_slices(name, array.shape, array.dtype, slices)
 
     def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
-        """Return the same for a tensor in slices of whole rows."""
+        """Return an initializer like :meth:`add`, for a tensor given in slices of whole rows."""
         if name not in self.written:
             row = self._append(name, shape, np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32), slices)
             self._new.append(row)
@@ -120,7 +119,7 @@ class WeightsFile:
         return self.written[name]
 
     def finish(self, step: str) -> None:
-        """Record in the journal that everything up to here is written. Raises OSError."""
+        """Flush the file and record the step in the journal as finished. Raises OSError."""
         if step not in self.journal.records:
             flush(self.stream)
             self.journal.add([step, {"file": self.name, "end": self.stream.tell(), "tensors": self._new}])
@@ -136,9 +135,9 @@ class WeightsFile:
 
 
 class GraphBuilder:
-    """Nodes, initializers, inputs and outputs of one graph; names are unique and readable.
+    """An ONNX graph under construction: nodes, initializers, inputs and outputs, with unique, readable names.
 
-    for_cpu: whether only ONNX Runtime's CPU runs it, so that it may use operators that others lack.
+    for_cpu: whether the graph runs only on ONNX Runtime's CPU, so that it may use operators that other devices lack.
     """
 
     def __init__(self, name: str, weights: WeightsFile, opset: int = OPSET, ir_version: int = IR_VERSION) -> None:
@@ -159,28 +158,28 @@ class GraphBuilder:
         return name
 
     def weight(self, name: str, array: NDArray[Any]) -> str:
-        """Return an initializer kept in the weights file."""
+        """Add an initializer that is stored in the weights file, and return its name."""
         self.initializers.append(self.weights.add(name, array))
         return name
 
     def shared(self, name: str) -> bool:
-        """Return whether another graph of the weights file has written ``name``; then it is an initializer of this one too."""
+        """Return whether the weights file already has ``name``, and if so, make it an initializer of this graph too."""
         if (tensor := self.weights.written.get(name)) is not None:
             self.initializers.append(tensor)
         return tensor is not None
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """Return a small initializer kept in the graph itself; the same name twice is one constant."""
+        """Add a small initializer that is stored in the graph itself, unless ``name`` exists already; return its name."""
         if all(tensor.name != name for tensor in self.initializers):
             self.initializers.append(numpy_helper.from_array(np.asarray(array), name))
         return name
 
     def integers(self, *numbers: int) -> str:
-        """Return a shape, axes or lengths: int64."""
+        """Return an int64 constant, such as a shape, axes or lengths."""
         return self.constant("int64." + ".".join(map(str, numbers)), np.array(numbers, np.int64))
 
     def number(self, value: float) -> str:
-        """Return a float32 number."""
+        """Return a float32 constant with one number."""
         return self.constant(f"float.{value!r}", np.float32(value))
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
@@ -190,15 +189,15 @@ class GraphBuilder:
         return name
 
     def fused(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> str:
-        """Return the same with an operator of ONNX Runtime's own."""
+        """Add a node with one of ONNX Runtime's own operators, and return its first output."""
         return self.node(op, inputs, outputs, CONTRIB, **attributes)
 
     def cast(self, tensor: str, name: str, dtype: DTypeLike) -> str:
-        """Return a tensor in another type."""
+        """Add a Cast of ``tensor`` to ``dtype``, and return its output."""
         return self.node("Cast", [tensor], [name], to=tensor_type(np.dtype(dtype)))
 
     def save(self, path: Path) -> None:
-        """Write the graph; its weights file is written already."""
+        """Write the graph to a file; its weights are in the weights file already."""
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
         opsets = [helper.make_opsetid("", self.opset)]
         if any(node.domain == CONTRIB for node in self.nodes):

@@ -1,8 +1,8 @@
-"""The cache in a decoder graph: inputs and outputs of its KV precision, dense attention over it, and conversions.
+"""Build the cache's part of a decoder graph: inputs and outputs in its KV precision, dense attention, and conversions.
 
-Attention over ``fp32`` and ``fp16`` memory uses its own type, because a conversion would convert all of it in each call.
-GroupQueryAttention itself reads and writes int8 memory, with two more inputs per layer, ``key_scale{l}`` and ``value_scale{l}``
-``[1, Hkv, 1, D]``: new rows are rounded to codes, and attention uses the rounded values.
+Attention over an ``fp32`` or ``fp16`` cache computes in the cache's type, because otherwise each call would convert the whole
+cache. GroupQueryAttention reads and writes int8 caches itself, with two more inputs per layer, ``key_scale{l}`` and
+``value_scale{l}`` ``[1, Hkv, 1, D]``. It rounds new rows to codes, and attention uses the rounded values.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ PARTS = ("key", "value")
 
 
 def stored_as(kv: KVType) -> int:
-    """Return ONNX's name of a KV precision's storage type."""
+    """Return the TensorProto.DataType in which a KV precision is stored."""
     return tensor_type(DTYPES[kv])
 
 
 @dataclass(slots=True)
 class Memory:
-    """Keys and values of one precision in one graph."""
+    """The keys and values of one graph, in one KV precision."""
 
     graph: GraphBuilder
     shape: DecoderShape
     kv: KVType
 
     def start(self) -> None:
-        """Make ``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``, from one input."""
+        """Add the input ``total_len`` and split it into ``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``."""
         g, layers = self.graph, self.shape.layers
         total = g.input("total_len", TensorProto.INT32, [layers])
         last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])
@@ -61,7 +61,7 @@ class Memory:
         return g.cast(self.attention(layer, rows, f"{attended}.fp16"), attended, np.float32)
 
     def attention(self, layer: int, rows: list[str], attended: str) -> str:
-        """Return the same, for query, key and value in the type of the attention."""
+        """Add a layer's GroupQueryAttention and return its output. rows: query, key and value in the attention's type."""
         past, present = self.bound(layer)
         attributes: dict[str, Any] = {"num_heads": self.shape.heads, "kv_num_heads": self.shape.kv_heads, "do_rotary": 0}
         scales = []
@@ -72,7 +72,7 @@ class Memory:
         return self.graph.fused("GroupQueryAttention", inputs, [attended, *present], **attributes)
 
     def stored(self, part: str, layer: int, rows: str) -> str:
-        """Return numbers ``[1, Hkv, n, D]`` as the memory stores them."""
+        """Convert float32 rows ``[1, Hkv, n, D]`` to the cache's storage type."""
         if self.kv == "fp32":
             return rows
         g = self.graph

@@ -1,4 +1,4 @@
-"""Measure the scales of an int8 cache: the ranges of keys and values on calibration input, with an fp32 cache."""
+"""Measure the scales of an int8 cache from the ranges that keys and values have on calibration input in an fp32 cache."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
 
-HEADROOM = 1.25  # scales hold this many times what was seen: docs/internals/models.md has what less and more would cost
+HEADROOM = 1.25  # scales cover this many times the measured range; docs/internals/models.md compares other factors
 FRAMES = 8
 ANSWER = 16  # tokens
-RANDOM = 128  # tokens of the whole vocabulary, so that rare ones are not cut
+RANDOM = 128  # tokens drawn from the whole vocabulary, so that the scales cover rare tokens too
 QUESTIONS = (
     "What happens in the video?",
     "List every number, name and colour that you see: 0 1 2 3 4 5 6 7 8 9, A-Z, red, green, blue.",
@@ -35,9 +35,10 @@ QUESTIONS = (
 
 
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
-    """Measure the scales of the int8 bundle in ``manifest``, which lacks only these, and list their file.
+    """Measure the KV scales of the int8 bundle that ``manifest`` describes, and add their file to the manifest.
 
-    ``bundle.json`` stays as the measurement needed it. Raises UserError if no engine is installed.
+    The file ``bundle.json`` is left describing an fp32 cache, as the measurement needed it. Raises UserError if no engine is
+    installed.
     """
     exact = {**manifest["decoder"], "kv": "fp32"}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
@@ -49,12 +50,11 @@ def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None
 def measured_scales(
     bundle: Bundle, frames: Iterable[NDArray[np.uint8]] | None = None, count: int = FRAMES, threads: int | None = None
 ) -> KVScales:
-    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and return scales for HEADROOM times the largest keys and
-    values.
+    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and return scales for HEADROOM times the largest magnitudes.
 
-    For keys that is the longest rotary pair, for values the largest number, of each layer, KV head and channel. frames: uint8
-    RGB ``[H, W, 3]``, by default changing fields of colour. Raises UserError for a model with too few positions for a frame and
-    a question.
+    Magnitudes are measured per layer, KV head and channel: of a key's rotary pairs, and of a value's numbers. frames: uint8 RGB
+    ``[H, W, 3]``, by default changing fields of colour. Raises UserError if the model has too few positions for a frame and a
+    question.
     """
     exact = bundle.in_fp32()
     spec = exact.decoder

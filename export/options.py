@@ -1,4 +1,4 @@
-"""An export's inputs: its options, and a fingerprint of options, checkpoint files and exporter."""
+"""Define the options of an export, and the fingerprint of options, checkpoint files and exporter."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from edgevlm.runtime.bundle import FORMAT
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.kv import KVType
 
-_LARGE = 64 << 20  # bytes; files as large are known by size and time
+_LARGE = 64 << 20  # bytes; larger files are identified by their size and modification time
 Samples = Mapping[str, NDArray[np.floating]]  # layer{l}.{qkv,output,gate_up,down} -> rows of its input, [n, in]
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationSampler:
-    """Makes samples in a work folder, reusing existing ones, and leaves them there. source: identifies their inputs."""
+    """A function that samples activations. sample: keeps its work in the given folder and continues it. source: identifies
+    the samples' inputs.
+    """
 
     source: str
     sample: Callable[[Path], Samples]
@@ -36,20 +38,20 @@ class ActivationSampler:
 class ExportOptions:
     """Options of :func:`edgevlm.export.export_checkpoint`.
 
-    st_spattn_from: the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn; 3, the layer above
-        PureKV's CLIE layer, or a smaller model's last layer by default.
-    camera: (height, width) of the frames to be watched; families that keep a frame's aspect are exported for a grid of that
-        shape, to which other frames are stretched.
-    precision: of the decoder's weights, a name of :mod:`edgevlm.export.precisions`; by default fp32, and int4-zp for AWQ and
-        GPTQ checkpoints, which keep their rounding.
-    samples: inputs of matrices to round for by GPTQ; an :class:`ActivationSampler` makes them in the work folder, which a
-        stopped export keeps.
-    vision_precision: of the vision tower's linears, fp32 or int8; for TensorRT fp32 or fp16, by default fp16 unless
-        ``precision`` is fp32.
-    kv: the type of keys and values; int8's scales are measured with onnxruntime once the graphs are written.
-    profile: the runtime of the graphs, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
-    positions: the positions after a video of Qwen2-VL or Qwen2.5-VL, ``trained`` or as ``transformers`` does now.
-    family: the class that reads the checkpoint, a name or ``./file.py:Class``, by default by its ``model_type``.
+    st_spattn_from: the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn. By default it is 3,
+        the layer above PureKV's CLIE layer, or a smaller model's last layer.
+    camera: (height, width) of the frames to be watched. Families that keep a frame's aspect ratio are exported for a grid of
+        this shape, and frames of a different shape are stretched to it.
+    precision: the precision of the decoder's weights, see :mod:`edgevlm.export.precisions`. The default is fp32, or int4-zp for
+        AWQ and GPTQ checkpoints, which keep their rounding.
+    samples: inputs of the matrices, for which GPTQ rounds them. An :class:`ActivationSampler` samples them in the work folder,
+        which a stopped export keeps.
+    vision_precision: the precision of the vision tower's linears: fp32 or int8, for TensorRT fp32 or fp16. TensorRT's default
+        is fp16 unless ``precision`` is fp32.
+    kv: the type of keys and values. The scales of int8 are measured with onnxruntime once the graphs are written.
+    profile: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
+    positions: how positions continue after a Qwen2-VL or Qwen2.5-VL video: as ``trained``, or as ``transformers`` does now.
+    family: the class that reads the checkpoint, a name or ``./file.py:Class``; by default, ``model_type`` decides.
     """
 
     st_spattn_from: int | None = None
@@ -68,11 +70,11 @@ class ExportOptions:
 
 
 def fingerprint(folder: Path, options: dict[str, Any]) -> str:
-    """Return the SHA-256, in hexadecimal, of everything that determines the bytes of a bundle.
+    """Return the hexadecimal SHA-256 of everything that determines a bundle's bytes.
 
-    ``folder``: small files by their content, weights and other large ones by name, size and time of change; a snapshot of the
-    Hugging Face Hub by its commit. ``options``: JSON values; arrays by name represent their bytes. Raises UserError if a file
-    cannot be read.
+    Small files in ``folder`` are identified by their content, weights and other large files by name, size and modification
+    time, and a snapshot of the Hugging Face Hub by its commit. options: JSON values, or arrays by name. Raises UserError if a
+    file cannot be read.
     """
     try:
         files = [snapshot_of(folder)]
@@ -99,6 +101,6 @@ def _file(path: Path) -> Any:
 
 @cache
 def _exporter() -> str:
-    """Return the exporter's own files, so that a changed exporter changes the fingerprint."""
+    """Return the SHA-256 of the exporter's files, so that a changed exporter changes the fingerprint."""
     files = sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".json"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

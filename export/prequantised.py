@@ -1,12 +1,12 @@
-"""Checkpoints already rounded by AWQ or GPTQ: their codes, zeros and scales are packed again without further rounding.
+"""Read checkpoints already rounded by AWQ or GPTQ: codes, zeros and scales are packed again without further rounding.
 
-Both keep ``w[n, k] = (code - zero) * scale`` with 4 bits, a zero and a scale for each group of consecutive inputs of an output,
-eight numbers to an int32, lowest bits first:
+In both, a weight is ``w[n, k] = (code - zero) * scale`` with a 4-bit code. Each group of consecutive inputs of an output has
+one zero and one scale. Eight codes or zeros share an int32, lowest bits first:
 
-- AWQ ("gemm"): ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``; the i-th
-  number of an int32 belongs to its output ``AWQ_ORDER[i]``.
-- GPTQ: ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``, ``g_idx``
-  ``[in]``, in order. The first format stores zero - 1, ``gptq_v2`` the zero itself.
+- AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. The
+  i-th number of an int32 belongs to output ``AWQ_ORDER[i]`` of the eight.
+- GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx``
+  ``[in]``, all in order. The first format stores zero - 1, ``gptq_v2`` the zero itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.precisions import DEFAULT_PRECISION, Stored
 from edgevlm.export.precisions.layouts import Blocks
 
-PREQUANTISED = "int4-zp"  # the precision that they are stored in
+PREQUANTISED = "int4-zp"  # the precision in which AWQ and GPTQ matrices are stored
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUPS = (16, 32, 64, 128, 256)  # block sizes of MatMulNBits
 INTEGERS = ("I32",)
@@ -41,7 +41,7 @@ class Prequantised:
 
 
 def prequantised(config: dict[str, Any]) -> Prequantised | None:
-    """Return the AWQ or GPTQ format that ``config.json`` names, None without. Raises UserError for one that is not read."""
+    """Return the AWQ or GPTQ format that ``config.json`` names, or None. Raises UserError for an unsupported format."""
     found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not found or found.get("quant_method") not in ("awq", "gptq"):
         return None
@@ -56,12 +56,12 @@ def prequantised(config: dict[str, Any]) -> Prequantised | None:
 
 
 def stored_in(config: dict[str, Any], wanted: str | None = None) -> str:
-    """Return the storage precision of a checkpoint's matrices: the requested one, else its own. Raises as ``prequantised``."""
+    """Return the precision to store matrices in: ``wanted``, by default PREQUANTISED for AWQ and GPTQ, else fp32."""
     return wanted or (DEFAULT_PRECISION if prequantised(config) is None else PREQUANTISED)
 
 
 def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
-    """Raise UserError for a checkpoint with zero points, which TensorRT does not support."""
+    """Raise UserError for an AWQ or GPTQ checkpoint, because TensorRT does not support their zero points."""
     packing = prequantised(config)
     if packing is not None:
         raise UserError(
@@ -71,12 +71,12 @@ def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
 
 
 def is_packed(checkpoint: Checkpoint, place: str) -> bool:
-    """Return whether the matrix at ``place`` is stored as codes; others are left in float."""
+    """Return whether the matrix called ``place`` is stored as codes, not in float."""
     return f"{place}.qweight" in checkpoint.tensors
 
 
 def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> None:
-    """Raise UserError if tensors of the matrix ``size`` (out, in) at ``place`` are missing or of another shape."""
+    """Raise UserError if tensors of the matrix called ``place``, of ``size`` (out, in), are missing or of the wrong shape."""
     (out, width), group = size, packing.group
     if out % 8 or width % 8 or width % group:
         raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {group}; {ADVICE}")
@@ -86,9 +86,9 @@ def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size
 
 
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
-    """Return codes, zeros and scales of the matrix ``size`` (out, in) at ``place``, one row per output.
+    """Return the codes, zeros and scales of the matrix called ``place``, of ``size`` (out, in), with one row per output.
 
-    Raises UserError if tensors are missing or invalid.
+    Raises UserError if a tensor is missing or invalid.
     """
     codes, zeros, scales = _codes(checkpoint, packing, place, size)
     layout = Blocks(4, packing.group, with_zeros=True)
@@ -98,7 +98,7 @@ def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size:
 
 
 def dequantised(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> NDArray[np.float32]:
-    """Return the matrix of :func:`read_packed` as float32 ``[out, in]``."""
+    """Return the matrix that :func:`read_packed` reads, converted to float32 ``[out, in]``."""
     codes, zeros, scales = _codes(checkpoint, packing, place, size)
     shifted = codes.astype(np.float32) - np.repeat(zeros, packing.group, 0)
     return np.ascontiguousarray((shifted * np.repeat(scales, packing.group, 0)).T)
@@ -112,7 +112,7 @@ def _codes(
     (out, width), group, is_awq = size, packing.group, packing.method == "awq"
     if f"{place}.g_idx" in checkpoint.tensors:
         order = checkpoint.integers(f"{place}.g_idx", (width,))
-        if not np.array_equal(order, np.arange(width) // group):  # by their activations (``desc_act``)
+        if not np.array_equal(order, np.arange(width) // group):  # ``desc_act`` groups inputs by their activations
             raise UserError(
                 f"config.json: GPTQ with desc_act, whose groups are no consecutive inputs, cannot be read; {ADVICE}"
             )
@@ -129,15 +129,13 @@ def _codes(
 
 
 def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:
-    """Unpack int32 ``[rows, columns]`` to eight times as many uint8 on ``axis``, with number i of an int32 at place
-    ``order[i]``.
-    """
+    """Unpack the eight numbers of each int32 along ``axis`` into uint8; number i goes to place ``order[i]`` of the eight."""
     nibbles = np.stack([(packed.view(np.uint32) >> np.uint32(4 * i)) & np.uint32(15) for i in np.argsort(order)], axis + 1)
     shape = [size * (8 if at == axis else 1) for at, size in enumerate(packed.shape)]
     return nibbles.astype(np.uint8).reshape(shape)
 
 
 def joined(matrices: Sequence[Stored]) -> Stored:
-    """Stack matrices of one layout and width."""
+    """Stack the rows of matrices that have the same layout and width."""
     parts = {part: np.concatenate([matrix.parts[part] for matrix in matrices]) for part in matrices[0].parts}
     return Stored(matrices[0].layout, parts, (sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]))

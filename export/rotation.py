@@ -1,8 +1,9 @@
-"""Orthogonal rotations of rows: they spread outlying channels over all, so that 8 bits with one scale a row lose little.
+"""Rotate rows by orthogonal matrices, which spread outliers over all channels: 8 bits with one scale per row then lose little.
 
-``R = diag(signs) (A kron B)``: ``A`` is a Hadamard matrix, ``B`` one times a cosine transform of the odd part of the width. A
-width always has the same rotation. A matrix ``W [out, in]`` that reads rotated rows is stored as ``W R``, ``rotation.rows(W)``;
-one that writes them as ``R.T W``, ``rotation.rows(W.T).T``, with ``rotation.rows`` of its bias.
+A rotation is ``R = diag(signs) (A kron B)``. ``A`` is a Hadamard matrix; ``B`` is the Kronecker product of a Hadamard matrix
+and a cosine transform for the odd part of the width. Equal widths have equal rotations. A matrix ``W [out, in]`` that reads
+rotated rows is stored as ``W R``, ``rotation.rows(W)``. A matrix that writes rotated rows is stored as ``R.T W``,
+``rotation.rows(W.T).T``, and its bias as ``rotation.rows(bias)``.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from edgevlm.export.backbones import DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import SLICE
 from edgevlm.export.graph import GraphBuilder
 
-MOST = 4096  # rows of a rotation's matrix
+MOST = 4096  # the most rows of a rotation's inner matrix
 Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """outer: ``[a, a]``. inner: ``[b, b]``. signs: ``[width]``; all float32. Columns ``a b`` of a row mix, in order."""
+    """A rotation of rows. outer: ``[a, a]``. inner: ``[b, b]``. signs: ``[width]``. Every ``a b`` consecutive columns mix."""
 
     outer: Float32
     inner: Float32
@@ -32,9 +33,9 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns; ``a`` and ``b`` are similar, for ``a + b`` products per number.
+        """Return a rotation that mixes all columns. ``a`` and ``b`` are similar, to keep the ``a + b`` products per number few.
 
-        Raises UserError for a width whose odd part makes ``b`` larger than MOST.
+        Raises UserError if the width has so large an odd part that ``b`` exceeds MOST.
         """
         outer = min((1 << power for power in range(17) if width % (1 << power) == 0), key=lambda a: a + width // a)
         if (inner := width // outer) > MOST:
@@ -49,18 +50,21 @@ class Rotation:
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
-        """Return ``rows @ R``, of rows ``[.., width]``."""
+        """Return ``rows @ R`` for rows ``[.., width]``."""
         width, (a, b) = len(self.signs), (len(self.outer), len(self.inner))
         flat = rows.reshape(-1, width)
         turned, step = np.empty(flat.shape, np.float32), max(1, SLICE // width)
-        outer, inner = self.outer.T.astype(np.float64), self.inner.astype(np.float64)  # processors then agree
+        outer, inner = (
+            self.outer.T.astype(np.float64),
+            self.inner.astype(np.float64),
+        )  # float64 gives the same result on all processors
         for start in range(0, len(flat), step):
             split = (flat[start : start + step] * self.signs).reshape(-1, b) @ inner
             turned[start : start + step] = (outer @ split.reshape(-1, a, b)).reshape(-1, width)
         return turned.reshape(rows.shape)
 
     def nodes(self, graph: GraphBuilder, name: str, rows: str, inverse: bool = False) -> str:
-        """Return nodes for ``rows @ R``, or ``rows @ R.T``, of float32 rows ``[.., width]`` of any rank; returns ``name``."""
+        """Add nodes for ``rows @ R``, or ``rows @ R.T`` if ``inverse``, for float32 rows ``[.., width]``; return ``name``."""
         width, (a, b) = len(self.signs), (len(self.outer), len(self.inner))
         kind, plain = f"rotation.{a}.{b}{'.inverse' * inverse}", bool((self.signs == 1).all())
         signs = None if plain else graph.constant(f"rotation.signs{width}", self.signs)
@@ -78,9 +82,9 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeanKeeping:
-    """A rotation that leaves the mean of a row as it is, so that LayerNorm without gain and bias commutes with it.
+    """A rotation that keeps the mean of every row, so that LayerNorm without gain and bias commutes with it.
 
-    ``rotation``, then the reflection at ``mirror [width]`` that brings the row of equal numbers back.
+    It applies ``rotation``, then a reflection at ``mirror [width]`` that returns a row of equal numbers to itself.
     """
 
     rotation: Rotation
@@ -93,7 +97,7 @@ class MeanKeeping:
         return cls(rotation, mirror / np.linalg.norm(mirror))
 
     def rows(self, rows: Float32) -> Float32:
-        """Return ``rows @ R``, of rows ``[.., width]``."""
+        """Return ``rows @ R`` for rows ``[.., width]``."""
         turned = self.rotation.rows(rows)
         along = (turned * self.mirror).sum(-1, keepdims=True)
         return (turned - 2 * along * self.mirror).astype(np.float32)
@@ -101,9 +105,9 @@ class MeanKeeping:
 
 @dataclass(frozen=True, slots=True)
 class DecoderRotations:
-    """Rotate a decoder's rows: the residual, each head of values and attention, and blocks of the input of ``down``.
+    """The rotations in a decoder: of the residual, of each head of values and attention, and of ``down``'s input in blocks.
 
-    The cache holds rotated values; only ``gated`` is rotated in the graph of a layer.
+    The cache holds rotated values. Within a layer, only ``down``'s input is rotated by nodes; weights contain the rest.
     """
 
     residual: Rotation
@@ -115,7 +119,7 @@ class DecoderRotations:
         return cls(Rotation.of(shape.hidden), Rotation.of(shape.head_dim), Rotation.blocks(shape.intermediate))
 
     def layer(self, w: LayerWeights) -> LayerWeights:
-        """Return the layer for rotated rows, with its gains moved into the following matrices. No matrix is Stored."""
+        """Return the layer's weights for rotated rows, with gains moved into the matrices after them. No matrix is Stored."""
         matrices, biases = dict[str, Any](w.matrices), dict(w.biases)
         for name, norm in (("qkv", "input"), ("gate_up", "mlp")):
             gained = replace(self.residual, signs=self.residual.signs * w.norms[norm])
@@ -131,7 +135,7 @@ class DecoderRotations:
         return LayerWeights(matrices, biases, {**w.norms, **ones})
 
     def inputs(self, matrix: str, rows: Float32, w: LayerWeights) -> Float32:
-        """Rotate rows ``[n, in]``, the inputs of ``matrix`` in the layer ``w``, as in the rotated layer."""
+        """Convert input rows ``[n, in]`` of ``matrix`` in the layer ``w`` to the matrix's inputs in the rotated layer."""
         if matrix == "output":
             return self._by_head(rows)
         if matrix == "down":
@@ -156,7 +160,7 @@ def _hadamard(size: int) -> Float32:
 
 
 def _cosines(size: int) -> Float32:
-    """Return ``[size, size]``, the orthonormal cosine transform (DCT-II)."""
+    """Return the matrix ``[size, size]`` of the orthonormal cosine transform (DCT-II)."""
     index = np.arange(size)
     matrix = np.cos(np.pi * (index[:, None] + 0.5) * index / size) * np.sqrt(2 / size)
     matrix[:, 0] = np.sqrt(1 / size)

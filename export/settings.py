@@ -1,7 +1,6 @@
-"""Check the settings of a checkpoint in config.json and the files beside it, before sizes are multiplied or memory is
-allocated.
+"""Check the settings in a checkpoint's config.json and processor files before any memory is allocated for its sizes.
 
-Settings not listed here are not read.
+The exporter reads only the settings listed here.
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
 Index = Annotated[int, Ge(-1024), Le(1024)]
 Theta = Annotated[float, Ge(1), Le(1e12)]
 Numbers = Annotated[int, Ge(1), Le(1 << 20)]
-Square = Annotated[int, Ge(1), Le(1 << 14)] | list[int]  # families refuse lists
-Area = Annotated[int, Ge(1), Le(1 << 28)] | Annotated[float, MultipleOf(1), Ge(1), Le(1 << 28)]  # pixels; some write 78400.0
+Square = Annotated[int, Ge(1), Le(1 << 14)] | list[int]  # a list passes here, but every family refuses it
+Area = (
+    Annotated[int, Ge(1), Le(1 << 28)] | Annotated[float, MultipleOf(1), Ge(1), Le(1 << 28)]
+)  # pixels; some files have 78400.0
 Short = Annotated[list[Index], MaxLen(1024)]
 _ROPE = {Word: "type rope_type", Theta: "rope_theta", Short: "mrope_section", bool: "mrope_interleaved"}
 _QUANTIZATION = {
@@ -31,8 +32,8 @@ _QUANTIZATION = {
     Word | Index: "version",
     Index: "bits w_bit group_size",
 }
-_SIDES = {Area: "height width shortest_edge longest_edge"}  # of a frame, in pixels; Qwen's edges are areas
-_CONFIG = {  # of config.json, its sections and processor files
+_SIDES = {Area: "height width shortest_edge longest_edge"}  # a frame's sides in pixels; in Qwen's files, edges are areas
+_CONFIG = {  # settings of config.json, its sections and processor files
     Word: "model_type hidden_act projector_hidden_act vision_feature_select_strategy spatial_pool_mode",
     bool: "tie_word_embeddings use_sliding_window do_resize do_rescale do_normalize do_center_crop do_pad",
     Finite: "rms_norm_eps layer_norm_eps",
@@ -63,7 +64,7 @@ _CONFIG = {  # of config.json, its sections and processor files
 
 @cache
 def _schema() -> type[BaseModel]:
-    from pydantic import ConfigDict, create_model  # a fifth of a second, for commands that load nothing
+    from pydantic import ConfigDict, create_model  # imported here because it takes 0.2 s
 
     def model(table: dict[Any, str]) -> Any:
         fields: dict[str, Any] = {name: (kind | None, None) for kind, names in table.items() for name in names.split()}
@@ -82,7 +83,7 @@ def _schema() -> type[BaseModel]:
 
 
 def check_settings(where: Path | str, settings: dict[str, Any]) -> None:
-    """Raise UserError, which names the file ``where`` and the first setting of a wrong type or out of range."""
+    """Raise UserError for the first setting with a wrong type or value; the message names it and the file ``where``."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 

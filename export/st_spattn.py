@@ -1,15 +1,15 @@
-"""Spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) as nodes of the decoder graph.
+"""Build spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) from nodes of the decoder graph.
 
 A call appends F whole frames of p tokens, none of them frame 0. A token sees slots ``[0, m)`` of its layer and KV head (the
-prefix and frame 0), its own frame up to itself, and the one token at its own patch in the frame before: for the call's first
-frame the row at slot ``previous[l]`` of the cache (-1: absent), for the others a row of the call itself.
+prefix and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. For the call's first
+frame, this previous token is the row at slot ``previous[l]`` of the cache (-1: absent); for later frames, a row of the call.
 
-That is dense attention over m + p keys and one more logit a row. The extra logit rides along as one more dimension: a query
-is ``[its logit with the previous token, q]``, a key is ``[0, k]``, and one more key is ``[1, 0, ...]`` whose value is zero;
-the weight that this key gets is the previous token's. Only standard operators of opset 18 are used. ScatterND writes new rows
-in place when its output is bound to its input's address, and copies nothing.
+A token thus has dense attention over m + p keys, and one more logit for the previous token. This logit becomes one more
+dimension: a query is ``[logit, q]``, a key is ``[0, k]``, and one more key is ``[1, 0, ...]`` with the value zero. The weight
+of that key is the previous token's weight. All operators are standard ones of opset 18. ScatterND writes new rows in place,
+without copies, if its output is bound to its input's address.
 
-In the shapes below H is KV heads, g the query heads that share one, S = F p, T = 1 + m + p.
+In the shapes below, H is the number of KV heads, g the number of query heads that share one, S = F p and T = 1 + m + p.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ UNSEEN = np.float32(-1e30)  # a logit whose weight is exactly 0
 
 
 class SparseAttention:
-    """Nodes of the sparse attention: call ``inputs`` once per graph, then ``attend`` for each sparse layer."""
+    """A builder of sparse attention: call ``inputs`` once per graph, then ``attend`` for each sparse layer."""
 
     def __init__(self, graph: GraphBuilder, shape: DecoderShape, memory: Memory) -> None:
         self.graph, self.shape, self.memory = graph, shape, memory
         self.group = shape.heads // shape.kv_heads
 
     def inputs(self) -> None:
-        """Add the inputs ``shared`` int64 ``[1]`` (m) and ``previous`` int64 ``[L, H, p]``, and the nodes that all layers
-        share.
-        """
+        """Add the inputs ``shared`` (m) int64 ``[1]`` and ``previous`` int64 ``[L, H, p]``, and nodes that all layers share."""
         g, s = self.graph, self.shape
         g.input("shared", TensorProto.INT64, [1])
         previous = g.input("previous", TensorProto.INT64, [s.layers, s.kv_heads, "p"])
@@ -61,7 +59,7 @@ class SparseAttention:
         self._write_index()
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """Append key and value in place and attend by the pattern: ``[1, S, Hq D]``, as ``_Decoder.attend`` does."""
+        """Append key and value in place, and return the sparse attention ``[1, S, Hq D]`` of the call's rows."""
         g, s, name = self.graph, self.shape, f"layer{layer}"
         (past_key, past_value), (key_out, value_out) = self.memory.bound(layer)
         new_key = self._written(layer, "key", past_key, key_out, key)
@@ -103,14 +101,14 @@ class SparseAttention:
         self.graph.node("Concat", parts, [name], axis=0)
 
     def _count(self, name: str, start: str, end: str) -> str:
-        """Return ``[start, end)`` as int64; both are tensors of one number."""
+        """Add a Range of int64 numbers ``[start, end)`` and return its output; both ends are tensors with one number."""
         g = self.graph
         scalars = [g.node("Squeeze", [part], [f"{name}.{which}"]) for which, part in (("start", start), ("end", end))]
         one = g.constant("int64.one", np.array(1, np.int64))
         return g.node("Range", [*scalars, one], [name])
 
     def _causal_mask(self) -> None:
-        """Return ``mask [p, T]``: 0, and UNSEEN for the later tokens of a row's own frame."""
+        """Make ``mask [p, T]``: UNSEEN for the later tokens of a row's own frame, 0 for all others."""
         g = self.graph
         g.node("Neg", ["1+m"], ["-(1+m)"])
         rows = g.node(
@@ -120,7 +118,7 @@ class SparseAttention:
         g.node("Where", [later, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["mask"])
 
     def _previous(self) -> None:
-        """Return ``slots [L, H, p, 1]``, absent ones at 0, and ``absent [L, H, S]``: UNSEEN for absent previous tokens."""
+        """Make ``slots [L, H, p, 1]``, with 0 for absent tokens, and ``absent [L, H, S]``: UNSEEN for absent tokens, else 0."""
         g = self.graph
         zero = g.constant("int64.zero", np.array(0, np.int64))
         slots = g.node("Max", ["previous", zero], ["previous.slots"])
@@ -132,7 +130,7 @@ class SparseAttention:
         g.node("Pad", [first, pads], ["absent"])
 
     def _write_index(self) -> None:
-        """Return ``write [1, H, S, 3]``: the place of row s of head h in an empty cache, (0, h, s)."""
+        """Make ``write [1, H, S, 3]``: the place (0, h, s) of each row s of head h in an empty cache."""
         g, s = self.graph, self.shape
         shape = g.node("Concat", [self.graph.integers(1, s.kv_heads), "S", self.graph.integers(1)], ["write.shape"], axis=0)
         heads = g.constant("write.heads", np.arange(s.kv_heads, dtype=np.int64).reshape(1, -1, 1, 1))
@@ -146,14 +144,14 @@ class SparseAttention:
     def _written(self, layer: int, part: str, past: str, present: str, rows: str) -> str:
         """Write new rows ``[1, S, H D]`` to slots ``[past, past + S)`` of ``present``, which must be bound to ``past``.
 
-        Returns the written rows, ``[1, H, S, D]``, as stored.
+        Returns the rows ``[1, H, S, D]`` in float32, as they can be read back from storage.
         """
         new = self.memory.stored(part, layer, self._by_head(f"layer{layer}.new_{part}", rows))
         self.graph.node("ScatterND", [past, self._slots(layer, part), new], [present])
         return self.memory.dequantize(part, layer, new)
 
     def _slots(self, layer: int, part: str) -> str:
-        """Return the places of a layer's new rows, ``[1, H, S, 3]``, the same for keys and values."""
+        """Return the places of a layer's new rows, ``[1, H, S, 3]``, which keys and values share."""
         g, name = self.graph, f"layer{layer}"
         if part == "key":
             total = g.cast(f"total_len{layer}", f"{name}.total", np.int64)
@@ -169,13 +167,13 @@ class SparseAttention:
         return g.node("Transpose", [split], [f"{name}.heads"], perm=[0, 2, 1, 3])
 
     def _of_layer(self, layer: int, what: str, shape: str | None = None) -> str:
-        """Return a layer's part of ``slots`` (``[1, H, p, 1]``) or ``absent``, reshaped."""
+        """Return a layer's part of ``slots`` or ``absent``, reshaped to ``shape`` if that is given."""
         g, name = self.graph, f"layer{layer}.{what}"
         part = g.node("Gather", [what, self.graph.integers(layer)], [name], axis=0)
         return part if shape is None else g.node("Reshape", [part, shape], [f"{name}.shaped"])
 
     def _previous_rows(self, layer: int, part: str, past: str, new: str) -> str:
-        """Return the previous frame's row of every new row, ``[H, F, 1, p, D]``."""
+        """Return, for every new row, the row at the same patch in the previous frame: ``[H, F, 1, p, D]``."""
         g, name = self.graph, f"layer{layer}.previous_{part}"
         slots = f"layer{layer}.slots" if part == "value" else self._of_layer(layer, "slots")
         first = g.node("GatherND", [past, slots], [f"{name}.first"], batch_dims=2)  # [1, H, p, D]
@@ -185,7 +183,10 @@ class SparseAttention:
         return g.node("Reshape", [rows, "shape.previous"], [name])
 
     def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
-        """Return the rows that each frame's rows see densely, after the row for the previous token: ``[H, F, T, D]``."""
+        """Return the rows to which each frame attends densely, with the extra row for the previous token first.
+
+        The shape is ``[H, F, T, D]``, or with ``augmented`` keys ``[H, F, T, 1 + D]``.
+        """
         g, s, name = self.graph, self.shape, f"layer{layer}.{part}s"
         shared = g.node("Slice", [past, self.graph.integers(0), "shared", self.graph.integers(2)], [f"{name}.slots"])
         shared = self.memory.dequantize(part, layer, shared)

@@ -1,4 +1,4 @@
-"""Build a checkpoint's tokenizer like transformers, from tokenizer.json, tokenizer_config.json and added_tokens.json."""
+"""Build a checkpoint's tokenizer as transformers does, from tokenizer.json, tokenizer_config.json and added_tokens.json."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edgevlm.runtime.sandbox import try_tokenizer
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 AGAIN = "save the tokenizer that belongs to the model"
-_AS_SAVED = ("", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")  # classes that take tokenizer.json as it is
-_USUAL = {  # named tokens of these classes where no file names them
+_AS_SAVED = ("", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")  # classes that use tokenizer.json unchanged
+_USUAL = {  # the named tokens that these classes have by default
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
 }
@@ -25,9 +25,9 @@ _QWEN_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^
 
 
 def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[Tokenizer, dict[str, str]]:
-    """Return the tokenizer and its named tokens (``bos_token``, ..) as templates see them.
+    """Return the tokenizer and its named tokens, such as ``bos_token``, for chat templates.
 
-    Raises UserError if it is missing, cannot be read, or has a token that a model of ``vocab`` embeddings does not embed.
+    Raises UserError if the tokenizer is missing, cannot be read, or has a token beyond the model's ``vocab`` embeddings.
     """
     file, text = checkpoint.folder / TOKENIZER, checkpoint.text(TOKENIZER)
     if text is None:
@@ -48,7 +48,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
     tokenizer.no_padding()
     special, extra = _named(checkpoint, {"pad_token": padding.get("pad_token")} | _USUAL.get(kind, {}) | settings)
     _add(tokenizer, checkpoint, settings, special, extra)
-    if kind == "Qwen2Tokenizer":  # it drops their flags
+    if kind == "Qwen2Tokenizer":  # as in transformers, which drops these tokens' flags
         tokenizer.add_special_tokens([token.content for token in [*special.values(), *extra]])
     content, largest = max(tokenizer.get_vocab().items(), key=lambda token: token[1], default=("", 0))
     if largest >= vocab:
@@ -57,7 +57,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
 
 
 def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], text: str) -> str:
-    """Return the class of transformers that replaces parts of tokenizer.json; empty if none does."""
+    """Return the transformers class that replaces parts of tokenizer.json, or an empty string if none does."""
     if family.tokenizer_class is None:
         return ""
     named = settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class")
@@ -71,7 +71,7 @@ def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], tex
 
 
 def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
-    """Return the vocabulary of tokenizer.json between normalizer, pre-tokenizer and decoder of transformers' class ``kind``."""
+    """Return a tokenizer with tokenizer.json's vocabulary and the other parts of the transformers class ``kind``."""
     content, is_llama = from_json(text), kind == "LlamaTokenizer"
     content["model"] |= {
         "dropout": None, "unk_token": None, "fuse_unk": is_llama, "byte_fallback": is_llama,
@@ -98,14 +98,14 @@ def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _named(checkpoint: Checkpoint, values: dict[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
-    """Return the special tokens by name, and those without a name."""
+    """Return the special tokens that have a name, by name, and a list of the others."""
     if "added_tokens_decoder" not in values:
         values |= checkpoint.json("special_tokens_map.json") or {}
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
     named = {
         name: value for name, value in values.items() if name.endswith("_token") and isinstance(value, str | dict) and value
     }
-    named = {name: named[name] for name in _FIRST if name in named} | named  # in the order that numbers new ones
+    named = {name: named[name] for name in _FIRST if name in named} | named  # new tokens are numbered in this order
     if isinstance(extra, dict):
         named, extra = named | extra, []
     if not isinstance(extra, list):
@@ -120,7 +120,7 @@ def _add(
     special: dict[str, AddedToken],
     extra: list[AddedToken],
 ) -> None:
-    """Add tokens that tokenizer.json lacks. Raises UserError for a token that would get another number than in its file."""
+    """Add the tokens that tokenizer.json lacks. Raises UserError if one would get a different number than in its file."""
     usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
     try:
@@ -148,7 +148,7 @@ def _add(
 
 
 def _token(checkpoint: Checkpoint, value: Any) -> AddedToken:
-    """Return a token as a file of the tokenizer writes it. Raises UserError."""
+    """Convert a token in a tokenizer's file, a string or an object, to an AddedToken. Raises UserError for anything else."""
     given = {"content": value, "special": True} if isinstance(value, str) else value
     if not isinstance(given, dict) or not given.get("content") or not isinstance(given["content"], str):
         raise UserError(f"{checkpoint.folder / SETTINGS}: {str(value)[:80]!r} is not a token; {AGAIN}")

@@ -1,4 +1,4 @@
-"""One export from start to end: read the checkpoint, write graphs and files, describe them, commit the directory."""
+"""Run an export from start to end: read the checkpoint, write graphs and other files, and move the finished bundle in place."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from edgevlm.runtime.plugins import blamed, place
 from edgevlm.runtime.positions import position_rule
 
 CLOSING = "closing.npy"
-CHUNK = 8  # frames, as a session encodes at once
-QUESTION = 512  # tokens of a conversation and a question
-FRAME_TEXT = 32  # tokens of the text around a frame, at the most
+CHUNK = 8  # frames that a session encodes at once
+QUESTION = 512  # tokens of a conversation with a question
+FRAME_TEXT = 32  # the most tokens of text around a frame
 
 
 def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: Notify, notify: Notify, *, force: bool) -> Path:
-    """See :func:`edgevlm.export.export_checkpoint`."""
+    """Write a bundle to ``out_dir`` and return its path; see :func:`edgevlm.export.export_checkpoint`."""
     checkpoint, profile = Checkpoint(source), load_profile(options.profile)
     profile.check_kv(options.kv)
     precision = _precision(checkpoint, options, profile)
@@ -59,7 +59,7 @@ def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A parsed checkpoint whose weights are not read yet."""
+    """A checkpoint whose settings are parsed and whose weights are not read yet."""
 
     checkpoint: Checkpoint
     options: ExportOptions
@@ -118,7 +118,7 @@ class ModelSource:
             "chat": self.chat,
             "files": {path.name: asdict(hash_file(path)) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
         }
-        if profile.is_tensorrt:  # a run's usual chunk, conversation and question
+        if profile.is_tensorrt:  # engines are built for the usual sizes of a chunk and of a question
             frames = -(-CHUNK // group) * group
             rows = frames // group * (tokens + (FRAME_TEXT if has_text else 0))
             manifest["shapes"] = {"frames": frames, "rows": rows, "question": QUESTION}
@@ -183,9 +183,9 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
 
 
 def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile) -> str:
-    """Return the precision to store matrices in: the requested one, or the checkpoint's.
+    """Return the precision to store matrices in: the requested one, or by default the checkpoint's.
 
-    Raises UserError for an impossible one.
+    Raises UserError if the checkpoint or the profile does not allow it.
     """
     packing, chosen = prequantised(checkpoint.config), stored_in(checkpoint.config, options.precision)
     if profile.is_tensorrt:

@@ -141,7 +141,7 @@ def equal_byte_runs(
 
 
 def reason_of(error: UserError) -> str:
-    """Return an error's text, which says why a policy cannot run at a budget, without the advice on ``--budget``."""
+    """Return the reason why a policy cannot run at a budget: the error's text without the advice on ``--budget``."""
     return str(error).partition("; give --budget")[0]
 
 
