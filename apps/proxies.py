@@ -23,19 +23,19 @@ def is_private(host: str) -> bool:
 
 
 def proxies_for(host: str) -> dict[str, str]:
-    """Return the environment's proxies by scheme; none for a private host."""
+    """Return the environment's proxies by scheme, or none if the host is private."""
     found = getproxies()
     return {} if not found or proxy_bypass(host) or is_private(host) else found
 
 
 def proxy_variables(*schemes: str) -> str:
-    """Return the names of environment variables that set a proxy for these schemes."""
+    """Return the names of the environment variables that set a proxy for these schemes."""
     wanted = (*(f"{scheme}_proxy" for scheme in schemes), "all_proxy")
     return ", ".join(name for name, value in os.environ.items() if value and name.lower() in wanted)
 
 
 def environment_problem(error: Exception) -> str:
-    """Name the environment variable that keeps an HTTP client from being made, and the fix; empty for other errors."""
+    """Return which environment variable prevents an HTTP client, and the fix; empty for other errors."""
     why, proxies = " ".join(str(error).split())[:200], proxy_variables("http", "https")
     files = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
     if isinstance(error, ssl.SSLError | FileNotFoundError | PermissionError) and error.filename is None and files:

@@ -1,4 +1,4 @@
-"""Models of the lines that commands print with ``--json``; their JSON Schema and the reference are generated from them."""
+"""Models of the lines that commands print with ``--json``, from which their JSON Schema and reference are generated."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(ud[89a-f]..)|.)")  # a JSON es
 
 
 def json_line(event: str, fields: Mapping[str, object]) -> str:
-    """Return one line in ASCII: ``event`` and the schema's version before ``fields``; lone surrogates as text, ``\\udce9``."""
+    """Return a line of ASCII JSON: ``event``, the schema's version and ``fields``. Lone surrogates become text, ``\\udce9``."""
     line = json.dumps({"event": event, "schema": SCHEMA, **fields})
     return ESCAPE.sub(lambda found: f"\\{found[0]}" if found[1] else found[0], line)
 
 
 def field(text: str, **given: Any) -> Any:
-    """Describe a field that is always present."""
+    """Declare a field that is always present."""
     return Field(description=text, **given)
 
 
 def maybe(text: str, **given: Any) -> Any:
-    """Describe a field that may be missing."""
+    """Declare a field that may be missing."""
     return Field(default_factory=lambda: None, description=text, **given)
 
 
@@ -87,7 +87,7 @@ class Stats(Timed):
 
 
 class Summary(Stats):
-    """The stats of a whole run."""
+    """The statistics of a whole run."""
 
 
 class Serving(Timed):
@@ -342,7 +342,7 @@ LINES: dict[str, tuple[type[Record], ...]] = {
 
 
 def kind_of(model: type[Record]) -> str:
-    """Return what ``event`` is in a line of this model."""
+    """Return the value of ``event`` in a line of this model."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
 
 
@@ -353,7 +353,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_of(model: type[BaseModel], kind: dict[str, Any], name: str = "event") -> dict[str, Any]:
-    """Return the JSON Schema of a line. name, kind: the field that distinguishes its kind, and that field's schema."""
+    """Return the JSON Schema of a line. name, kind: the field that distinguishes kinds of lines, and that field's schema."""
     schema = model.model_json_schema()
     version = {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."}
     schema["properties"] = {name: kind, "schema": version, **schema["properties"]}

@@ -1,4 +1,4 @@
-"""Store what cameras saw in SQLite, one file per kind, with rules for keeping and deleting rows."""
+"""Store what cameras saw in SQLite files, one per kind of data, with rules for keeping and deleting rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ WAL = "journal_mode = WAL"
 
 
 class TimedDatabase:
-    """A table of rows with times in its own file.
+    """A table of rows with times, in a separate file.
 
-    Any thread may call any method. A damaged file is renamed and a new one begun. When the disk refuses writes, ``notify`` gets
-    one line, and another once writes succeed again. folder: None keeps the rows in memory. days: days to keep rows, default
-    DAYS, by elapsed time, so that setting the clock deletes nothing. cap: bytes in use, default CAP; above it :attr:`SPARE` is
-    deleted. Raises UserError for a file that cannot be opened, or is in use by another process.
+    Any thread may call any method. A damaged file is renamed, and a new one is begun. ``notify`` gets one line when the disk
+    refuses writes, and another once writes succeed again. folder: None keeps the rows in memory. days: how long to keep rows
+    (default DAYS), in elapsed time, so that setting the clock deletes nothing. cap: most bytes in use (default CAP), above
+    which :attr:`SPARE` is deleted. Raises UserError if the file cannot be opened, or another process uses it.
     """
 
     FILE: ClassVar[str]
@@ -76,7 +76,7 @@ class TimedDatabase:
             raise UserError(f"{self.path}: cannot be written ({error}); choose another --state") from None
 
     def delete(self, camera: str | None = None, since: float = -math.inf, until: float = math.inf) -> int:
-        """Delete the rows of a time, both ends included, and their bytes; returns how many. Raises UserError."""
+        """Delete the rows of a period, both ends included, leaving no bytes of them; return how many. Raises UserError."""
         of_time = " OR ".join(f"{column} BETWEEN ? AND ?" for column in self.TIMES)
         of_camera = "camera = coalesce(?, camera)" if self.HAS_CAMERA else "? IS NULL"
         values = (*(since, until) * len(self.TIMES), camera)
@@ -95,7 +95,7 @@ class TimedDatabase:
             return deleted.rowcount
 
     def prune(self) -> None:
-        """Delete rows that are too old, a day at once, and rows above the cap."""
+        """Delete rows that are too old, a day at a time, and rows above the cap."""
         now, found = Instant.now(), self._run("SELECT passed, boot, boot_s, wall FROM days ORDER BY day DESC LIMIT 1")
         passed = found[0][0] + now.since(Instant(*found[0][1:]), DAY_S) if found else 0.0
         self._run(f"INSERT OR REPLACE INTO days VALUES (?, {self._newest}, ?, ?, ?, ?)", passed // DAY_S, passed, *now)
@@ -109,7 +109,7 @@ class TimedDatabase:
                 self._purge()
 
     def close(self) -> None:
-        """Close the file. Closing again does nothing."""
+        """Close the file. Closing it again does nothing."""
         with self._lock:
             self._closed = True
             if self._database is not None:
@@ -119,13 +119,13 @@ class TimedDatabase:
             self._held.close()
 
     def _find(self, columns: str, where: Mapping[str, Any], order: str, limit: int) -> Rows:
-        """Return rows that meet the conditions with a value."""
+        """Return the rows that meet these conditions; a condition whose value is None is ignored."""
         given = {condition: value for condition, value in where.items() if value is not None}
         statement = f"SELECT {columns} FROM {self.TABLE} WHERE {' AND '.join(given) or '1'} ORDER BY {order} LIMIT ?"
         return self._rows(statement, *given.values(), limit)
 
     def _purge(self) -> None:
-        """Delete a table's remains of deleted rows."""
+        """Delete what deleted rows left behind in a table."""
 
     def _flush(self) -> None:
         """Flush deletions to the disk."""
@@ -136,7 +136,7 @@ class TimedDatabase:
 
     @property
     def _newest(self) -> str:
-        """Return SQL for the number of the newest row."""
+        """Return SQL for the newest row's number."""
         return f"coalesce((SELECT rowid FROM {self.TABLE} ORDER BY rowid DESC LIMIT 1), 0)"
 
     @property
@@ -170,7 +170,7 @@ class TimedDatabase:
         return database
 
     def _mended(self, work: Callable[[], T]) -> T:
-        """Do the work and return its result; rename a damaged file and do the work in a new one."""
+        """Do the work and return its result. If the file is damaged, rename it and do the work in a new one."""
         for again in (True, False):  # a single failed read is not damage
             try:
                 return work()
@@ -208,13 +208,13 @@ class TimedDatabase:
         return self._open().execute(statement, values).fetchall()
 
     def _rows(self, statement: str, *values: Any) -> Rows:
-        """Return rows; none if the file cannot be read."""
+        """Return the rows of a query, or none if the file cannot be read."""
         none: Rows = []
         with self._lock:
             return self._attempt(lambda: self._run(statement, *values), none)
 
     def _attempt(self, work: Callable[[], T], otherwise: T) -> T:
-        """Do the work and return its result, or ``otherwise``, with a notice, if the disk or the file fails."""
+        """Do the work and return its result. If the disk or the file fails, report it and return ``otherwise``."""
         if self._closed:
             return otherwise
         try:

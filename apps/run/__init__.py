@@ -1,1 +1,1 @@
-"""Watching a stream: the run loop, its start and its end."""
+"""Watch a stream: the run loop, its clock, its output and its process."""

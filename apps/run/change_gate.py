@@ -1,4 +1,4 @@
-"""Detect changes between frames by the mean colours of their cells."""
+"""Detect changes between frames from the mean colours of their cells."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ THRESHOLD = 4.0  # of 255 levels: above a sensor's noise, below the change when 
 
 
 class ChangeGate:
-    """Decides whether a frame, uint8 RGB ``[H, W, 3]``, differs from the last frame that did; the first one does.
+    """Decides whether a frame, uint8 RGB ``[H, W, 3]``, differs from the last frame that differed; the first one always does.
 
-    A frame differs if any cell's mean changed by more than THRESHOLD, so slow changes add up.
+    A frame differs if any cell's mean has changed by more than THRESHOLD, so slow changes add up.
     """
 
     def __init__(self) -> None:
@@ -28,9 +28,9 @@ class ChangeGate:
 
 
 def cell_means(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.float32]:
-    """Return the mean colours of ``rows`` x ``columns`` cells of an image ``[H, W, 3]``: ``[rows, columns, 3]``.
+    """Return the mean colours ``[rows, columns, 3]`` of the cells of an image ``[H, W, 3]``.
 
-    A mean is taken over SAMPLES x SAMPLES evenly spaced pixels of a cell at most.
+    A cell's mean is taken over at most SAMPLES x SAMPLES evenly spaced pixels.
     """
     across, down = _samples(columns, image.shape[1]), _samples(rows, image.shape[0])
     blocks = image[down.reshape(-1, 1), across.reshape(1, -1)].reshape(*down.shape, *across.shape, 3)
@@ -38,6 +38,6 @@ def cell_means(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.
 
 
 def _samples(cells: int, size: int) -> NDArray[np.intp]:
-    """Return ``[cells, samples]`` positions on an edge of ``size`` pixels."""
+    """Return sample positions ``[cells, samples]`` along an edge of ``size`` pixels."""
     each = max(1, min(SAMPLES, size // cells))
     return ((np.arange(cells * each) + 0.5) * size / (cells * each)).astype(np.intp).reshape(cells, each)

@@ -1,4 +1,4 @@
-"""Wall-clock times in the form that people use: ``10m``, ``14:03``, ``14:03:22 (6 min ago)``."""
+"""Parse and format wall-clock times in the form that people use: ``10m``, ``14:03``, ``14:03:22 (6 min ago)``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLACK_S = 1.0  # seconds, because frames wait to be watched
 
 
 def moment(text: str, now: float | None = None) -> float:
-    """Convert a time to seconds since 1970: a duration ago (``90s``), a local time or an RFC 3339 timestamp.
+    """Convert a time to seconds since 1970: a duration counted back from now (``90s``), a local time or an RFC 3339 timestamp.
 
     Raises UserError, including for a local time that does not exist or occurs twice on that day.
     """
@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Return the seconds since 1970, up to ``latest``, of a local time. Raises UserError unless there is exactly one."""
+    """Convert a local time to seconds since 1970, at most ``latest``. Raises UserError unless exactly one exists."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:
@@ -61,7 +61,7 @@ def clock_time(seconds: float, now: float | None = None) -> str:
 
 
 def split_window(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``/since 10m until 5m QUESTION``, or a plain question, into question, ``since`` and ``until`` as typed.
+    """Split ``/since 10m until 5m QUESTION``, or a plain question, into the question and the typed ``since`` and ``until``.
 
     Raises UserError.
     """
@@ -82,7 +82,7 @@ class Span:
 
     @classmethod
     def typed(cls, since: str | None = None, until: str | None = None) -> Span:
-        """Parse both ends as :func:`moment` does; an empty one is open. Raises UserError, which names the end."""
+        """Parse both ends like :func:`moment`; an empty end is open. Raises UserError that names the end."""
         now, found = time.time(), dict[str, float]()
         for name, text in (("since", since), ("until", until)):
             if text:
@@ -105,16 +105,16 @@ class Span:
 
     @property
     def open_ended(self) -> tuple[float | None, float | None]:
-        """Return since and until, None for an open end."""
+        """Return ``since`` and ``until``; None for an open end."""
         return None if math.isinf(self.since) else self.since, None if math.isinf(self.until) else self.until
 
     @property
     def with_slack(self) -> Span:
-        """Return the window of pictures and rows to delete: SLACK_S longer at each end."""
+        """Return the period whose pictures and rows to delete: SLACK_S longer at each end."""
         return Span(self.since - SLACK_S, self.until + SLACK_S)
 
     def of_stream(self, offset: float) -> TimeWindow:
-        """Return the window in stream seconds, if the stream's time 0 was at ``offset``."""
+        """Return the window in stream seconds; ``offset`` is the wall clock at the stream's time 0."""
         return TimeWindow(self.since - offset, self.until - offset)
 
     def seconds(self, offset: float) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Span:
 
 
 def nothing_held(error: NothingHeld, offset: float) -> str:
-    """Return the message for an empty window, by the clock, for a stream whose time 0 was at ``offset``."""
+    """Return the message for an empty window, with wall-clock times; ``offset`` is the wall clock at the stream's time 0."""
     window = Span(offset + error.window.since, offset + error.window.until)
     back = "it is empty" if error.oldest_s is None else f"it reaches back to {clock_time(offset + error.oldest_s)}"
     return f"the memory holds nothing{window}; {back}"

@@ -1,4 +1,4 @@
-"""The loop of ``edgevlm run``: it feeds a source's frames to a session and writes its answers."""
+"""The loop of ``edgevlm run``: pass a source's frames to a session and write its answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMEMBERED = 64  # number of frames whose truth is kept for pending questions
 
 @dataclass(slots=True)
 class RunPlan:
-    """The plan of a run. at: questions with their stream time in seconds. end: questions for the end of the stream."""
+    """When a run asks and ends. at: questions with their stream time in seconds. end: questions for the end of the stream."""
 
     frames: int | None = None
     seconds: float | None = None
@@ -48,7 +48,7 @@ class RunPlan:
 
 
 class Observer(Protocol):
-    """Watches each frame that the session has taken in."""
+    """Watches each frame after the session has taken it in."""
 
     def watch(self, frame: Frame) -> None: ...
     def close(self) -> None: ...
@@ -58,9 +58,9 @@ class Observer(Protocol):
 class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
-    stats_every: seconds. notifier: sends to the service manager. alone: session and process end with this run, which ends when
-    stdout is closed. may_watch: called before each frame; False ends the run. ``frame``: the newest one watched. listing: the
-    command that lists the demo model's questions.
+    stats_every: seconds. notifier: sends messages to the service manager. alone: the session and the process end with this run,
+    which ends when stdout is closed. may_watch: called before each frame; False ends the run. ``frame``: the newest watched
+    frame. listing: the command that lists the demo model's questions.
     """
 
     session: Session
@@ -86,11 +86,11 @@ class RunLoop:
         self._resident = ResidentMemory()
 
     def stop(self) -> None:
-        """End the run after the frame in progress; from any thread."""
+        """End the run after the current frame; any thread may call it."""
         self._stopped.set()
 
     def ask_typed(self, text: str) -> None:
-        """Ask what a person typed, once a frame has been watched; not from the thread that watches."""
+        """Ask a question that a person typed, once a frame has been watched; the watching thread must not call it."""
         self.started.wait()
         self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model cannot hold a conversation
 
@@ -118,7 +118,7 @@ class RunLoop:
                     self._close()
 
     def _close(self) -> None:
-        """Write the last snapshot, whatever the source does meanwhile, then the summary."""
+        """Write the last snapshot, even if the source does not close, then the summary."""
         failed: list[UserError] = []
 
         def close() -> None:
@@ -146,14 +146,14 @@ class RunLoop:
 
     @property
     def offset(self) -> float | None:
-        """The wall clock at stream time 0; None before the first frame and for a recording, which has its own time."""
+        """The wall clock at stream time 0; None before the first frame, and for a recording, whose times are its own."""
         return self._offset if self.source.live else None
 
     def ask(self, text: str, conversation: str | None = None) -> None:
-        """Ask, and write the answer as it comes; any thread may call it.
+        """Ask a question and write the answer as it is generated; any thread may call it.
 
-        Does nothing once the run is ending. ``/since 10m QUESTION`` asks about a time window, in a recording counted back from
-        its newest frame.
+        Does nothing if the run is ending. ``/since 10m QUESTION`` asks about a time window; for a recording it is counted back
+        from the newest frame.
         """
         if self.shutdown.asked:
             return
@@ -185,11 +185,11 @@ class RunLoop:
 
     @property
     def fits(self) -> bool:
-        """Return False if the demo model watches anything but the demo world."""
+        """Return False if the demo model watches anything except the demo world."""
         return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:
-        """Return the figures now; ``since``: seconds and frames from which the rate is counted."""
+        """Return the current figures. since: the time in seconds, and the number of frames, from which to compute the rate."""
         session, source = self.session.stats, self.source
         self._last = now, frames = time.monotonic(), session.frames
         drops = dict(source.drops)
@@ -256,14 +256,14 @@ class RunLoop:
         return scenes[-1].truth(question) if scenes else None
 
     def as_taught(self, text: str) -> str | None:
-        """Return the question in the model's own words; None when it is the demo model and was never taught it."""
+        """Return the question in the model's own words, or None if it is the demo model and was never taught it."""
         if not self.session.model.is_demo:
             return text
         question = parse(text)
         return None if question is None else question.text
 
     def _tick(self) -> None:
-        """Report statistics and signs of life until the run stops; end it soon once a stop is requested."""
+        """Report statistics and signs of life until the run stops; once a stop is requested, interrupt the model."""
         news, due = source_news(self.source), time.monotonic() + self.stats_every
         try:
             while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))):
@@ -281,11 +281,11 @@ class RunLoop:
             self.session.cancel()  # the main loop may be waiting for the end of an answer
 
     def _tell_manager(self) -> None:
-        """Send the status, and a sign of life after a frame, a piece of an answer or, while waiting, a running or retried
-        source.
+        """Send the status. Send a sign of life after a frame or a piece of an answer, or if the run waits for a source that
+        works or is retried.
 
-        A model call that does not return, or a camera whose threads hang in a driver, gives no sign of
-        life: the process must then be restarted.
+        A model call that does not return, or a camera whose threads hang in a driver, gives no sign of life: the process must
+        then be restarted.
         """
         source, before = self.source, self._seen
         self._seen = self._steps, source.attempts

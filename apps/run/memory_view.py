@@ -28,10 +28,10 @@ FACTS = 8  # number of departed objects that a comparison asks about
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """A session's memory. ``frames``: those still in memory, in order; the first of a group of frames.
+    """A session's memory. ``frames``: the numbers of the frames in memory, in order; for a group of frames, that of its first.
 
-    ``patches``: ``[frames, groups, tokens]``, the fraction of a layer group's heads and layers that hold each token, 0 to 1.
-    ``groups``: the first and the last layer of each group. ``waiting``: frames of an unfinished chunk.
+    ``patches``: ``[frames, groups, tokens]``, the fraction (0 to 1) of a layer group's heads and layers that hold each token.
+    ``groups``: the first and last layer of each group. ``waiting``: number of frames in an unfinished chunk.
     """
 
     policy: str
@@ -45,17 +45,17 @@ class MemoryView:
 
     @property
     def all_layers(self) -> NDArray[np.float64]:
-        """The patches averaged over all layers, ``[frames, tokens]``."""
+        """Return the patches averaged over all layers, ``[frames, tokens]``."""
         return np.average(self.patches, axis=1, weights=[1 + last - first for first, last in self.groups])
 
     @property
     def fractions(self) -> NDArray[np.float64]:
-        """The fraction of each frame's tokens that is held, ``[frames]``."""
+        """Return the fraction of each frame's tokens that is held, ``[frames]``."""
         return self.all_layers.mean(axis=1)
 
 
 def view_memory(session: Session) -> MemoryView:
-    """Read a session's memory, in its turn."""
+    """Read a session's memory when the scheduler gives the session a turn."""
     return session.model.scheduler.run(session, _view, session, period=LOOK_S)
 
 
@@ -81,9 +81,9 @@ def _view(session: Session) -> MemoryView:
 
 
 class MemoryWatch:
-    """Keeps a thumbnail of each frame and records which are held.
+    """Keeps a thumbnail of each frame, and records which frames are held in memory.
 
-    ``offset``: wall clock at stream time 0, seconds. ``seen``: time of the newest frame. thumbnails: closed with this object.
+    ``offset``: the wall clock at stream time 0, in seconds. ``seen``: time of the newest frame. thumbnails: closed with this.
     """
 
     def __init__(self, session: Session, thumbnails: Thumbnails) -> None:
@@ -109,7 +109,7 @@ class MemoryWatch:
 
 
 class LaneView(NamedTuple):
-    """One policy's memory at one moment, and how many of the questions ``asked`` about departed objects it answered right.
+    """One policy's memory at one moment, with the number of questions ``asked`` about departed objects and answered right.
 
     stopped_s: the stream time at which a memory without eviction was full.
     """
@@ -122,7 +122,7 @@ class LaneView(NamedTuple):
 
 
 class Lane:
-    """One policy's session, and its newest answer to each question about departed objects."""
+    """One policy's session, with its newest answer to each question about departed objects."""
 
     def __init__(self, name: str, session: Session) -> None:
         self.name, self.session, self.answers = name, session, dict[str, str]()
@@ -130,7 +130,7 @@ class Lane:
 
     @contextmanager
     def stopping(self) -> Iterator[Session]:
-        """Yield the session; if the block finds the cache full, stop this memory, not the comparison."""
+        """Yield the session. If its cache is full in the block, stop only this memory, not the comparison."""
         try:
             yield self.session
         except UserError:
@@ -142,10 +142,10 @@ class Lane:
 
 
 class SideBySide:
-    """Shows the run's memory on the terminal and, in the demo, a full cache and a sliding window beside it.
+    """Shows the run's memory on the terminal and, in the demo, next to it a full cache and a sliding window.
 
-    These watch the same frames, and all are asked repeatedly where departed objects were. ``session`` is the run's own, which
-    the run feeds and closes. Only the watching thread may use it, except :attr:`view`. open_session: None compares nothing.
+    All of them watch the same frames, and are asked repeatedly where departed objects were. ``session`` is the run's own, which
+    the run feeds and closes. Only the watching thread may use it, except :attr:`view`. open_session: None for no comparison.
     """
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:
@@ -158,7 +158,7 @@ class SideBySide:
         self._turn, self._due = 0, 0.0
 
     def watch(self, frame: Frame) -> None:
-        """Take in a frame that the run has taken in, and ask one question of every lane."""
+        """Take in a frame after the run has done so, and ask every lane one question."""
         for lane in self.others:
             if lane.stopped_s is None:
                 with lane.stopping() as session:

@@ -1,4 +1,4 @@
-"""A run's answers and statistics, as JSON lines or text on stdout; everything else goes to stderr."""
+"""Write a run's answers and statistics to stdout, as JSON lines or text, and everything else to stderr."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NO_FIT = "a guess: the demo model knows only its own world; edgevlm models lists
 class AnswerEvent:
     """A finished answer about the stream up to ``time_s``.
 
-    ``truth``: in the demo world; ``evidence``: the moments it was read from; ``offset``: wall clock of the stream's time 0, or
-    None for a recording; ``fits``: False if the demo model watches anything but the demo world.
+    ``truth``: the right answer, in the demo world. ``evidence``: the moments that the answer was read from. ``offset``: wall
+    clock at the stream's time 0; None for a recording. ``fits``: False if the demo model watches another world.
     """
 
     time_s: float
@@ -39,9 +39,7 @@ class AnswerEvent:
 
     @property
     def seen(self) -> str:
-        """The time when its evidence was last seen, in words; empty if that is now or unknown; or a note that the model does
-        not fit.
-        """
+        """Say when the answer's evidence was last seen (empty if now or unknown), or that the model does not fit."""
         if not self.fits:
             return NO_FIT
         if self.evidence is None or self.evidence.held is None:
@@ -57,19 +55,19 @@ class AnswerEvent:
 
     @property
     def when(self) -> str:
-        """The time of the newest frame in its context: wall clock, or seconds of a recording."""
+        """Format the time of the answer's newest frame: wall clock, or seconds of a recording."""
         seconds = (self.offset or 0.0) + self.time_s
         return f"{self.time_s:.1f} s" if self.offset is None else clock_time(seconds, seconds)
 
 
 class StatsEvent(Stats):
-    """A run's figures at one moment; in a summary, ``fps`` is over the whole run."""
+    """A run's figures at one moment. In a summary, ``fps`` is the mean of the whole run."""
 
     def __str__(self) -> str:
         return self.words()
 
     def words(self, span: str = "") -> str:
-        """Return the figures in one line. span: a run's frames and seconds in words, instead of the last interval's."""
+        """Return the figures in one line. span: a run's frames and seconds in words, to replace the last interval's."""
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
@@ -84,9 +82,9 @@ class StatsEvent(Stats):
 
 
 class Output(Protocol):
-    """Output of a run's answers and figures. Called from several threads.
+    """The output of a run's answers and figures. Several threads call its methods.
 
-    ``piece``: a part of an answer that is being generated.
+    ``piece``: receives a part of an answer while it is generated.
     """
 
     def answer(self, answer: AnswerEvent) -> None: ...
@@ -97,7 +95,7 @@ class Output(Protocol):
 
 
 class TextOutput:
-    """An answer a line on stdout; notices, the summary and, ``with_stats``, statistics on stderr unless ``quiet``."""
+    """Prints an answer per line on stdout; on stderr notices, the summary and (``with_stats``) statistics, unless ``quiet``."""
 
     def __init__(self, quiet: bool = False, with_stats: bool = False) -> None:
         self._quiet, self._with_stats = quiet, with_stats
@@ -121,7 +119,7 @@ class TextOutput:
 
 
 class JsonOutput(TextOutput):
-    """One JSON object a line on stdout, in ASCII; notices on stderr unless ``quiet``."""
+    """Prints one ASCII JSON object per line on stdout; notices on stderr, unless ``quiet``."""
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet)
@@ -139,7 +137,7 @@ class JsonOutput(TextOutput):
         self.stats(stats, "summary")
 
     def line(self, event: str, fields: dict[str, object]) -> None:
-        """Print an event, with the time."""
+        """Print an event with its time."""
         with self._lock:
             print(json_line(event, finite({"time": wall_clock(), **fields})), flush=True)
 
@@ -147,7 +145,7 @@ class JsonOutput(TextOutput):
 def evidence_fields(evidence: Evidence | None, offset: float | None = None, fits: bool = True) -> dict[str, object]:
     """Return ``evidence`` (moments for JSON, best first), ``evidence_held`` (None if unknown) and ``model_fits_source``.
 
-    A moment has its wall clock, ``time``, if ``offset`` is known. There is no moment if the evidence was evicted.
+    If ``offset`` is known, each moment has its wall clock as ``time``. ``evidence`` is empty if its tokens were evicted.
     """
     if evidence is None or not fits:
         return {"evidence": [], "evidence_held": None, "model_fits_source": fits}

@@ -1,4 +1,4 @@
-"""A run as a process: signals, closed streams, and notices to a service manager and a person."""
+"""Run as a process: handle signals and closed streams, and notify a service manager and the user."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Shutdown:
-    """While entered, the first signal calls ``stop`` and interrupts only what is in :meth:`waiting`.
+    """While entered, lets the first signal call ``stop``, and interrupt only a block of :meth:`waiting`.
 
-    A second one raises KeyboardInterrupt wherever the main thread is, except for SIGHUP and the signal of :meth:`ask`, which
-    both come when a terminal goes away. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
+    A second signal raises KeyboardInterrupt wherever the main thread is, except for SIGHUP and the signal of :meth:`ask`, which
+    both come when a terminal goes away. An ignored SIGHUP stays ignored, as under nohup. Only the main thread can use it.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ class Shutdown:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal raise KeyboardInterrupt in the block, in the main thread."""
+        """Let a signal raise KeyboardInterrupt in the block, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -59,7 +59,7 @@ class Shutdown:
             self._waiting = False
 
     def ask(self) -> None:
-        """End as if a signal had come; any thread may call it."""
+        """End the run as if a signal had come; any thread may call it."""
         if not self.asked and signal.SIGTERM in self._before:
             self._own = True
             os.kill(os.getpid(), signal.SIGTERM)
@@ -81,7 +81,7 @@ class Shutdown:
 
 
 def is_gone(stream: TextIO) -> bool:
-    """Return whether a stream's reader has gone: the pipe's other end is closed, or the terminal went away."""
+    """Return whether a stream has lost its reader: the pipe's other end is closed, or the terminal is gone."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
@@ -91,7 +91,7 @@ def is_gone(stream: TextIO) -> bool:
 
 
 def silence_if_gone() -> bool:
-    """Redirect stdout to the null device if its reader has gone; return whether it has."""
+    """Redirect stdout to the null device if it has lost its reader; return whether it has."""
     if gone := is_gone(sys.stdout):
         silence(sys.stdout)
     return gone
@@ -100,8 +100,8 @@ def silence_if_gone() -> bool:
 class Notifier:
     """Sends sd_notify(3) messages to the socket that ``NOTIFY_SOCKET`` names: a path, or ``@name`` in the abstract namespace.
 
-    Does nothing without one, and does not wait. ALIVE is sent if the manager wants it from this process (``WATCHDOG_USEC``,
-    ``WATCHDOG_PID``).
+    Without that variable it does nothing; it never blocks. It sends ALIVE only if the manager expects that from this process
+    (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
     """
 
     READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
@@ -115,14 +115,14 @@ class Notifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
 
     def send(self, message: str) -> None:
-        """Send READY, STARTING, ALIVE, STOPPING, or ``STATUS=``, one line for ``systemctl status``."""
+        """Send READY, STARTING, ALIVE, STOPPING, or a ``STATUS=`` line for ``systemctl status``."""
         if self._socket is not None and (self._is_watched or message != self.ALIVE):
             with suppress(OSError):
                 self._socket.sendto(" ".join(message.split()).encode(errors="replace"), socket.MSG_DONTWAIT, self._address)
 
 
 def source_news(source: Source) -> Iterator[str | None]:
-    """Yield a line, without credentials, whenever the source stops or continues; otherwise None."""
+    """Yield a line without credentials whenever the source has stopped or continued; otherwise None."""
     reported, since = None, 0.0
     while True:
         state, problem, line = source.state, source.problem, None
@@ -137,7 +137,7 @@ def source_news(source: Source) -> Iterator[str | None]:
 
 
 class ResidentMemory:
-    """Reads this process's resident bytes; if no file can be opened, returns the last value."""
+    """Reads this process's resident memory in bytes; if its file cannot be opened, returns the last value."""
 
     def __init__(self) -> None:
         self._process, self._nbytes = psutil.Process(), 0

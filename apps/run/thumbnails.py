@@ -1,4 +1,4 @@
-"""Thumbnails of watched frames: a ring under a cap of bytes, in a file if there is a state folder."""
+"""Thumbnails of watched frames, up to a total size, in a file if there is a state folder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TINY = 160
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """When a frame was taken. time_s: stream time. wall: seconds since 1970.
+    """The times at which a frame was taken. time_s: stream time. wall: seconds since 1970.
 
-    held: whether the memory held any of it at the last look.
+    held: whether the memory held any token of the frame at the last look.
     """
 
     time_s: float
@@ -32,7 +32,7 @@ class Taken:
 
 
 class Thumbnails(TimedDatabase):
-    """JPEGs by frame number. Above the cap those of forgotten frames are deleted first, oldest first, then every second one.
+    """JPEG thumbnails by frame number. Above the cap, those of forgotten frames are deleted first, then every second one.
 
     every: seconds between writes to the disk; a crash loses later pictures. Only :meth:`delete` raises disk errors.
     """
@@ -56,13 +56,13 @@ class Thumbnails(TimedDatabase):
         super().__init__(folder, *given, **kept)
 
     def add(self, frame: int, time_s: float, wall: float, image: NDArray[np.uint8]) -> None:
-        """Keep a frame, uint8 RGB ``[H, W, 3]``."""
+        """Store a thumbnail of a frame, uint8 RGB ``[H, W, 3]``."""
         values = (frame, time_s, wall, as_jpeg(shrunk(image, WIDTH)))
         with self._lock:
             self._added = self._change("INSERT OR REPLACE INTO thumbnails VALUES (?, ?, ?, 1, ?)", *values) or self._added
 
     def keep(self, held: set[int], newest: int) -> None:
-        """Record which frames up to ``newest`` are held, prune, and write to the disk if it is time."""
+        """Record which frames up to ``newest`` are held, prune, and write to the disk if that is due."""
         with self._lock:
             for (frame,) in self._rows("SELECT frame FROM thumbnails WHERE held AND frame <= ?", newest):
                 if frame not in held:
@@ -72,12 +72,12 @@ class Thumbnails(TimedDatabase):
                 self._attempt(self._flush, None)
 
     def begin(self, frame: int) -> None:
-        """Continue with this frame number, and delete pictures from there on, whose frames the memory does not know."""
+        """Continue with this frame number. Pictures from it on are deleted, because the memory does not know their frames."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 
     def taken(self, frames: Sequence[int] | None = None) -> dict[int, Taken]:
-        """Return when each frame with a picture, or each of ``frames``, was taken; oldest first."""
+        """Return when each frame with a picture was taken, or only those of ``frames``; oldest first."""
         only = "" if frames is None else "WHERE frame IN (SELECT value FROM json_each(?))"
         values = () if frames is None else (json.dumps(frames),)
         rows = self._rows(f"SELECT frame, time_s, wall, held FROM thumbnails {only} ORDER BY frame", *values)
@@ -93,7 +93,7 @@ class Thumbnails(TimedDatabase):
             super().close()
 
     def _change(self, statement: str, *values: object) -> bool:
-        """Change the database before the next commit; return whether that was possible."""
+        """Change the database, to be written with the next commit; return whether that succeeded."""
 
         def work() -> bool:
             if not self._open().in_transaction:
@@ -113,7 +113,7 @@ class Thumbnails(TimedDatabase):
 
 
 def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """Shrink a picture, uint8 ``[H, W, 3]``, to at most ``most`` pixels wide."""
+    """Shrink a picture, uint8 ``[H, W, 3]``, to at most ``most`` pixels of width."""
     import cv2
 
     width = min(most, image.shape[1])
@@ -122,7 +122,7 @@ def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
 
 
 def as_jpeg(image: NDArray[np.uint8]) -> bytes:
-    """Encode uint8 RGB ``[H, W, 3]``; tiny pictures keep full colour resolution, because they are shown enlarged."""
+    """Encode uint8 RGB ``[H, W, 3]`` as JPEG. A tiny picture keeps full colour resolution, because it is shown enlarged."""
     import cv2
 
     settings = [cv2.IMWRITE_JPEG_QUALITY, 80]

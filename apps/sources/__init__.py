@@ -1,8 +1,8 @@
-"""Sources of frames: edgevlm's own kinds, those of other packages, and classes in a user's file.
+"""Sources of frames: edgevlm's own kinds, those of installed packages, and classes in a user's file.
 
-A package's kind is an entry point of the group ``edgevlm.sources``: a :class:`Source` class, made with the target and
-:class:`SourceOptions`, or a generator function. ``--camera name`` or ``name://rest`` opens it; ``./file.py:Name[:rest]`` opens
-one in a file.
+A package adds a kind with an entry point in the group ``edgevlm.sources``: a :class:`Source` class, called with the target and
+:class:`SourceOptions`, or a generator function. ``--camera name`` or ``name://rest`` opens a package's source;
+``./file.py:Name[:rest]`` opens one in a file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OWN = (*RECORDED, "csi", "demo", "gstreamer", "network", "usb")
 
 
 def open_source(camera: str | None = None, video: str | None = None, options: SourceOptions | None = None) -> Source:
-    """Open ``--camera`` or ``--video``, or the demo if neither is given. Raises SourceError, one line.
+    """Open ``--camera`` or ``--video``, or the demo if neither is given. Raises a one-line SourceError.
 
-    A recorded source waits for its reader unless ``options.realtime``; a live one never does.
+    A recorded source waits for its reader unless ``options.realtime`` is set; a live one never waits.
     """
     from edgevlm.apps.sources.live import ReadAhead
 
@@ -48,7 +48,7 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
 
 
 def check_source(camera: str | None, video: str | None) -> tuple[str, str]:
-    """Return :func:`kind_of` a source. Raises SourceError for errors that show without opening it."""
+    """Return a source's kind and target. Raises SourceError for errors that can be found without opening the source."""
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
     kind, target = kind_of(camera, video)
@@ -80,9 +80,9 @@ def _open(kind: str, target: str, options: SourceOptions) -> Source:
 
 
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
-    """Return the kind (of :data:`OWN`, a package's, or ``file.py:Class``) and the target; the demo by default.
+    """Return a source's kind (one of :data:`OWN`, a package's, or ``file.py:Class``) and target; by default the demo's.
 
-    Raises SourceError if it is invalid.
+    Raises SourceError if they are invalid.
     """
     given = video if video is not None else "demo" if camera is None else camera
     if given == "-":

@@ -1,4 +1,4 @@
-"""The source of frames, the base of every kind."""
+"""The base class of all kinds of sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOWEST_FPS = 1e-5  # one frame a day
 
 
 class StageTimer:
-    """Times the stages of one frame. ``ms``: milliseconds by stage; ``captured_s``: when it was captured, monotonic clock."""
+    """Times the stages of processing a frame. ``ms``: milliseconds by stage. ``captured_s``: monotonic clock at its capture."""
 
     __slots__ = ("_last", "captured_s", "ms")
 
@@ -38,18 +38,18 @@ class StageTimer:
         self.captured_s = self._last = time.monotonic()
 
     def captured(self) -> None:
-        """End the stage ``capture``, from which the frame's latency counts."""
+        """End the stage ``capture``; the frame's latency counts from here."""
         self.mark("capture")
         self.captured_s = self._last
 
     def resume(self) -> None:
-        """Exclude a pause that just ended from every stage."""
+        """Exclude the pause that has just ended from all stages."""
         now = time.monotonic()
         self.captured_s += now - self._last
         self._last = now
 
     def mark(self, stage: str) -> None:
-        """End a stage."""
+        """End a stage, and record its time under this name."""
         now = time.monotonic()
         self.ms[stage] = 1e3 * (now - self._last)
         self._last = now
@@ -57,9 +57,9 @@ class StageTimer:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, in seconds, which never decreases.
+    """A sampled frame: uint8 RGB ``[H, W, 3]`` and its stream time in seconds, which never decreases.
 
-    ``scene``: the truth after this frame (demo world only). ``pixels``: the image prepared for the model by ``Source.prepare``.
+    ``scene``: the demo world's truth after this frame, or None. ``pixels``: the image as ``Source.prepare`` prepared it.
     """
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class Frame:
 
 
 class State(str, Enum):
-    """A source's state; docs/guide/cameras.md draws which state follows which."""
+    """The state of a source; docs/guide/cameras.md shows the possible transitions."""
 
     INITIALISING = "initialising"  # nothing has been read yet
     RUNNING = "running"  # frames arrive
@@ -85,17 +85,17 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options for opening and reading a source; each kind uses what applies to it. Raises SourceError for an invalid value.
+    """Options for opening and reading a source; each kind uses those that apply to it. Raises SourceError for an invalid value.
 
-    fps: frames a second to take, by their times. size: (width, height) in pixels; pixel_format: a FourCC like ``MJPG``;
-    camera_fps: frames a second. All three are requests to a camera, and ``camera_fps`` also times frames without timestamps.
-    realtime: play a recording at ``speed`` times its own pace. rule: the treatment of frames while the reader is busy; None:
-    ``drop-oldest`` for a live source, ``block`` for others. wait: wait for a camera that is not there yet. seed: for the demo
-    world, and for the jitter of ``backoff_s``, the first and longest pause between two attempts to connect.
+    fps: frames a second to take, according to their times. size: (width, height) in pixels. pixel_format: a FourCC like
+    ``MJPG``. camera_fps: frames a second. All three are requests to a camera, and ``camera_fps`` also times frames without
+    timestamps. realtime: play a recording at ``speed`` times its own pace. rule: what happens to frames while the reader is
+    busy; None for ``drop-oldest`` from live sources and ``block`` from others. wait: wait for a camera that is not connected
+    yet. seed: for the demo world, and the jitter of ``backoff_s``, the first and longest pause between attempts to connect.
 
-    open_timeout_s: give up a connection that takes longer. stall_timeout_s: seconds without a frame until the source is
-    STALLED. read_timeout_s: seconds without a frame until it reconnects. hosts: hosts that an address may reach, also by
-    redirects and playlists; None for any.
+    open_timeout_s: give up connecting after this time. stall_timeout_s: seconds without a frame until the source is STALLED.
+    read_timeout_s: seconds without a frame until it reconnects. hosts: hosts that an address may reach, including by redirects
+    and playlists; None for any.
     """
 
     fps: float = 2.0
@@ -131,7 +131,7 @@ class SourceOptions:
 class Source(ABC):
     """A source of frames, sampled at a given rate by their own timestamps.
 
-    A live source captures whether or not it is read, and drops frames by ``rule``; any other waits for its reader.
+    A live source captures even when it is not read, and drops frames by ``rule``; any other source waits for its reader.
     """
 
     name: str
@@ -146,20 +146,20 @@ class Source(ABC):
 
     @cached_property
     def drops(self) -> Counter[str]:
-        """The number of due frames that were lost, by cause."""
+        """Count the due frames that were lost, by cause."""
         return Counter()
 
     @property
     def dropped(self) -> int:
-        """The sum of :attr:`drops`."""
+        """Return the sum of :attr:`drops`."""
         return self.drops.total()
 
     @abstractmethod
     def read(self) -> Frame | None:
-        """Return the next sampled frame, None at the end. Raises SourceError when the source cannot continue."""
+        """Return the next sampled frame, or None at the end. Raises SourceError if the source cannot continue."""
 
     def interrupt(self) -> None:  # noqa: B027
-        """End a read that waits for frames; any thread may call it."""
+        """End a read that is waiting for frames; any thread may call it."""
 
     def skip(self, time_s: float) -> bool:
         """Skip a recording up to ``time_s``, before the first :meth:`read`; return False for a live source."""
@@ -168,7 +168,7 @@ class Source(ABC):
         return True
 
     def close(self) -> None:
-        """Release the source; one that failed stays FAILED."""
+        """Release the source. A source that has failed stays FAILED."""
         if self.state is not State.FAILED:
             self.state = State.ENDED
 
@@ -181,7 +181,7 @@ class Source(ABC):
 
 
 class FrameSampler:
-    """Picks frames by their timestamps: the first one, then at most ``fps`` a second; all if ``fps`` is None."""
+    """Picks frames by their timestamps: the first one, then at most ``fps`` a second. If ``fps`` is None, it picks all."""
 
     def __init__(self, fps: float | None) -> None:
         self._step = 0.0 if fps is None else 1 / fps
@@ -202,10 +202,10 @@ class FrameSampler:
 
 @dataclass(frozen=True, slots=True)
 class Grabbed:
-    """A picture before it is converted, by the source's own time in seconds.
+    """A picture before its conversion, with the source's own time in seconds.
 
-    intra: whether it is independent of earlier pictures. decoded: False for data without a new picture, such as data before the
-    first keyframe, which shows that the link is alive.
+    intra: whether it can be decoded without earlier pictures. decoded: False for data without a new picture (for example before
+    the first keyframe), which shows that the link is alive.
     """
 
     stamp_s: float | None = None
@@ -215,9 +215,9 @@ class Grabbed:
 
 
 class Connection(ABC):
-    """One open link to a camera, read by one thread until it breaks. A broken one is replaced, not repaired.
+    """An open link to a camera, which one thread reads until it breaks. A broken connection is replaced, not repaired.
 
-    Opening raises SourceError, or SourceRefused if waiting does not help.
+    Opening one raises SourceError, or SourceRefused if a retry would not help.
     """
 
     finished: bool = False  # a recording was read to its end
@@ -227,12 +227,12 @@ class Connection(ABC):
 
     @abstractmethod
     def grab(self) -> Grabbed | None:
-        """Wait for the next picture, up to the read timeout, without converting it; None if the link is broken."""
+        """Wait for the next picture, up to the read timeout, without converting it; return None if the link is broken."""
 
     @abstractmethod
     def retrieve(self) -> Image | None:
-        """Return the picture grabbed last, uint8 RGB ``[H, W, 3]``; None when it cannot be decoded."""
+        """Return the last grabbed picture, uint8 RGB ``[H, W, 3]``, or None if it cannot be decoded."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the link; called by the thread that reads."""
+        """Release the link; only the reading thread calls this."""

@@ -1,4 +1,4 @@
-"""The demo camera: the procedural world that the embedded model was taught."""
+"""The demo camera, which shows the procedural world that the embedded model was taught."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgevlm.calib.demo.world import World
 
 
 class DemoSource(Source):
-    """An endless source, whose frames have the truth for every question that the demo model was taught."""
+    """An endless source whose frames contain the truth for every question that the demo model was taught."""
 
     name = "demo"
 

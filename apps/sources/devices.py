@@ -1,4 +1,4 @@
-"""The cameras of this machine, as /dev and /sys describe them, and the connection to one."""
+"""Find this machine's cameras in /dev and /sys, and connect to one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Device:
 
     @property
     def is_sensor(self) -> bool:
-        """Return whether it is a Jetson's CSI sensor, whose pictures come through GStreamer."""
+        """Return whether this is a Jetson's CSI sensor, whose pictures come through GStreamer."""
         return self.name.startswith("vi-output")
 
 
@@ -58,7 +58,7 @@ def devices(root: Path = ROOT) -> list[Device]:
 
 
 def problem_of(path: Path, root: Path = ROOT) -> str | None:
-    """Return why a node cannot be opened or gives no pictures, if Linux reports it; else None."""
+    """Return why a node cannot be opened or gives no pictures, as far as Linux reports it; else None."""
     for process in (root / "proc").glob("[0-9]*"):
         try:
             if process.name != str(os.getpid()) and any(os.readlink(each) == str(path) for each in (process / "fd").iterdir()):
@@ -73,10 +73,10 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
 
 
 class UsbConnection(Capture):
-    """A device opened through OpenCV's V4L2 backend, with one buffer, so that frames are new.
+    """A device opened through OpenCV's V4L2 backend, with a single buffer so that frames are new.
 
-    ``target``: an index, /dev/videoN, or a persistent name, /dev/v4l/by-id/... Size, rate and pixel format are requests; the
-    driver takes the nearest, which :attr:`mode` names. ``links``: names of the camera to try before the target.
+    ``target``: an index, /dev/videoN, or a persistent name such as /dev/v4l/by-id/... Size, rate and pixel format are requests:
+    the driver takes the nearest, which :attr:`mode` shows. ``links``: the camera's names to try before ``target``.
     """
 
     repeats = True
@@ -108,7 +108,7 @@ class UsbConnection(Capture):
 
 
 def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
-    """Return the camera's persistent names, which do not change when it is plugged in again and gets another number."""
+    """Return the camera's persistent names, which stay the same when it is plugged in again and gets a different number."""
     node = (root / "dev" / f"video{target}" if target.isdigit() else Path(target)).resolve()
     return [
         link for device in devices(root) if device.path.resolve() == node for link in device.links if "by-path" in link.parts
@@ -116,7 +116,7 @@ def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
 
 
 def device_path(target: str, root: Path = ROOT) -> Path:
-    """Return the node of an index or path. If there is none, raises SourceError that lists the cameras."""
+    """Return the device node of an index or path. If there is none, raises SourceError that lists the cameras."""
     path = root / "dev" / f"video{target}" if target.isdigit() else Path(target)
     if look(path) == "nothing":
         present = ", ".join(str(device.path) for device in devices(root)) or "none"

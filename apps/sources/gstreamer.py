@@ -1,4 +1,4 @@
-"""Sources read through PyGObject: GStreamer pipelines, written as for gst-launch-1.0 without the sink, and CSI sensors."""
+"""Sources read through PyGObject: GStreamer pipelines, written as for gst-launch-1.0 but without the sink, and CSI sensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CSI_SIZE, CSI_FPS = (1920, 1080), 30.0  # the default mode, which every Jetson s
 
 
 def is_pipeline(text: str) -> bool:
-    """Return whether a text has an exclamation mark between blanks, which only pipelines have, not paths or URLs."""
+    """Return whether a text contains an exclamation mark between blanks, which pipelines do but paths and URLs do not."""
     return re.search(r"\s!\s", text) is not None
 
 
 @cache
 def load_gst() -> Any:
-    """Start PyGObject's Gst. Raises SourceRefused if PyGObject or GStreamer is missing."""
+    """Import and initialise PyGObject's Gst. Raises SourceRefused if PyGObject or GStreamer is missing."""
     try:
         import gi
 
@@ -49,10 +49,10 @@ def csi_problem() -> str | None:
 
 
 class GstPipeline(Connection):
-    """A pipeline, completed by a conversion to RGB and an appsink. A file plays at its own speed and ends."""
+    """A GStreamer pipeline, to which a conversion to RGB and an appsink are added. A file in it plays at its own speed."""
 
     def __init__(self, pipeline: str, options: SourceOptions, *, newest: bool = True) -> None:
-        """Start the pipeline. newest: drop pictures that were not read in time."""
+        """Start the pipeline. newest: drop pictures that are not read in time."""
         self._gst = gst = load_gst()
         self._timeout = int(options.read_timeout_s * gst.SECOND)
         try:
@@ -103,9 +103,9 @@ class GstPipeline(Connection):
 
 
 def csi_pipeline(target: str, options: SourceOptions) -> str:
-    """Return the pipeline of ``csi://N`` for sensor number N. Raises SourceError if it is invalid.
+    """Return the pipeline for ``csi://N``, sensor number N. Raises SourceError if the address is invalid.
 
-    The platform's converter (nvvidconv) scales pictures and turns them into BGRx, so they leave its memory once.
+    The Jetson's converter (nvvidconv) scales pictures and converts them to BGRx, so they leave its memory only once.
     """
     if not (match := re.fullmatch(r"csi://(\d{1,2})/?", target)):
         raise SourceError(f"{target}: give a sensor's number, like csi://0")

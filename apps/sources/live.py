@@ -1,4 +1,4 @@
-"""Frames read ahead in a separate thread: recordings, and cameras with reconnection."""
+"""Read frames ahead in a separate thread: of recordings, and of cameras, which are reconnected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ADRIFT = 4  # most abandoned connections that may still hang when a new one is o
 
 
 class Slot:
-    """Holds one frame between two threads. A new frame replaces the present one (``drop-oldest``) or waits (``block``)."""
+    """Passes one frame at a time between threads. A new frame replaces an unread one (``drop-oldest``) or waits (``block``)."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -43,7 +43,7 @@ class Slot:
         self._closed = False
 
     def put(self, frame: Frame) -> bool:
-        """Offer a frame; return whether it replaced an unread one. A closed slot takes none."""
+        """Offer a frame; return whether it replaced an unread one. A closed slot accepts none."""
         with self._changed:
             while self.rule == "block" and self._frame is not None and not self._closed:
                 self._changed.wait()
@@ -55,7 +55,7 @@ class Slot:
             return replaced
 
     def take(self, timeout_s: float) -> Frame | None:
-        """Return the frame in the slot or the next one within ``timeout_s``, else None; return at once if closed."""
+        """Return the frame in the slot, or the next one within ``timeout_s``, else None; at once if the slot is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
             frame, self._frame = self._frame, None
@@ -63,14 +63,14 @@ class Slot:
             return frame
 
     def close(self) -> None:
-        """Stop taking frames and wake every waiting thread; the current frame may still be taken."""
+        """Accept no more frames and wake every waiting thread; the current frame can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class ThreadedSource(Source):
-    """A source whose frames pass through a :class:`Slot`, filled by a thread."""
+    """A source whose frames a thread passes through a :class:`Slot`."""
 
     def __init__(self, name: str, rule: Rule) -> None:
         self.name, self.rule, self._slot, self._pid = name, rule, Slot(rule), os.getpid()
@@ -92,10 +92,10 @@ class ThreadedSource(Source):
 
 
 class ReadAhead(ThreadedSource):
-    """Reads another source in its own thread, from the first :meth:`read` on.
+    """Reads another source in a separate thread, starting with the first :meth:`read`.
 
-    Each frame is decoded and prepared while the previous one is watched. ``drops`` counts frames not read in time under
-    ``drop-oldest`` as ``replaced``. ``paced`` holds the source to ``speed`` times the pace of its timestamps.
+    While one frame is watched, the next is decoded and prepared. Under ``drop-oldest``, ``drops`` counts frames that were not
+    read in time as ``replaced``. ``paced`` limits the source to ``speed`` times the pace of its timestamps.
     """
 
     def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
@@ -154,7 +154,7 @@ class ReadAhead(ThreadedSource):
 def pauses(first_s: float, longest_s: float, random: Random) -> Iterator[float]:
     """Yield pauses of ``first_s * 2^n``, at most ``longest_s``, each shortened by up to half at random.
 
-    Cameras that fail together (a switch, a power cut) then do not all reconnect at the same moment.
+    The randomness keeps cameras that fail together (a switch, a power cut) from reconnecting at the same moment.
     """
     while True:
         yield min(first_s, longest_s) * random.uniform(0.5, 1)
@@ -165,10 +165,10 @@ Deliver = Callable[["Link", Connection, Grabbed], None]
 
 
 class Link:
-    """Connects, then hands each picture to ``deliver`` until the connection breaks or it is abandoned.
+    """Connects, then passes each picture to ``deliver`` until the connection breaks or the link is abandoned.
 
-    ``changed`` is notified when it opens and when it is over. A thread inside a library cannot be stopped: an abandoned
-    link ends when the library's own timeout expires.
+    ``changed`` is notified when the link opens and when it ends. A thread inside a library cannot be stopped: an abandoned link
+    ends when the library's own timeout expires.
     """
 
     def __init__(self, connect: Callable[[], Connection], deliver: Deliver, changed: threading.Condition) -> None:
@@ -187,7 +187,7 @@ class Link:
         self.thread.start()
 
     def quiet_s(self) -> float:
-        """Return the seconds since its last data."""
+        """Return the seconds since the link's last data."""
         return 0.0 if self.holding else time.monotonic() - self.moved_s
 
     def _run(self) -> None:
@@ -219,12 +219,12 @@ class Link:
 
 
 class LiveSource(ThreadedSource):
-    """Reads what ``connect`` opens. Raises SourceError, one line, when the first connection fails, unless ``options.wait``.
+    """A live source that reads what ``connect`` opens. Raises SourceError if that fails first, unless ``options.wait`` is set.
 
-    Frames are captured whether or not :meth:`read` is called. Times are seconds since the first ``read``, by the monotonic
-    clock, so they continue through reconnects. ``drops`` by cause: ``replaced`` (a newer frame came before it was read),
-    ``corrupt`` (cannot be decoded), ``keyframe`` (came before a connection's first keyframe, or the first after a corrupt one),
-    ``repeated`` (bit by bit the one before, from a USB camera), ``late`` (came from an abandoned connection).
+    Frames are captured even when :meth:`read` is not called. Times are seconds since the first ``read`` on the monotonic clock,
+    so they continue through reconnects. ``drops``, by cause: ``replaced`` (by a newer frame), ``corrupt`` (not decodable),
+    ``keyframe`` (before a connection's first keyframe, or the first one after a corrupt picture), ``repeated`` (from a USB
+    camera, identical to the previous one), ``late`` (from an abandoned connection).
     """
 
     live = True
@@ -278,7 +278,7 @@ class LiveSource(ThreadedSource):
         raise SourceError(f"camera {self.name}: {problem}" + ("" if link.refused else "; --wait waits until it is there"))
 
     def _supervise(self) -> None:
-        """Run the state machine until the source is closed or a recording has been read to its end."""
+        """Run the state machine until the source is closed or a recording was read to its end."""
         while not self._closing:
             link = self._link
             self._watch(link)
@@ -300,7 +300,7 @@ class LiveSource(ThreadedSource):
         self._slot.close()
 
     def _watch(self, link: Link) -> None:
-        """Wait until the link is over or has been quiet for too long; set the state when it stalls."""
+        """Wait until the link has ended or has been quiet for too long; set the state if it stalls."""
         options = self._options
         with self._changed:
             while not self._closing and not link.over:
@@ -316,7 +316,7 @@ class LiveSource(ThreadedSource):
                 self._changed.wait(min(due - quiet, options.stall_timeout_s))
 
     def _rest(self) -> None:
-        """Pause before the next attempt, and while too many abandoned connections hang."""
+        """Pause before the next attempt, and for as long as too many abandoned connections hang."""
         end = time.monotonic() + next(self._pauses)
         with self._changed:
             while not self._closing:

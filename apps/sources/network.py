@@ -1,6 +1,6 @@
 """Network cameras.
 
-This module makes HTTP requests, with logins and allowed hosts; FFmpeg reads the responses, and RTSP directly.
+Network cameras. This module makes HTTP requests, with logins and allowed hosts; FFmpeg reads the responses, and RTSP directly.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ LARGEST, MORE = 16 << 20, 1 << 20  # most bytes of a picture; and after the firs
 
 
 def connect(url: str, options: SourceOptions) -> Connection:
-    """Open one connection.
+    """Open one connection to a network camera.
 
-    Raises SourceError, or SourceRefused if a retry would fail too. With ``options.hosts`` only allowed hosts are reached, by
-    redirects and playlists too; FFmpeg resolves no names, and redirects inside RTSP are refused.
+    Raises SourceError, or SourceRefused if a retry would fail too. With ``options.hosts`` only allowed hosts are reached,
+    including by redirects and playlists; FFmpeg resolves no names, and redirects inside RTSP are refused.
     """
     parts, hosts = split_address(url), options.hosts
     if parts.scheme.lower() in ("http", "https"):
@@ -111,7 +111,7 @@ def _connected(url: str, parts: SplitResult, options: SourceOptions, response: H
 
 
 def split_address(url: str) -> SplitResult:
-    """Split a network camera's address. Raises SourceRefused if it is invalid."""
+    """Split a network camera's address into its parts. Raises SourceRefused if the address is invalid."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -121,14 +121,14 @@ def split_address(url: str) -> SplitResult:
 
 
 def is_raw(parts: SplitResult) -> bool:
-    """Return whether a special character in a password seems to have cut the address short, as in ``rtsp://user:12/34@host``."""
+    """Return whether a special character in a password seems to have cut an address short, as in ``rtsp://user:12/34@host``."""
     return "@" not in parts.netloc and "@" in parts._replace(scheme="", netloc="").geturl()
 
 
 def _request(
     url: str, camera: SplitResult, hosts: AllowedHosts | None, options: SourceOptions, headers: dict[str, str] | None = None
 ) -> HTTPResponse:
-    """Request an address, with the camera's credentials (Basic or Digest). Raises SourceError, or Unchanged for status 304."""
+    """Send an HTTP request with the camera's credentials (Basic or Digest). Raises SourceError, or Unchanged for status 304."""
     parts, known = urlsplit(url), http.HTTPPasswordMgrWithDefaultRealm()
     if camera.username is not None:
         own = camera._replace(netloc=camera.netloc.rpartition("@")[2], path="/", query="", fragment="").geturl()
@@ -167,7 +167,7 @@ class Unchanged(SourceError):
 
 
 class BoundHandler(http.AbstractHTTPHandler):
-    """Opens HTTP addresses, also redirected ones, on allowed hosts only."""
+    """Opens HTTP addresses, including redirects, but only on allowed hosts."""
 
     http_request = https_request = http.AbstractHTTPHandler.do_request_
 
@@ -190,10 +190,10 @@ Ask = Callable[[dict[str, str]], HTTPResponse]
 
 
 class PictureConnection(Connection):
-    """Pictures over HTTP: an endless response (Motion JPEG), or single pictures requested ``fps`` times a second.
+    """Reads pictures over HTTP from an endless response (Motion JPEG), or requests single pictures ``fps`` times a second.
 
-    Each is decoded separately, so its size and format may change; there are no timestamps. ``ask`` repeats the request, with
-    headers; an unchanged picture yields none.
+    Pictures are decoded one by one, so their size and format may change; they have no timestamps. ``ask`` repeats the request,
+    with headers; an unchanged picture is skipped.
     """
 
     def __init__(self, response: HTTPResponse, ask: Ask, options: SourceOptions) -> None:
@@ -249,11 +249,11 @@ class PictureConnection(Connection):
 
 
 class FfmpegConnection(Connection):
-    """Decodes one video stream. Timeouts end every call, opening as well as reading.
+    """Decodes one video stream with FFmpeg. Timeouts end every call, including the opening.
 
-    A recording behind a URL is played at its own speed and ends. ``response``: the open HTTP response to read; FFmpeg then
-    opens nothing itself, and this class requests the addresses of a playlist, on public hosts, the camera's own, or those of
-    ``options.hosts``. Raises SourceError, without the address.
+    A recording behind a URL plays at its own speed, and then ends. ``response``: the open HTTP response to read. FFmpeg then
+    opens nothing itself; this class requests the addresses in a playlist, if they are on public hosts, the camera's own host,
+    or those of ``options.hosts``. Raises SourceError without the address.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class FfmpegConnection(Connection):
             raise SourceError(explain(failed, self._camera)) from None
 
     def _feed(self, url: str, *_: object) -> Feed:
-        """Open FFmpeg's inputs: first the response, then each address in it. Raises SourceError."""
+        """Open FFmpeg's inputs: first the response, then each address in a playlist. Raises SourceError."""
         options, response, camera = self._options, self._response, self._camera
         if self._feeds or response is None:
             hosts = options.hosts
@@ -347,7 +347,7 @@ class FfmpegConnection(Connection):
         return self._feeds[-1]
 
     def _decode(self, video: Video) -> Iterator[Grabbed]:
-        """Yield pictures as they are decoded, undecodable ones as corrupt.
+        """Yield pictures as they are decoded, and undecodable ones as corrupt.
 
         Packets before the first keyframe, which may be many seconds away, are yielded too.
         """
@@ -366,7 +366,7 @@ class FfmpegConnection(Connection):
 
 
 def explain(error: Exception, camera: SplitResult) -> str:
-    """Describe an error of the system or of FFmpeg in words that a camera's owner understands."""
+    """Explain an error of the system or FFmpeg in words for a camera's owner."""
     host, scheme = camera.hostname or "", camera.scheme.lower()
     if isinstance(error, socket.gaierror):
         return RAW if is_raw(camera) else unresolved(host, error)

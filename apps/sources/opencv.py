@@ -1,4 +1,4 @@
-"""OpenCV without its own messages, which would hide ours, and devices opened by its VideoCapture."""
+"""Load OpenCV without its own messages, which would hide ours, and open devices with its VideoCapture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTINGS = {"OPENCV_FFMPEG_LOGLEVEL": "-8", "OPENCV_LOG_LEVEL": "SILENT"}
 
 
 def load_cv2() -> Any:
-    """Import OpenCV, silent. Raises UserError if it is not installed."""
+    """Import OpenCV and silence it. Raises UserError if it is not installed."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -29,7 +29,7 @@ def load_cv2() -> Any:
 
 
 class Capture(Connection):
-    """A Video4Linux device in OpenCV's VideoCapture, which takes the arguments."""
+    """A Video4Linux device opened by OpenCV's VideoCapture with these arguments."""
 
     def __init__(self, *arguments: Any) -> None:
         self._cv2 = load_cv2()
@@ -41,7 +41,7 @@ class Capture(Connection):
         return bool(self._capture.isOpened())
 
     def property(self, name: str) -> float:
-        """Return the property ``cv2.CAP_PROP_<name>``, 0 if there is none."""
+        """Return the property ``cv2.CAP_PROP_<name>``, or 0 if it does not exist."""
         return float(self._capture.get(getattr(self._cv2, f"CAP_PROP_{name}")))
 
     def grab(self) -> Grabbed | None:

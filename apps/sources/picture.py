@@ -1,4 +1,4 @@
-"""Decode pictures of folders, cameras and requests."""
+"""Decode pictures from folders, cameras and requests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 
 
 def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
-    """Decode to uint8 RGB ``[H, W, 3]``, with EXIF rotation, transparency over white, and 16 bits scaled to 8.
+    """Decode a picture to uint8 RGB ``[H, W, 3]``: apply EXIF rotation, put transparency over white, scale 16 bits to 8.
 
-    Raises SourceError for data that is not an image, is damaged, or has too many pixels; the size is checked before decoding.
+    Raises SourceError for data that is not an image, is damaged or has too many pixels, which is checked before decoding.
     """
     with needs("reading pictures", "cpu"):
         from PIL import Image as pillow
@@ -47,7 +47,7 @@ def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
 
 
 def try_decoding(data: bytes) -> Image | None:
-    """Decode a camera's picture; None for one that is damaged or too large."""
+    """Decode a camera's picture; return None if it is damaged or too large."""
     try:
         return decode_picture(data)
     except SourceError:
@@ -63,7 +63,7 @@ def check_size(width: int, height: int, most_pixels: int = MOST_PIXELS) -> None:
 def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
     """Yield each JPEG or PNG in a stream of bytes as soon as it is complete, and empty bytes for one that was cut short.
 
-    Any data may be between them, like multipart headers. ``read`` returns no bytes at the end.
+    Any data may be between pictures, such as multipart headers. ``read`` returns no bytes at the end.
     """
     data, size = bytearray(), 1 << 16
     while block := read(size):
@@ -88,9 +88,9 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return the end of a JPEG and True; else the offset to search from next, or minus the offset of the next JPEG.
+    """Return a JPEG's end and True; else False and the offset to search from next, or minus the offset of the next JPEG.
 
-    at: offset of a segment or of the scan. seen: bytes of it that were searched before.
+    at: offset of a segment or of the scan. seen: number of its bytes that were searched before.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -1,4 +1,4 @@
-"""Sources in packages and users' files: classes and generator functions, checked while they are read."""
+"""Sources in packages and users' files: classes and generator functions, which are checked while they are read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MANY = 64  # a source fails if this many first frames all have one time
 
 
 class FrameCheck:
-    """Checks the frames of one source. what: names the source; made: its class or function."""
+    """Checks the frames of one source. what: names the source in errors. made: its class or function."""
 
     def __init__(self, what: str, made: Any) -> None:
         self._what, self._where, self._newest = what, f" ({place(made)})", -math.inf
         self._first, self._count = math.nan, 0
 
     def __call__(self, image: Any, seconds: Any) -> None:
-        """Raise SourceError for anything but uint8 RGB ``[H, W, 3]`` at finite seconds that do not run backwards.
+        """Raise SourceError for anything except uint8 RGB ``[H, W, 3]`` at finite seconds that never decrease.
 
-        Frames may have the time of the one before, but the first MANY not all the same.
+        A frame may have the same time as the previous one, but the first MANY frames may not all have one time.
         """
         if not isinstance(image, np.ndarray):
             raise self.wrong(f"gave a {type(image).__name__} for an image; {RGB}")
@@ -44,7 +44,7 @@ class FrameCheck:
             self.end()
 
     def end(self) -> None:
-        """Raise SourceError if there were several frames, all at one time."""
+        """Raise SourceError if there were several frames, all with one time."""
         if self._count > 1 and self._first == self._newest:
             raise self.wrong(f"gave {self._count} frames at {self._newest:g} s; give seconds that rise")
 
@@ -53,10 +53,10 @@ class FrameCheck:
 
 
 class GeneratorSource(Source):
-    """The frames that a generator function yields: ``image``, or ``(seconds, image)``.
+    """A source whose frames a generator function yields, as ``image`` or ``(seconds, image)``.
 
-    The function is called with the arguments among ``target``, ``fps`` and ``options`` that it declares. Frames without a time
-    get times from 0 s on, at ``fps``; from the others ``fps`` a second are taken. Closing the source closes the generator.
+    The function is called with those of ``target``, ``fps`` and ``options`` that it declares as parameters. Frames without a
+    time get times from 0 s on, at ``fps``. Frames with times are sampled at ``fps``. Closing the source closes the generator.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], target: str, options: SourceOptions, check: FrameCheck) -> None:
@@ -85,10 +85,10 @@ class GeneratorSource(Source):
 
 
 def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
-    """Open a source by its name or ``./file.py:Name``.
+    """Open a source by its name or by ``./file.py:Name``.
 
-    Raises SourceError for anything but a Source class and a generator function. Reading it raises SourceError, with the
-    source's name and location, for any error in it, and for frames and times of other types.
+    Raises SourceError for anything except a Source class or a generator function. Reading the source raises SourceError, with
+    its name and location, for any error in it and for frames or times of wrong types.
     """
     made: Any = load_class("sources", name)
     what = f"source {name}"

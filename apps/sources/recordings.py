@@ -1,4 +1,4 @@
-"""Sources that end: video files, folders of pictures, and video from a pipe. They wait for their reader."""
+"""Sources that end: video files, folders of pictures, and video from a pipe. These sources wait for their reader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S = 0.2  # seconds between a waiting read's checks whether the source was c
 
 
 class Recording(Source):
-    """A source that waits for its reader and ends. A subclass finds the next picture and decodes due ones."""
+    """A source that waits for its reader and ends. A subclass finds the next picture, and decodes those that are due."""
 
     given = 0  # frames read so far
 
@@ -33,11 +33,11 @@ class Recording(Source):
 
     @abstractmethod
     def _advance(self) -> float | None:
-        """Go to the next picture and return its time, seconds; None at the end. Raises SourceError for a damaged source."""
+        """Go to the next picture and return its time in seconds, or None at the end. Raises SourceError if damaged."""
 
     @abstractmethod
     def _picture(self) -> Image | None:
-        """Decode the picture, uint8 RGB ``[H, W, 3]``; None if it is damaged."""
+        """Decode the current picture, uint8 RGB ``[H, W, 3]``; return None if it is damaged."""
 
     def read(self) -> Frame | None:
         timer = StageTimer()
@@ -64,7 +64,7 @@ class Recording(Source):
 
 
 class VideoSource(Recording):
-    """Reads a file to its end, as fast as its reader asks. Times are the container's, corrected by :class:`RecordedClock`."""
+    """Reads a video file to its end, as fast as its reader asks. Times are the container's, but corrected."""
 
     def __init__(self, path: str | Path, fps: float | None) -> None:
         self.path = Path(path)
@@ -90,7 +90,7 @@ class VideoSource(Recording):
 
     @property
     def end_s(self) -> float:
-        """The end of the pictures decoded so far, in seconds; after the last :meth:`read`, the recording's length."""
+        """Return the end in seconds of the pictures decoded so far; after the last :meth:`read`, the recording's length."""
         return 0.0 if self._clock.time_s is None else self._clock.time_s + self._video.period_s
 
     def close(self) -> None:
@@ -99,9 +99,9 @@ class VideoSource(Recording):
 
 
 class FolderSource(Recording):
-    """Pictures in natural order: img2 comes before img10. A damaged one takes its time and is counted.
+    """Reads a folder's pictures in natural order: img2 comes before img10. A damaged one takes its time, and is counted.
 
-    ``rate``: pictures a second, by default ``fps``, so that each is taken.
+    ``rate``: pictures a second, by default ``fps``, so that every picture is taken.
     """
 
     def __init__(self, folder: str | Path, fps: float | None, rate: float | None = None) -> None:
@@ -117,7 +117,7 @@ class FolderSource(Recording):
 
     @property
     def end_s(self) -> float:
-        """The end of the pictures taken or skipped so far, in seconds."""
+        """Return the end in seconds of the pictures taken or skipped so far."""
         return self._next / self._rate
 
     def _advance(self) -> float | None:
@@ -134,16 +134,16 @@ class FolderSource(Recording):
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key: digits compare as the number they are, other characters without regard to case."""
+    """Return a sort key that compares digits as numbers, and other characters without regard to case."""
     parts = re.findall(r"\d+|\D+", name)
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part.casefold()) for part in parts]
 
 
 class StdinSource(Recording):
-    """YUV4MPEG2 or Motion JPEG from a pipe; its writer waits.
+    """Reads YUV4MPEG2 or Motion JPEG from a pipe, whose writer waits.
 
-    Times are frame numbers over the stream's rate. ``rate``: frames a second of Motion JPEG. Frames that are not sampled are
-    read but not decoded.
+    Times are frame numbers divided by the stream's rate. ``rate``: frames a second of Motion JPEG. Frames that are not sampled
+    are read but not decoded.
     """
 
     def __init__(self, fps: float | None, rate: float | None = None, descriptor: int | None = None) -> None:
@@ -194,7 +194,7 @@ class StdinSource(Recording):
         return (self._count - 1) / self._rate
 
     def _picture(self) -> Image | None:
-        """Decode the picture; None if it is damaged or was cut short."""
+        """Decode the picture; return None if it is damaged or was cut short."""
         if self._video is None:
             return try_decoding(self._item)
         frames = self._video.decode(self._item)
@@ -222,7 +222,7 @@ def _stdin() -> int:
 
 
 def check_readable(path: Path) -> None:
-    """Raise SourceError, one line, unless ``path`` is a file that may be read."""
+    """Raise a one-line SourceError unless ``path`` is a readable file."""
     if (found := look(path)) != "file":
         wrong = {"nothing": "there is no such file", "folder": "is a folder", "other": "is a device or a pipe"}[found]
         raise SourceError(f"{path}: {wrong}; give a video file")

@@ -1,4 +1,4 @@
-"""Keep FFmpeg on one RTSP server: it would follow redirects to any host."""
+"""Keep FFmpeg on one RTSP server, because it would follow redirects to any host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGUN = re.compile(rb"R(?:T(?:S(?:P(?:/.{0,7})?)?)?)?\Z", re.DOTALL)  # bytes th
 
 
 class Relay:
-    """Passes one connection to this machine on to ``address``, until one side ends it or the server redirects: ``problem``."""
+    """Passes one local connection on to ``address`` until either side ends it, or the server redirects (see ``problem``)."""
 
     def __init__(self, address: str, port: int, timeout_s: float, tls: bool = False) -> None:
         """Connect. Raises OSError."""

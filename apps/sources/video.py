@@ -32,16 +32,16 @@ SQUEEZED = 8  # largest ratio of a pixel's sides
 
 
 def load_av() -> Any:
-    """Import PyAV, silent. Raises UserError if it is not installed."""
+    """Import PyAV and silence it. Raises UserError if it is not installed."""
     av, logging = (needed(name, "reading video", "cpu") for name in ("av", "av.logging"))
     logging.set_level(None)  # FFmpeg's own messages would show the address
     return av
 
 
 class Video:
-    """An open container; its pictures are those of the best stream that is not cover art. Raises SourceError.
+    """An open container, with the pictures of its best stream that is not cover art. Raises SourceError.
 
-    source, options: as for ``av.open``; with an open file FFmpeg reads nothing else.
+    source, options: as for ``av.open``. If ``source`` is an open file, FFmpeg reads no other file.
     """
 
     def __init__(self, source: Any, most_pixels: int = MOST_PIXELS, threads: str = "AUTO", **options: Any) -> None:
@@ -86,7 +86,7 @@ class Video:
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
     def decode(self, packet: Any) -> list[Any]:
-        """Decode a packet, with None for a picture that cannot be decoded."""
+        """Decode a packet to pictures; None for each one that cannot be decoded."""
         self._lost = packet.is_corrupt or (self._lost and not packet.is_keyframe)
         if self._lost:
             self._spoiled.add(packet.pts)
@@ -101,13 +101,13 @@ class Video:
         return frames if self._filter is None else self._filter(frames)
 
     def is_corrupt(self, frame: Any) -> bool:
-        """Return whether a part of this picture, or of one since the last keyframe, was lost."""
+        """Return whether a part of this picture, or of an earlier one since the last keyframe, was lost."""
         known = frame.pts in self._spoiled
         self._spoiled.discard(frame.pts)
         return known or bool(frame.is_corrupt)
 
     def drain(self) -> list[Any]:
-        """Return the pictures that the decoder still holds, and reset it for the next packet."""
+        """Return the pictures that the decoder still holds, and reset the decoder for the next packet."""
         try:
             frames = self.stream.codec_context.decode(None)
         except (self._errors.InvalidDataError, self._errors.EOFError):
@@ -118,7 +118,7 @@ class Video:
         return frames
 
     def rgb(self, frame: Any) -> Image:
-        """Convert to uint8 RGB ``[H, W, 3]``, turned and mirrored as its display matrix says, with square pixels."""
+        """Convert a frame to uint8 RGB ``[H, W, 3]`` with square pixels, turned and mirrored by its display matrix."""
         ratio, width, height = self._pixel_ratio(), frame.width, frame.height
         width, height = (round(width * ratio), height) if ratio >= 1 else (width, round(height / ratio))
         check_size(width, height, self._most)
@@ -136,7 +136,7 @@ class Video:
 
 
 def oriented(image: Image, matrix: Any) -> Image:
-    """Turn and mirror by the display matrix ``a b c d``: x' = a x + c y, y' = b x + d y, y downwards."""
+    """Turn and mirror an image by the display matrix ``a b c d``: x' = a x + c y, y' = b x + d y, with y pointing down."""
     a, b, c, d = map(int, matrix)
     if abs(a) + abs(d) < abs(b) + abs(c):
         image, a, d = image.swapaxes(0, 1), c, b
@@ -144,7 +144,7 @@ def oriented(image: Image, matrix: Any) -> Image:
 
 
 def open_video(path: Path, **options: Any) -> Video:
-    """Open a file. Raises SourceError, one line."""
+    """Open a video file. Raises a one-line SourceError."""
     with ExitStack() as opened:  # FFmpeg gets an open file: with a name it could read others
         file = opened.enter_context(path.open("rb"))
         try:
@@ -157,9 +157,9 @@ def open_video(path: Path, **options: Any) -> Video:
 
 @dataclass
 class Feed:
-    """A file for PyAV with the received bytes, until a deadline and up to ``largest`` bytes after :meth:`renew`.
+    """A file for PyAV that contains received bytes, until a deadline and up to ``largest`` bytes after :meth:`renew`.
 
-    It ends there, and at a read error; ``problem`` has the reason. PyAV would print exceptions.
+    The file ends there, and at a read error; ``problem`` contains the reason. PyAV would print exceptions.
     """
 
     take: Callable[[int], bytes]
@@ -173,7 +173,7 @@ class Feed:
         self.renew()
 
     def renew(self) -> None:
-        """Begin a picture; the deadline applies to the whole picture, even if its bytes arrive slowly."""
+        """Begin a picture. The deadline applies to the whole picture, even if its bytes arrive slowly."""
         self._deadline, self._left = time.monotonic() + self.timeout_s, self.largest
 
     def read(self, count: int) -> bytes:
@@ -217,7 +217,7 @@ class Deinterlacer:
         return done
 
     def drain(self) -> list[Any]:
-        """Return the frame that is held back."""
+        """Return the frame that is still held back."""
         if self._graph is None:
             return []
         self._graph.push(None)
@@ -236,13 +236,13 @@ class Deinterlacer:
 class RecordedClock:
     """Makes the timestamps of a recording strictly increase from 0.
 
-    With stamps ``s``, an origin ``o`` (``-s[0]`` at first) and the declared time of one picture ``p``::
+    Timestamps ``s`` become times ``m``, with an origin ``o`` (``-s[0]`` at first) and the declared time ``p`` of one picture::
 
         m[n] = max(s[n] + o, m[n-1] + LEAST_S)    a repeat, or pictures in the wrong order: the later stamps are right again
         o    = m[n-1] + p - s[n]                  first, where s[n] + o - m[n-1] > JUMP_S or < -BACK_S: the clock was set,
                                                   the stamps wrapped, or another recording was joined on
 
-    A picture without a stamp is ``p`` after the one before.
+    A picture without a timestamp comes ``p`` after the previous one.
     """
 
     def __init__(self, period_s: float) -> None:
@@ -250,7 +250,7 @@ class RecordedClock:
         self.time_s: float | None = None  # time of the newest picture
 
     def __call__(self, stamp_s: float | None) -> float:
-        """Return the mended time of the next picture, seconds."""
+        """Return the corrected time of the next picture, in seconds."""
         before = self.time_s
         if before is None:
             self.time_s, self._origin = 0.0, -(stamp_s or 0.0)
@@ -266,8 +266,8 @@ class RecordedClock:
 def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[Image]:
     """Decode up to ``count`` pictures, evenly spaced in time. Raises SourceError if there is none, or after ``limit_s``.
 
-    The video is read twice, because the container's length and index may be wrong or missing: first for packet times, then to
-    decode each wanted picture from the keyframe before it.
+    The video is read twice, because the container's length and index may be wrong or missing. The first pass reads the packets'
+    times; the second decodes each wanted picture from the keyframe before it.
     """
     until = time.monotonic() + limit_s
 

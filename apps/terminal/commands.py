@@ -1,4 +1,4 @@
-"""Input that can be typed while a run watches: questions and slash commands, at the prompt or on a pipe."""
+"""Execute what is typed while a run watches (questions and slash commands), at the prompt or on a pipe."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ GENERAL = ("What is happening now?", "What has changed?", "What did you see firs
 
 
 class Commands:
-    """Executes typed lines. ``say`` writes a line for the person who typed."""
+    """Executes typed lines. ``say`` shows a line to the person who typed."""
 
     def __init__(self, run: RunLoop, say: Notify) -> None:
         self._run, self._say = run, say
 
     def __call__(self, line: str) -> None:
-        """Execute a slash command or ask a question; an error is one line."""
+        """Execute a slash command or ask a question; report an error in one line."""
         try:
             if is_command(line):
                 for each in self._command(line.split()[0]):
@@ -41,7 +41,7 @@ class Commands:
             self._say(str(error))
 
     def questions(self) -> list[str]:
-        """Return ready questions, those about objects that left the picture first."""
+        """Return suggested questions; those about objects that have left the picture come first."""
         if not self._run.session.model.is_demo:
             return list(GENERAL)
         scene = self._run.frame.scene if self._run.frame is not None else None
@@ -69,9 +69,9 @@ def is_command(line: str) -> bool:
 
 @contextmanager
 def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None]:
-    """Treat each line on ``descriptor`` as typed, in a separate thread, while the block runs.
+    """While the block runs, a separate thread treats each line on ``descriptor`` as typed.
 
-    A live source is asked when the line comes; a recording that is played as fast as possible is asked at its end.
+    A live source is asked as soon as the line comes. A recording that is played as fast as possible is asked at its end.
     """
     act, over = Commands(run, say), threading.Event()
 
@@ -97,7 +97,7 @@ def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None
 
 
 def stdin_lines(as_json: bool) -> int | None:
-    """Return the descriptor for questions: a pipe, a file, or a terminal that cannot be drawn on; otherwise None."""
+    """Return the descriptor to read questions from (a pipe, a file, or a terminal that cannot be drawn on), or None."""
     try:
         descriptor = sys.stdin.fileno()
         elsewhere = os.isatty(descriptor) and (as_json or not sys.stdout.isatty())

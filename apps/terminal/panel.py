@@ -21,7 +21,7 @@ LEVELS = "·░▒▓█"  # shades from nothing to everything
 
 
 class Panel(NamedTuple):
-    """Lines of text. Their upper left ``columns`` x ``rows`` cells are blank, for the image."""
+    """Lines of text in a panel. Their upper left ``columns`` x ``rows`` cells are blank, to leave room for the image."""
 
     lines: list[Line]
     columns: int = 0
@@ -29,7 +29,7 @@ class Panel(NamedTuple):
 
 
 def make_panel(view: Sequence[LaneView], image: Image | None, columns: int, lines: int) -> Panel:
-    """Draw the memory's content, beside the newest frame if there is room."""
+    """Draw the memory's content, next to the newest frame if there is room."""
     lines = min(lines, TALL)
     wide, high = fit(image, columns * 2 // 5, lines) if image is not None and lines >= 6 and columns >= 60 else (0, 0)
     right = columns - wide - 2 if wide else columns
@@ -39,7 +39,7 @@ def make_panel(view: Sequence[LaneView], image: Image | None, columns: int, line
 
 
 def _memory(memory: MemoryView, columns: int) -> list[Line]:
-    """Return lines with the memory's use and its frames."""
+    """Return lines that show how full the memory is and which frames it holds."""
     numbers = f" {memory.tokens:,} of {memory.budget:,} tokens" if columns >= 40 else f" {memory.tokens:,}"
     bar = gauge(memory.tokens / memory.budget, max(4, columns - 7 - len(numbers)))
     return [
@@ -49,7 +49,7 @@ def _memory(memory: MemoryView, columns: int) -> list[Line]:
 
 
 def _lanes(view: Sequence[LaneView], columns: int, lines: int) -> list[Line]:
-    """Return each memory's name, use and score and, if there is room, its frames."""
+    """Return lines with each memory's name, use and score and, if there is room, its frames."""
     rows: list[Line] = []
     for lane in view:
         knows = f"knows {lane.right} of {lane.asked}" if lane.asked else "not asked yet"
@@ -69,13 +69,13 @@ def _lanes(view: Sequence[LaneView], columns: int, lines: int) -> list[Line]:
 
 
 def gauge(used: float, width: int) -> str:
-    """Return a bar of ``width`` cells, ``used`` of it (0 to 1) filled."""
+    """Return a bar of ``width`` cells, of which the fraction ``used`` (0 to 1) is filled."""
     filled = min(width, round(used * width))
     return LEVELS[-1] * filled + LEVELS[1] * (width - filled)
 
 
 def timeline(memory: MemoryView, width: int) -> str:
-    """Return a strip of all watched frames, the newest at the right, darker for frames with more tokens held."""
+    """Return a strip of all watched frames, the newest at the right; frames with more tokens held are darker."""
     if not memory.watched or width < 1:
         return ""
     width = min(width, memory.watched)
@@ -86,14 +86,14 @@ def timeline(memory: MemoryView, width: int) -> str:
 
 
 def fit(image: Image, columns: int, rows: int) -> tuple[int, int]:
-    """Return the columns and rows of cells (twice as high as wide) that show an image undistorted within the given ones."""
+    """Return how many columns and rows of cells (twice as high as wide) show an image undistorted within the given ones."""
     height, width = image.shape[:2]
     scale = min(columns / width, 2 * rows / height)
     return max(1, round(width * scale)), max(1, round(height * scale / 2))
 
 
 def draw(image: Image, columns: int, rows: int, true_color: bool) -> list[str]:
-    """Return ``rows`` lines of ``columns`` half blocks, with escape sequences for their colours, of 2**24 or 256."""
+    """Return ``rows`` lines of ``columns`` half blocks, with escape sequences for 2**24 or 256 colours."""
     pixels = cell_means(image, 2 * rows, columns).round().astype(int)
     if true_color:
         codes = [["2;" + ";".join(map(str, pixel)) for pixel in line] for line in pixels.tolist()]
@@ -104,7 +104,7 @@ def draw(image: Image, columns: int, rows: int, true_color: bool) -> list[str]:
 
 
 def draw_plain(image: Image, columns: int, rows: int) -> list[str]:
-    """Return ``rows`` lines of ``columns`` characters, denser where the image differs from its background, without colours."""
+    """Return ``rows`` lines of ``columns`` uncoloured characters, denser where the image differs from its background."""
     cells = cell_means(image, rows, columns)
     differs = np.abs(cells - np.median(cells, axis=(0, 1))).max(axis=2)
     levels = differs / max(differs.max(), 1) * (len(LEVELS) - 1)
@@ -112,7 +112,7 @@ def draw_plain(image: Image, columns: int, rows: int) -> list[str]:
 
 
 def wrap(line: Line, columns: int) -> list[Line]:
-    """Break a line between words."""
+    """Break a line between words to fit ``columns``."""
     lines: list[Line] = [[]]
     left = columns
     for style, text in line:
@@ -126,14 +126,14 @@ def wrap(line: Line, columns: int) -> list[Line]:
 
 
 def whole_fields(status: str, columns: int) -> str:
-    """Drop fields at the right, separated by `` · ``, until the rest fits."""
+    """Drop fields from the right, separated by `` · ``, until the rest fits."""
     while len(status) > columns and " · " in status:
         status = status.rpartition(" · ")[0]
     return status[:columns]
 
 
 def clock(seconds: float) -> str:
-    """Return ``1:05`` or ``2:00:00``."""
+    """Format seconds as ``1:05`` or ``2:00:00``."""
     minutes, second = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"

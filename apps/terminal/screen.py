@@ -1,4 +1,4 @@
-"""The terminal of ``edgevlm run``: a live panel above a prompt, answers and notices scrolling above both."""
+"""The terminal of ``edgevlm run``: a live panel above a prompt; answers and notices scroll above both."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Screen:
 
     @contextmanager
     def attached(self, run: RunLoop) -> Iterator[None]:
-        """Draw and listen while the block runs."""
+        """Draw the panel and accept input while the block runs."""
         self._run, self._prompt, self._is_attached = run, self._make_prompt(Commands(run, self.say)), True
         thread = threading.Thread(target=self._listen, name="edgevlm-prompt", daemon=True)
         thread.start()
@@ -155,7 +155,7 @@ class Screen:
                 app.loop.call_soon_threadsafe(lambda: run_in_terminal(write))
 
     def _message(self) -> FormattedText:
-        """Compose panel, answer in progress, and prompt; each time they are drawn."""
+        """Compose the panel, the unfinished answer and the prompt, each time that they are drawn."""
         size, observer, frame = self._prompt.app.output.get_size(), self._run.observer, self._run.frame
         lines = size.rows - BELOW - (MENU if self._prompt.default_buffer.complete_state is not None else 0)
         view, self._panel = observer.view if isinstance(observer, SideBySide) else [], Panel([])
@@ -171,7 +171,7 @@ class Screen:
         return FormattedText([("", whole_fields(self._status, self._prompt.app.output.get_size().columns - 1))])
 
     def _clear_if_resized(self) -> None:
-        """Redraw from an empty screen: a terminal of another width has wrapped what was on it."""
+        """Redraw from an empty screen, because a resized terminal has wrapped its old content."""
         app = self._prompt.app
         before, self._size = self._size, app.output.get_size()
         if before not in (None, self._size) and not app.is_done:

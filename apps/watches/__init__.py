@@ -1,1 +1,1 @@
-"""Standing questions: watches, the events they open and close, and the sinks that receive them."""
+"""Watches (standing questions), the events that they open and close, and the sinks that receive these events."""

@@ -1,4 +1,4 @@
-"""Sends recorded events to sinks at least once, in order, with one thread per sink."""
+"""Send recorded events to sinks at least once and in order, with one thread per sink."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CLOSE_S = 2.0  # seconds that sinks have at the end to send waiting events
 
 
 class Delivery:
-    """Records events and sends them.
+    """Records events and sends them to sinks.
 
-    Events not sent at its end are sent by the next one. An event sent just before a kill is sent again, with the same id.
-    sinks: the sinks by name. control: called with a camera and a watch that a sink wants to pause (False) or to continue
-    (True). program: this program's description for sinks.
+    Events that were not sent before it is closed are sent by the next one. An event sent just before a kill is sent again, with
+    the same id. sinks: the sinks by name. control: called with a camera and a watch that a sink wants to pause (False) or
+    resume (True). program: describes this program to sinks.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Delivery:
             sender.wake.set()
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Announce all watches to the sinks; called again whenever one is added, removed or paused."""
+        """Announce all watches to the sinks, again whenever one is added, removed or paused."""
         with self._standing:
             self._announce_all(watches)
 
@@ -91,7 +91,7 @@ class Delivery:
                     sender.sink.announce(watches)
 
     def close(self) -> None:
-        """Try to send waiting events once more, for at most CLOSE_S seconds. The store stays open."""
+        """Try once more, for at most CLOSE_S seconds, to send waiting events. The store stays open."""
         senders, self._senders, end = self._senders.values(), {}, time.monotonic() + CLOSE_S
         for sender in senders:
             sender.end = end
@@ -104,7 +104,7 @@ class Delivery:
 
 
 class Sender(threading.Thread):
-    """Sends events to one sink, until :attr:`ending` is set and none is left or one fails."""
+    """Sends events to one sink. Once :attr:`ending` is set, it stops when none is left or one fails."""
 
     def __init__(self, name: str, sink: Sink, delivery: Delivery) -> None:
         super().__init__(name=f"edgevlm-sink-{name}", daemon=True)

@@ -1,4 +1,4 @@
-"""Events of watches: an SQLite file of events, with an outbox of those still to be sent."""
+"""Store the events of watches in an SQLite file, with an outbox of those that must still be sent."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SENT = "number NOT IN (SELECT event FROM outbox)"
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """A watch that opened or closed.
+    """An event: a watch opened or closed.
 
-    time, opened: seconds since 1970, of this event and of its opening. evidence: moments, as in an answer's JSON. question: for
-    people; not in the event's JSON.
+    time, opened: seconds since 1970, of this event and of the watch's opening. evidence: moments, as in an answer's JSON.
+    question: for people; it is not part of the event's JSON.
     """
 
     camera: str
@@ -42,34 +42,34 @@ class WatchEvent:
 
     @property
     def id(self) -> str:
-        """32 hexadecimal digits, the same for the same camera, watch, opening (to the millisecond) and state."""
+        """Return 32 hexadecimal digits that depend only on camera, watch, opening (to the millisecond) and state."""
         about = json.dumps([self.camera, self.watch, round(1e3 * self.opened), self.state])
         return hashlib.sha256(about.encode()).hexdigest()[:32]
 
     def json(self) -> dict[str, Any]:
-        """Return the JSON that every sink and ``/v1/events`` send."""
+        """Return the event's JSON, which every sink and ``/v1/events`` send."""
         return {
             "event": "watch", "schema": SCHEMA, "id": self.id, "watch": self.watch, "camera": self.camera, "state": self.state,
             "time": wall_clock(self.time), "probability": round(self.probability, 4), "evidence": list(self.evidence),
         }  # fmt: skip
 
     def line(self) -> str:
-        """Return its JSON, one line in ASCII."""
+        """Return the event's JSON as one line of ASCII."""
         return json.dumps(self.json())
 
     @property
     def names(self) -> str:
-        """The searchable text, in lower case."""
+        """Return the searchable text in lower case."""
         return f"{self.camera} {self.watch} {self.question}".lower()
 
     def is_of(self, camera: str | None, since: float, until: float) -> bool:
-        """Return whether the event, or the opening that it ends, was in this period, on this camera or any."""
+        """Return whether the event, or the opening that it ends, was in this period, on this camera (None for any)."""
         return camera in (None, self.camera) and any(since <= at <= until for at in (self.time, self.opened))
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A period in which a watch was open, in seconds since 1970; closed is None if it still was.
+    """A period in which a watch was open, in seconds since 1970. closed: None if the watch is still open.
 
     event: the event that opened it.
     """
@@ -78,7 +78,7 @@ class Opening:
     closed: float | None = None
 
     def json(self) -> dict[str, Any]:
-        """Return the JSON of ``GET /v1/digest`` and ``edgevlm digest --json``."""
+        """Return the opening's JSON for ``GET /v1/digest`` and ``edgevlm digest --json``."""
         event, closed = self.event, self.closed
         return {
             "camera": event.camera, "watch": event.watch, "question": event.question, "opened": wall_clock(event.opened),
@@ -90,7 +90,7 @@ class Opening:
 
 @dataclass
 class Unwritten:
-    """An event that is not on the disk yet, and the sinks still to receive it."""
+    """An event that is not yet on the disk, and the sinks that must still receive it."""
 
     event: WatchEvent
     pictures: Sequence[bytes | None]
@@ -98,10 +98,10 @@ class Unwritten:
 
 
 class EventStore(TimedDatabase):
-    """Past events and those still to send, in a file that only this process opens.
+    """Stores past events and those still to be sent, in a file that only this process opens.
 
-    :meth:`record` returns once the event is on the disk. When the disk refuses writes, at most UNWRITTEN events are held in
-    memory and sent from there. Old unsent events stay; above the cap pictures are deleted first, then events.
+    :meth:`record` returns once the event is on the disk. While the disk refuses writes, at most UNWRITTEN events are held in
+    memory and sent from there. Above the cap, pictures are deleted first, then events; unsent events never expire.
     """
 
     FILE, TABLE, TIMES, DAYS, CAP = "events.sqlite", "events", ("time", "opened"), 30.0, 64 << 20
@@ -135,9 +135,9 @@ class EventStore(TimedDatabase):
         self._attempt(self.prune, None)
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
-        """Write an event and its deliveries in one transaction; an event with a known id changes nothing.
+        """Write an event and its deliveries in one transaction; an event whose id is known changes nothing.
 
-        pictures: a JPEG, or None, for each moment of its evidence, whose ``jpeg_url`` then points to it.
+        pictures: a JPEG or None for each moment of the event's evidence, whose ``jpeg_url`` will point to it.
         """
         urls = [f"/v1/events/{event.id}/{place}.jpg" if jpeg else None for place, jpeg in enumerate(pictures)]
         evidence = [{**moment, "jpeg_url": url} for moment, url in zip_longest(event.evidence, urls) if moment is not None]
@@ -148,7 +148,7 @@ class EventStore(TimedDatabase):
                 del self._unwritten[oldest]
 
     def next(self, sink: str) -> tuple[WatchEvent, list[bytes]] | None:
-        """Return the oldest event that is still to be sent to a sink, and its pictures; None if there is none."""
+        """Return the oldest event that must still be sent to a sink, with its pictures, or None."""
         statement = f"SELECT number, id, {COLUMNS} FROM outbox JOIN events ON event = number WHERE sink = ? ORDER BY number"
 
         def on_disk() -> tuple[WatchEvent, list[bytes]] | None:
@@ -173,19 +173,19 @@ class EventStore(TimedDatabase):
             self._write()
 
     def waiting(self) -> dict[str, int]:
-        """Count the events that are still to be sent, by sink."""
+        """Count the events that must still be sent, by sink."""
         with self._lock:
             rows = self._rows("SELECT sink, count(*) FROM outbox GROUP BY sink")
             return Counter(dict(rows)) + Counter(sink for each in self._unwritten.values() for sink in each.sinks)
 
     def unsent(self) -> set[str]:
-        """Return the ids of the events that are still to be sent."""
+        """Return the ids of the events that must still be sent."""
         with self._lock:
             rows = self._rows("SELECT DISTINCT id FROM events JOIN outbox ON event = number")
             return {row[0] for row in rows} | {key for key, each in self._unwritten.items() if each.sinks}
 
     def drop(self, sink: str) -> None:
-        """Drop all events waiting for a sink."""
+        """Drop all events that wait for a sink."""
         with self._lock:
             for each in self._unwritten.values():
                 each.sinks.discard(sink)
@@ -202,14 +202,14 @@ class EventStore(TimedDatabase):
     ) -> list[WatchEvent]:
         """Return events, newest first. since, until: seconds since 1970, both included.
 
-        text: part of camera, watch or question.
+        text: a part of the camera's or watch's name, or of the question.
         """
         where: dict[str, Any] = {"time >= ?": since, "time <= ?": until, "camera = ?": camera, "watch = ?": watch}
         where["instr(lower(camera || char(10) || watch || char(10) || question), lower(?))"] = text or None
         return [_event(*row) for row in self._find(COLUMNS, where, "time DESC, number DESC", limit)]
 
     def last(self, camera: str, watch: str) -> WatchEvent | None:
-        """Return the last recorded event of a watch, by order of recording, not by clock."""
+        """Return the event of a watch that was recorded last, regardless of its time."""
         with self._lock:
             held = [each.event for each in self._unwritten.values()]
             rows = self._find(COLUMNS, {"camera = ?": camera, "watch = ?": watch}, "number DESC", 1)
@@ -236,7 +236,7 @@ class EventStore(TimedDatabase):
         return sorted(shown, key=lambda opening: opening.event.opened)
 
     def picture(self, event_id: str, place: int) -> bytes | None:
-        """Return the JPEG at that place of an event's evidence."""
+        """Return the JPEG for the moment at this index of an event's evidence."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"
         rows = self._rows(statement, event_id, place)
         return rows[0][0] if rows else None
@@ -261,7 +261,7 @@ class EventStore(TimedDatabase):
         self._run("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _write(self) -> None:
-        """Write the events that the disk has not taken yet."""
+        """Write the events that are not on the disk yet."""
         for key, entry in list(self._unwritten.items()):
             if not self._attempt(partial(self._insert, entry), False):
                 break

@@ -1,4 +1,4 @@
-"""Events and states of watches on an MQTT broker, with Home Assistant discovery."""
+"""Publish events and states of watches to an MQTT broker, with Home Assistant discovery."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def is_topic(text: str) -> bool:
 
 
 class Mqtt(Sink):
-    """Publishes to a broker, QoS 1, below the path of its address (default ``edgevlm``) and the program's id.
+    """Publishes to a broker with QoS 1, below its address's path (default ``edgevlm``) and the program's id.
 
-    ``edgevlm/ID/available`` is online or offline (the last will). Below ``edgevlm/ID/CAMERA/WATCH/``: ``state`` (ON or OFF),
-    ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG), ``active`` (ON or OFF), all retained but
-    the event; ON or OFF sent to ``set`` continues or pauses the watch.
+    ``edgevlm/ID/available`` is online, or offline as the last will. Topics below ``edgevlm/ID/CAMERA/WATCH/``: ``state`` (ON or
+    OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG), ``active`` (ON or OFF). All except ``event``
+    are retained. ON or OFF sent to ``set`` resumes or pauses the watch.
 
-    Topics of other ids are never changed. id: the program's id, by default that of its state folder. discovery: Home
-    Assistant's discovery prefix; empty for none. ca: a file of certificates to verify a broker at ``mqtts://``, by default the
-    system's.
+    Topics of other ids are never changed. id: the program's id, by default the one in its state folder. discovery: Home
+    Assistant's discovery prefix; empty for none. ca: a file with certificates to verify a broker at ``mqtts://``, by default
+    the system's.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Mqtt(Sink):
                 self._publish(f"{topic}/state", self._state(event))
 
     def _state(self, event: WatchEvent) -> str:
-        """Return the present state of an event's watch, if known; else the event's."""
+        """Return the current state of an event's watch if it is known, else the event's state."""
         known = (self._watches or {}).get((event.camera, event.watch))
         return STATES[(known and known.state) or event.state]
 
@@ -189,7 +189,7 @@ class Mqtt(Sink):
                 self.control(camera, watch, message.payload == b"ON")
 
     def _found(self, device: str, held: Any) -> None:
-        """Remove obsolete parts of a device on the broker, if it is ours."""
+        """Remove obsolete components of a device on the broker, if the device is ours."""
         if held["availability_topic"] == f"{self._base}/available" and held["origin"]["name"] == "edgevlm":
             keys = [key for key in held["components"] if re.fullmatch(COMPONENT, key)]
             components = {key: {"platform": ENTITIES[key.rpartition("_")[2]][0]} for key in keys}
@@ -201,7 +201,7 @@ class Mqtt(Sink):
                 self._announce()
 
     def _announce(self, again: bool = False) -> None:
-        """Publish changes, or everything ``again``: devices, topics of watches, and availability."""
+        """Publish what has changed, or everything if ``again``: devices, topics of watches, and availability."""
         if self._watches is None:
             return
         wanted = self._wanted() if self._discovery else {}

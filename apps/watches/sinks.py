@@ -1,4 +1,4 @@
-"""Sinks for events: standard output, a webhook, a program, a service that apprise knows; MQTT is in :mod:`.mqtt`."""
+"""Sinks for events: standard output, a webhook, a program, or any service that apprise supports. MQTT is in :mod:`.mqtt`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class WatchStatus:
-    """The state of a watch on a camera; None before it is known. device_class: Home Assistant's.
+    """The state of a watch on a camera; None before it is known. device_class: that of Home Assistant.
 
-    camera, watch: ids; camera_name, watch_name: names for people, if any.
+    camera, watch: ids. camera_name, watch_name: names for people, or None.
     """
 
     camera: str
@@ -54,7 +54,7 @@ class WatchStatus:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program that sends.
+    """Describes the program that sends the events.
 
     id: unique, and the same after a restart. page: its server's address. shared: whether the nodes of a cluster share the id.
     """
@@ -67,9 +67,9 @@ class Program:
 class Sink:
     """A receiver of events.
 
-    One thread calls :meth:`send`, in the order of the events; others may call the other methods. Packages add sinks by entry
-    points in the group ``edgevlm.sinks``. The options of its table in edgevlm.toml are keyword arguments of its constructor,
-    which raises UserError for wrong ones and opens no connection.
+    One thread calls :meth:`send`, in the order of the events; others may call the other methods. Packages add sinks with entry
+    points in the group ``edgevlm.sinks``. The options in the sink's table of edgevlm.toml are keyword arguments of its
+    constructor. The constructor raises UserError for invalid options, and opens no connection.
     """
 
     control: Callable[[str, str, bool], object] = staticmethod(lambda camera, watch, active: None)
@@ -78,17 +78,17 @@ class Sink:
     """Set before :meth:`start`."""
 
     def start(self) -> None:
-        """Connect, if a connection is needed before the first event."""
+        """Connect, if the sink needs a connection before the first event."""
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
-        """Return once the receiver has the event; ``event.line()`` is its JSON.
+        """Send an event, and return once the receiver has it; ``event.line()`` is its JSON.
 
-        Any exception is a failure, and the event is sent again.
+        Any exception is a failure, after which the event is sent again.
         """
         raise NotImplementedError
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Handle the list of all watches, without waiting; called whenever one is added, removed or changed."""
+        """Handle the list of all watches without blocking; called whenever a watch is added, removed or changed."""
 
     def close(self) -> None:
         """Close connections."""
@@ -102,9 +102,9 @@ class Stdout(Sink):
 
 
 class Webhook(Sink):
-    """Posts an event's JSON. With a secret the request is signed by https://www.standardwebhooks.com.
+    """A sink that posts an event's JSON. With a secret, requests are signed as https://www.standardwebhooks.com specifies.
 
-    secret: ``whsec_`` and base64, or any text, by default from SECRET_VARIABLE. Redirects are not followed.
+    secret: ``whsec_`` and base64, or any text; by default the content of SECRET_VARIABLE. It does not follow redirects.
     """
 
     def __init__(self, url: str, secret: str = "", timeout: Seconds = ANSWER_S) -> None:
@@ -153,9 +153,9 @@ class Webhook(Sink):
 
 
 class Exec(Sink):
-    """Runs a program for each event, with its JSON on stdin and without a shell. Exit status 0 is success.
+    """A sink that runs a program for each event, with its JSON on stdin and without a shell. Exit status 0 means success.
 
-    Its output goes to stderr. It is killed after ``timeout`` seconds, with its child processes.
+    The program's output goes to stderr. After ``timeout`` seconds the program is killed with its child processes.
     """
 
     def __init__(self, command: str, timeout: Seconds = PROGRAM_S) -> None:
@@ -186,7 +186,7 @@ class Exec(Sink):
 
 
 class Apprise(Sink):
-    """Sends a message in words, with a picture, to any service that apprise knows: https://appriseit.com."""
+    """A sink that sends a message in words, with a picture, to any service that apprise supports: https://appriseit.com."""
 
     def __init__(self, url: str) -> None:
         self._names: dict[str, str | None] = {}  # camera names by id
@@ -210,7 +210,7 @@ class Apprise(Sink):
 
 
 def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
-    """Return a title and a line for people. camera: its name."""
+    """Return an event's title and one line about it for people. camera: the camera's name."""
     what = f"Opened at {{}}, with probability {event.probability:.2f}."
     if event.state == "close":
         what = f"Closed at {{}}, after {ago(max(0.0, event.time - event.opened))}."
@@ -220,9 +220,9 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 
 
 class SinkSettings(BaseModel):
-    """A table ``[[sinks]]``; further keys are options of the sink.
+    """A ``[[sinks]]`` table; keys other than these are options of the sink.
 
-    name: by default its kind. kind: stdout, webhook, mqtt, apprise, exec, that of an installed package, or ``./file.py:Class``.
+    name: by default the kind. kind: stdout, webhook, mqtt, apprise, exec, one from a package, or ``./file.py:Class``.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -233,7 +233,7 @@ class SinkSettings(BaseModel):
 
 
 def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
-    """Return sinks by name; none is connected yet. Raises UserError, which names the sink."""
+    """Return the configured sinks by name, not connected yet. Raises UserError that names the sink."""
     sinks: dict[str, Sink] = {}
     for each in settings:
         name = each.name or unused(each.kind if each.kind.isidentifier() else "sink", sinks)
@@ -247,12 +247,12 @@ def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
 
 
 def unused(name: str, taken: Mapping[str, object]) -> str:
-    """Return ``name``, ``name-2``, ``name-3``, ..."""
+    """Return the first of ``name``, ``name-2``, ``name-3``, ... that is not taken."""
     return next(found for number in count(1) if (found := name if number == 1 else f"{name}-{number}") not in taken)
 
 
 def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
-    """Open a sink of the given kind. Options ``env:NAME`` and ``file:PATH`` are read from there. Raises UserError."""
+    """Open a sink of the given kind. An option may be ``env:NAME`` or ``file:PATH``, which is then read. Raises UserError."""
     found, given = load_class("sinks", kind), {}
     parameters = inspect.signature(found, eval_str=True).parameters
     for name, value in options.items():

@@ -1,4 +1,4 @@
-"""A watch, a standing question to a camera: its settings and its state."""
+"""A watch is a standing question to a camera; this module has its settings and its state."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DeviceClass = Literal[
 
 
 class WatchSettings(BaseModel):
-    """A watch's question and the rule that opens it. choices: the answers.
+    """A watch's question, and the rule that opens and closes it. choices: the possible answers.
 
-    answer: the answers that open it, by default the first. every: seconds between questions, by default each frame. changed:
-    ask only when the picture has changed. open_above, close_below: probabilities of the answer; between them it is "not sure",
-    and nothing changes. open_after, close_after: seconds that the probability must stay beyond them; if above 0, for at least
-    two answers. cooldown: seconds after closing in which it does not open. schedule: ``mon-fri 08:00-18:00``, ``sat,sun`` or
-    ``22:00-06:00``, local time; by default always. on: events to send. sinks: their receivers, by default all. device_class:
-    Home Assistant's class of the binary sensor.
+    answer: the answers that open it, by default the first. every: seconds between questions; by default each frame is asked.
+    changed: ask only if the picture has changed. open_above, close_below: probabilities of the answer; between them it is "not
+    sure" and nothing changes. open_after, close_after: seconds for which the probability must stay beyond them; if above 0, for
+    at least two answers. cooldown: seconds after closing during which it stays closed. schedule: ``mon-fri 08:00-18:00``,
+    ``sat,sun`` or ``22:00-06:00`` in local time; by default always. on: the events to send. sinks: their receivers, by default
+    all. device_class: Home Assistant's class of the binary sensor.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -72,7 +72,7 @@ class WatchSettings(BaseModel):
 
 
 class Watch(WatchSettings):
-    """A repeated question.
+    """A question that is asked repeatedly.
 
     A watch is open while its answer is yes. name: an id, or a name in any script from which an id is made; by default the
     question's words. label: the displayed name. cameras: the streams' names; by default all streams.
@@ -97,16 +97,16 @@ class Watch(WatchSettings):
 
     @property
     def answers(self) -> list[str]:
-        """The choices that open the watch."""
+        """Return the choices that open the watch."""
         return self.answer or self.choices[:1]
 
     @property
     def in_words(self) -> str:
-        """The question, with its opening answers unless that is yes."""
+        """Return the question, followed by the answers that open it unless that is only yes."""
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:
-        """Return whether its schedule covers this local time."""
+        """Return whether the schedule covers this local time."""
         return not self.schedule or any(covers(each, now) for each in self.schedule)
 
 
@@ -137,10 +137,10 @@ def covers(hours: str, now: datetime) -> bool:
 
 @dataclass(slots=True)
 class WatchState:
-    """Track whether a watch is open on a camera, from the probability of its answer.
+    """Tracks whether a watch is open on a camera, from the probabilities of its answer.
 
-    is_open, since: whether and since when, in stream seconds; None before it first opened. probability, asked: the newest
-    probability and its time.
+    is_open, since: whether the watch is open, and since when in stream seconds; None before it first opened. probability,
+    asked: the newest probability and its time.
     """
 
     watch: Watch
@@ -152,7 +152,7 @@ class WatchState:
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:
-        """The answer by the newest probability; None before the first."""
+        """Return the answer according to the newest probability; None before the first one."""
         if self.probability is None:
             return None
         above, below = self.probability > self.watch.open_above, self.probability < self.watch.close_below
@@ -164,9 +164,9 @@ class WatchState:
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:
-        """Add a probability at a stream time in seconds; return whether the watch opened or closed.
+        """Add the probability at a stream time in seconds; return whether the watch opened or closed.
 
-        A hold restarts after a gap, and if time goes back.
+        A hold restarts after a gap, or if time goes back.
         """
         watch = self.watch
         if self.asked is None or not self.asked <= time <= self.asked + watch.every + GAP_S:
@@ -183,7 +183,7 @@ class WatchState:
         return True
 
     def end(self, time: float) -> bool:
-        """Close the watch at the end of its schedule, or when it is paused or removed; return whether it was open."""
+        """Close the watch because its schedule ended, or because it was paused or removed; return whether it was open."""
         was_open, self.probability, self.asked, self._beyond = self.is_open, None, None, None
         if was_open:
             self._change(time)

@@ -1,4 +1,4 @@
-"""Asks the watches of one camera and reports openings and closings."""
+"""Ask the watches of one camera, and report when they open and close."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EARLY = 0.001  # fraction of `every` by which a frame may be early
 
 @dataclass(slots=True)
 class SeenFrame:
-    """A watched frame: its number and wall clock."""
+    """A watched frame, with its number and its time on the wall clock."""
 
     number: int
     wall: float
@@ -40,7 +40,7 @@ class SeenFrame:
 
 @dataclass(slots=True)
 class Tracked(WatchState):
-    """A watch on this camera."""
+    """The state of a watch on this camera."""
 
     opened: float = 0.0  # wall clock of its newest opening
     closed: float | None = None  # wall clock of its last closing, if that was before a restart
@@ -54,9 +54,9 @@ class Tracked(WatchState):
 class Watcher:
     """The watches of one camera, asked in a separate thread.
 
-    The run loop passes frames to :meth:`watch`. taught: returns a question in the model's own words, None for one it does not
-    know. last: returns the newest event of a camera's watch before this start. changed: called with each watch whose state or
-    probability changed. replays: whether the source begins again at a restart; known events are then not sent again.
+    The run loop passes frames to :meth:`watch`. taught: returns a question in the model's own words, or None if the model was
+    not taught it. last: returns the newest event of a camera's watch before this start. changed: called with each watch whose
+    state or probability changed. replays: whether the source begins again at a restart; known events are then not sent again.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
-        """Ask a watch from the next frame on; a known name is ignored. Raises FieldError as :meth:`check`."""
+        """Ask a watch from the next frame on; ignore it if its name is known. Raises FieldError like :meth:`check`."""
         self.check(watch)
         with self._lock:
             if watch.name in self._tracked:
@@ -122,7 +122,7 @@ class Watcher:
         self._report_changes([tracked])
 
     def end(self) -> None:
-        """Close open watches, because the camera is removed."""
+        """Close open watches because the camera is removed."""
         with self._lock:
             for tracked in self._tracked.values():
                 self._end(tracked)
@@ -148,7 +148,7 @@ class Watcher:
             self._fresh.notify_all()
 
     def forget(self, since: float, until: float) -> None:
-        """Drop the frames of a span of stream time."""
+        """Drop the kept frames of a period of stream time."""
         with self._fresh:
             kept = [seen for seen in self._frames if not since <= seen.frame.time_s <= until]
             self._frames = deque(kept, maxlen=FRAMES)
@@ -178,7 +178,7 @@ class Watcher:
             self._problem = problem
 
     def ask(self) -> None:
-        """Ask the watches that are due, once. Raises UserError as :meth:`Session.classify` does."""
+        """Ask the watches that are due, once each. Raises UserError like :meth:`Session.classify`."""
         frames, found = self._frames, list[Classified]()
         if not frames:  # all frames were forgotten
             return
@@ -246,7 +246,7 @@ class Watcher:
         self._record(tracked.watch, event, pictures)
 
     def _seen(self, time_s: float) -> SeenFrame | None:
-        """Return the frame of this time, which may still be arriving, else the newest before it; None if all are forgotten."""
+        """Return the frame of this time, which may still be arriving, or the newest before it; None if all are forgotten."""
         with self._fresh:
             self._fresh.wait_for(lambda: self._closing or not self._frames or self._frames[-1].frame.time_s >= time_s, COME_S)
             before = (each for each in reversed(self._frames) if each.frame.time_s <= time_s)

@@ -1,4 +1,4 @@
-"""All watches of a service, by name, with their cameras and the delivery of their events."""
+"""All watches of a service by name, with their cameras and the delivery of their events."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_WATCHES = 256
 
 
 class WatchHooks(Protocol):
-    """Hooks of a cluster's node: whether an event may be recorded, and which cameras other nodes watch."""
+    """Hooks for a cluster node: whether an event may be recorded, and which cameras other nodes watch."""
 
     def may_record(self, event: WatchEvent) -> bool: ...
     def cameras_elsewhere(self) -> Collection[str]: ...
 
 
 class Watches:
-    """Watches by name. Any thread may call any method.
+    """The watches of a service, by name. Any thread may call any method.
 
     watchers: the watchers by camera name. delivery: sends events; opened with the first watch.
     """
@@ -46,7 +46,7 @@ class Watches:
         self._holds, self._closed = 0, False
 
     def add(self, watch: Watch) -> None:
-        """Add a watch. Raises FieldError if its name is in use, or if one of its cameras cannot be asked."""
+        """Add a watch. Raises FieldError if the watch's name is in use, or if one of its cameras cannot be asked."""
         self._delivery()  # open it first: it takes a lock of the service, whose holder may wait for the lock below
         with self._lock:
             if watch.name in self.watches:
@@ -66,7 +66,7 @@ class Watches:
         self.announce()
 
     def remove(self, name: str) -> None:
-        """Stop asking a watch; close it if it is open. Raises UserError for an unknown one."""
+        """Stop asking a watch, and close it if it is open. Raises UserError if there is no such watch."""
         with self._lock:
             watch = self.watch(name)
             self.watches = {key: value for key, value in self.watches.items() if value is not watch}
@@ -75,7 +75,7 @@ class Watches:
         self.announce()
 
     def pause(self, name: str, paused: bool, camera: str | None = None) -> None:
-        """Pause or continue a watch, on one camera or on all of its cameras. Raises UserError for an unknown one."""
+        """Pause or resume a watch, on one or all of its cameras. Raises UserError if there is no such watch."""
         with self._lock:
             watch = self.watch(name)
             for watcher in self._chosen(watch):
@@ -84,13 +84,13 @@ class Watches:
         self.announce()
 
     def watch(self, name: str) -> Watch:
-        """Return a watch by its id or original name. Raises UserError for an unknown one."""
+        """Return a watch by its id or original name. Raises UserError if there is no such watch."""
         if (found := self.watches.get(id_of(name))) is None:
             raise UserError(f"there is no watch {name!r}; {nearest(name, self.watches)}")
         return found
 
     def attach(self, watcher: Watcher) -> None:
-        """Ask the watches of a newly opened camera; report those that its model cannot answer."""
+        """Start asking the watches of a newly opened camera; report those that its model cannot answer."""
         with self._lock:
             for watch in [each for each in self.watches.values() if not each.cameras or watcher.camera in each.cameras]:
                 try:
@@ -100,7 +100,7 @@ class Watches:
         self.announce()
 
     def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
-        """Replace one configuration's watches with another's; return a line for each change."""
+        """Replace the watches of one configuration by those of a new one; return a line for each change."""
         old, new, done = list(before), list(after), []
         with self.held():
             for watch in old:
@@ -117,7 +117,7 @@ class Watches:
         return done
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return the answer of ``GET /v1/watches/{name}``. Raises UserError for an unknown watch."""
+        """Return the answer of ``GET /v1/watches/{name}``. Raises UserError if there is no such watch."""
         watch = self.watch(name)
         standing = [watcher.states().get(watch.name) for watcher in self._chosen(watch)]
         return {
@@ -127,7 +127,7 @@ class Watches:
         }  # fmt: skip
 
     def record(self, watch: Watch, event: WatchEvent, pictures: Sequence[bytes | None]) -> None:
-        """Write an event, and send it if its state is in the watch's ``on``."""
+        """Write an event, and send it if the watch's ``on`` includes its state."""
         if self._hooks().may_record(event):
             self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
 
@@ -135,7 +135,7 @@ class Watches:
         return self._delivery().store.last(camera, watch)
 
     def announce(self, anyway: bool = False) -> None:
-        """Send the state of all watches to the sinks, if it changed or ``anyway``; does nothing while :meth:`held`."""
+        """Send the state of all watches to the sinks if it has changed, or if ``anyway``; do nothing inside :meth:`held`."""
         if self._holds or self._closed:
             return
         standing = [
@@ -153,7 +153,7 @@ class Watches:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Delay announcements to the end of the block, so that a reopened camera or watch is not removed first."""
+        """Delay announcements to the end of the block, so that a camera or watch that is reopened does not seem removed."""
         with self._lock:
             self._holds += 1
         try:
@@ -164,13 +164,13 @@ class Watches:
         self.announce()  # skipped after an error, when watches that are not open yet would seem removed
 
     def close(self) -> None:
-        """Stop announcing: at shutdown cameras are closed, not removed."""
+        """Stop announcing, because cameras are closed but not removed at shutdown."""
         self._closed = True
 
     def _chosen(self, watch: Watch) -> list[Watcher]:
         return [watcher for name, watcher in self._watchers().items() if not watch.cameras or name in watch.cameras]
 
     def control(self, camera: str, name: str, active: bool) -> None:
-        """Continue or pause a watch on a camera, as a sink requests."""
+        """Pause or resume a watch on a camera, as a sink requests."""
         if name in self.watches:
             self.pause(name, not active, camera)
