@@ -1,7 +1,7 @@
 """Your own engine: `edgevlm run --engine ./examples/openvino_engine.py:OpenVino` (pip install openvino).
 
 A package provides it by name, through an entry point in the group "edgevlm.engines" of its pyproject.toml.
-edgevlm.extend.Engine lists what an engine must have. This one runs tower and decoder in OpenVINO and inherits the rest.
+edgevlm.extend.Engine lists what an engine must have. This engine runs tower and decoder in OpenVINO and inherits the rest.
 """
 
 from collections.abc import Sequence

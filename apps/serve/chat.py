@@ -24,8 +24,8 @@ from edgevlm.runtime.sampling import MAX_CHOICES, OneOf
 
 MAX_MESSAGES = 1024
 MAX_TOOLS = 256
-VIDEO_FRAMES = 8  # most frames taken from one video file
-DEEPEST = 64  # most levels of nesting in a tool's schema
+VIDEO_FRAMES = 8  # maximum number of frames taken from a video file
+DEEPEST = 64  # maximum depth of nesting in a tool's schema
 
 
 def shallow(value: Any) -> Any:
@@ -350,7 +350,7 @@ class ChatRequest(Asked):
 
     @property
     def functions(self) -> list[Function]:
-        """The functions that the answer may call. Raises FieldError if ``tool_choice`` names none of ``tools``."""
+        """The functions that the answer may call. Raises FieldError if ``tool_choice`` is not in ``tools``."""
         given = [] if self.tool_choice == "none" else [each.function for each in self.tools or () if each.function is not None]
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name

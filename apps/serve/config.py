@@ -92,11 +92,11 @@ class ServerSettings(Section):
     source_hosts: host names, addresses and networks of cameras that clients may add; by default all except this machine.
     any_source: let clients add any source, including files, devices and pipelines. max_requests: questions that may run or wait
     at once. max_rate: requests per second from one address, averaged over some seconds. Requests beyond max_requests or
-    max_rate get status 429. max_body: most bytes in a request, and in a picture fetched for it. max_question_tokens: most
+    max_rate get status 429. max_body: maximum bytes of a request, and of a picture fetched for it. max_question_tokens: maximum
     tokens in a question with its history and tools, for cameras opened later. A question's memory is allocated when it arrives;
-    the model's positions limit its length. max_pictures: most pictures in a question, including a video's frames; those beyond
-    PICTURES count as question tokens. media_hosts: ``HOST`` or ``HOST:PORT`` from which pictures may be fetched. media_private:
-    let media_hosts have private addresses. media_folders: folders with videos that questions may use.
+    the model's positions limit its length. max_pictures: maximum pictures in a question, including a video's frames; those
+    beyond PICTURES count as question tokens. media_hosts: ``HOST`` or ``HOST:PORT`` from which pictures may be fetched.
+    media_private: let media_hosts have private addresses. media_folders: folders with videos that questions may use.
     """
 
     host: str = "127.0.0.1"
@@ -134,8 +134,8 @@ class JournalSettings(KeptSettings):
 
     every: minutes between a camera's journal lines; 0 for no journal. prompt: the question that each line answers. changed:
     write the next line early, but not before a tenth of ``every``, once this many frames' worth of changes were appended (under
-    ``append = "changed"``). max_tokens: most tokens in a line. context: most tokens of earlier lines to put before a question
-    that shares words with them; 0 for none. days, megabytes: how much to keep.
+    ``append = "changed"``). max_tokens: maximum tokens in a line. context: maximum tokens of earlier lines to put before a
+    question that shares words with them; 0 for none. days, megabytes: how much to keep.
     """
 
     days: Days = Journal.DAYS

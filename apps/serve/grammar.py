@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 
-MAX_GRAMMAR = 65_536  # most characters in a schema
+MAX_GRAMMAR = 65_536  # maximum characters in a schema
 MAX_MULTIPLE = 10_000  # the lexer needs this many states for a multipleOf, and its own limits do not count them
-MAX_BRANCHING = 4_000_000  # most steps per token: all recursive alternatives, squared, times the most in one place
+MAX_BRANCHING = 4_000_000  # maximum steps per token: all recursive alternatives, squared, times the most in one place
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, step_lexer_fuel=100_000, step_max_items=3_000, max_lexer_states=25_000,
     max_grammar_size=100_000, verbose_errors=False,

@@ -51,7 +51,7 @@ PREPARING = 4  # how many questions may fetch pictures or compile a grammar at o
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 MJPEG = "multipart/x-mixed-replace"
 PAGE = files("edgevlm.apps.serve").joinpath("page")
-MAX_EVENTS = 1000  # most entries that one request returns
+MAX_EVENTS = 1000  # maximum number of entries per reply
 
 
 def wall_time(given: Any) -> float:

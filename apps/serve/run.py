@@ -35,10 +35,10 @@ from edgevlm.progress import Notify, progress, silence, to_stderr, to_stderr_if_
 
 HEAD_S = 20.0  # time for a request's head to arrive
 MAX_HEADERS = 64 << 10  # bytes in a request's head
-MAX_DIGITS = 640  # most digits of an integer in a body; parsing time grows with their square
+MAX_DIGITS = 640  # maximum digits of an integer in a body; parsing time grows with their square
 READ_S = 20.0  # a client that leaves sent data unread for this long is disconnected
 RESERVE = 128  # open files kept for cameras and state; at most a quarter of the limit
-WAITING = 1024  # most connections waiting to be accepted
+WAITING = 1024  # maximum number of connections waiting to be accepted
 ALIVE_S = 1.0  # time between signs of life to a service manager
 
 

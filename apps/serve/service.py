@@ -46,9 +46,9 @@ from edgevlm.runtime.settings import AUTO, check_policy
 MAX_STREAMS = 256
 TEST_S = 10.0  # how long a test waits for the source's first picture
 LOOK_S = 2.0  # how long a test then reads the source
-TEST_FPS = 100  # most frames that a test reads, per second and in total
+TEST_FPS = 100  # maximum frames that a test reads, per second and in total
 CLOSING_S = 30.0  # time for the last snapshots on shutdown
-REOPEN_S = 60.0  # least time between two reopenings of a camera with a torn memory
+REOPEN_S = 60.0  # minimum time between two reopenings of a camera with a torn memory
 CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # neither files nor pipelines nor programs
 
 

@@ -48,7 +48,7 @@ PAUSE_S = 5.0  # how long a pause waits for the frame in progress
 RATES = 11  # frame rates are computed over this many statistics, one per second
 PROMPT = "Describe in one short sentence what is happening now."
 DEMO_PROMPT, BEFORE = "what left last?", "how many objects are there now?"  # BEFORE is asked until an object has left
-NOTES = 32  # most journal lines put before a question
+NOTES = 32  # maximum number of journal lines put before a question
 SOONEST = 0.1  # if much has changed, the next journal line comes after this fraction of the interval
 Event = tuple[str, dict[str, Any]]
 

@@ -52,7 +52,7 @@ class MeasureOptions:
     host_bytes: Annotated[int | None, option("N", "Limit the store's host memory.", min=1_000_000)] = None
     file_bytes: Annotated[int | None, option("N", "Limit the store's file.", min=0)] = None
     cameras: Annotated[str | None, option("N,...", "Watch this many cameras.")] = None
-    seconds: Annotated[float | None, option("S", "Count frames for this long each time.", min=0.1)] = None
+    seconds: Annotated[float | None, option("S", "Count frames for this many seconds each time.", min=0.1)] = None
     events: Annotated[int | None, option("N", "Watch until this many events happen.", min=1)] = None
     realtime: Annotated[bool | None, flag("--realtime/--no-realtime", "Play recordings at their own speed.")] = None
     engine: Annotated[str | None, option("NAME|./FILE.py:CLASS", "Run the model with this engine.")] = None

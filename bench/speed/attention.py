@@ -23,7 +23,7 @@ SHAPES = {
     "seeded-3b": (36, 16, 2, 128),
 }  # layers, query heads, KV heads, head_dim
 GQA, READ = "GroupQueryAttention", "read"
-MOST_MB = 1500  # most keys and values in memory; layers beyond that are skipped
+MOST_MB = 1500  # maximum MB of keys and values in memory; layers beyond that are skipped
 
 
 def attention(

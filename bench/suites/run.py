@@ -32,7 +32,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import parse_budget
 
 PROMPT_PARTS = 4  # a prompt may take 1 / PROMPT_PARTS of a model's positions
-NAMED = 5  # most skipped records that the report lists without --json
+NAMED = 5  # maximum number of skipped records listed without --json
 LEFT_OUT = {  # field of the last line -> the words printed before its entries
     "missing_videos": "missing",
     "malformed": "malformed, and left out",
