@@ -118,7 +118,7 @@ def allocate(
         return KVCache(*shape, **rotary, scales=bundle.kv_scales())
     from edgevlm.runtime.cuda.cache import CudaCache
 
-    return CudaCache(*shape, **rotary, scales=bundle.kv_scales())  # checks the device's free memory itself
+    return CudaCache(*shape, **rotary, scales=bundle.kv_scales())  # CudaCache checks the device's free memory
 
 
 def chunk_bytes(frames: int, vision: VisionSpec) -> int:

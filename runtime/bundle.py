@@ -31,8 +31,8 @@ from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-# written; 2 adds position axes, frame groups and frame text, 3 the profile, 4 names graphs "full", "per-layer0", ..; in 5 the
-# per-layer graphs do not attend
+# The newest format. Format 2 added position axes, frame groups and frame text; 3 the profile; 4 the graph names "full",
+# "per-layer0", ..; since 5, per-layer graphs do not attend.
 FORMAT = 5
 READS = range(1, FORMAT + 1)
 FADING = ("20/19.5", "1.0/0.9")  # LLaVA's values, from HERMES's App. D

@@ -97,8 +97,8 @@ class KVCache(_native.Cache):
     made: take a new one after anything that adds, removes or moves rows. Rows past the valid ones are free and never read; they
     hold zeros or evicted values.
 
-    The long loops run without the GIL. Any number of threads may read a cache at once; only one may change it. A call during
-    another thread's change raises CacheError, as does a call given views of the memory that it changes.
+    The cache's long loops run without the GIL. Any number of threads may read a cache at once; only one may change it. A method
+    called while another thread changes the cache raises CacheError, as does a method given views of the memory that it changes.
     """
 
     __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "local", "pair_axis")

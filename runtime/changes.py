@@ -38,10 +38,11 @@ MOST_NOISE = 0.25  # noise is taken as at most this fraction of the distance bet
 class References(Stateful):
     """Holds each patch's normalised feature as it was last appended.
 
-    A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. A distance is 1 -
-    cosine. The camera's noise is the median distance of a frame whose references come from the previous frame; a smaller median
-    found later replaces it. A token has changed if its distance exceeds 1 - tau and three times the noise. The limit from noise
-    is at most a quarter of the distance between a frame's patches, so that a scene that moves everywhere is appended.
+    A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
+    minus the cosine similarity. The camera's noise is the median distance of a frame whose references come from the previous
+    frame; a smaller median found later replaces it. A token has changed if its distance exceeds 1 - tau and three times the
+    noise. The limit from noise is at most a quarter of the distance between a frame's patches, so that a scene that moves
+    everywhere is appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -301,7 +302,8 @@ def was_right(kept: Float32, whole: Float32) -> bool:
 
 
 class ChangedEncoder(Stateful):
-    """Encodes the frames of one stream in order. Its state consists of the references, the features and the tower's cache.
+    """Encodes the frames of one stream in order. The encoder's state consists of the references, the features and the tower's
+    cache.
 
     A patch that is not encoded keeps its features, although patches that it attended to may have changed.
     """

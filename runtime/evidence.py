@@ -124,7 +124,7 @@ class QuestionAttention:
     def weights(self) -> tuple[Int64, Int64, Float64]:
         """Return the distinct tokens, ``frame * tokens + patch``, with the frame that last showed each token and its weight.
 
-        A token's weight is the softmax of the queries over the frames' rows, averaged over heads. It is the layer's attention
+        A token's weight is the softmax of the queries over the frames' rows, averaged over heads: the layer's attention,
         restricted to these rows. Rows with less than a thousandth of the largest weight are skipped.
         """
         token, confirmed, weight = [], [], []

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, JSON lines that survive a kill, and paths that users gave."""
+"""Write files and folders that appear whole or not at all and JSON lines that survive a kill, and check users' paths."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PRIVATE = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Found = Literal["file", "folder", "other", "nothing"]
 
-_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # Path reduces two slashes to one
-_NO_SPACE = 1 << 20  # bytes: a disk with less free is full
+_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # one slash, because Path reduces two slashes to one
+_NO_SPACE = 1 << 20  # a disk with fewer free bytes counts as full
 _FULL = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -43,7 +43,7 @@ _FOLDER, _KEY, _JOURNAL, _OLD = "bundle", "key", "journal", "old"
 
 
 def look(path: str | Path) -> Found:
-    """Return the kind of file at ``path``, links followed. Raises UserError if that cannot be determined."""
+    """Return the kind of file at ``path``, following links. Raises UserError if the kind cannot be determined."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -56,7 +56,7 @@ def look(path: str | Path) -> Found:
 
 
 def is_utf8(path: str | Path) -> bool:
-    """Return whether a name is UTF-8. Python holds other bytes as lone surrogates, which few libraries accept."""
+    """Return whether a name is UTF-8. Python holds bytes that are not UTF-8 as lone surrogates, which few libraries accept."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -71,13 +71,13 @@ def check_utf8(path: str | Path) -> None:
 
 
 def refuse_address(path: str | Path) -> None:
-    """Raise UserError for an address instead of a path, without repeating it: it may hold a password."""
+    """Raise UserError for an address instead of a path. The message does not repeat the address, which may hold a password."""
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
         raise UserError("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these")
 
 
 def open_file(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading, links followed, without waiting. Raises OSError, including for other kinds."""
+    """Open a regular file for reading without blocking, following links. Raises OSError, including for other kinds of file."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is not a file")
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
@@ -88,7 +88,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def home() -> Path:
-    """Return the user's home folder. Raises UserError if there is none, as for a nameless user in a container."""
+    """Return the user's home folder. Raises UserError if the user has none, like a nameless user in a container."""
     try:
         found = Path.home()
     except RuntimeError:
@@ -99,7 +99,7 @@ def home() -> Path:
 
 
 def private_folder(path: Path) -> None:
-    """Make a missing folder and its parents, for the user only. Raises OSError."""
+    """Make a missing folder and its missing parents, accessible to the user only. Raises OSError."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def private_folder(path: Path) -> None:
 
 
 def refuse_unmapped(path: Path, error: Exception) -> None:
-    """Raise UserError if ``error`` means that the file system cannot map files: some FUSE, 9p and network mounts."""
+    """Raise UserError if ``error`` means that the file system cannot map files, like some FUSE, 9p and network mounts."""
     if isinstance(error, OSError) and "No such device" in str(error):
         raise UserError(f"{path}: its file system cannot map files into memory; copy the folder to a local disk") from None
 
@@ -117,16 +117,16 @@ def refuse_unmapped(path: Path, error: Exception) -> None:
 
 
 def reason(error: OSError, place: Path) -> str:
-    """Describe a failure to write. If the writer lost the errno, a full disk is recognised by the free space at ``place``."""
+    """Describe a failure to write. If the error has no errno, a full disk is recognised by the free space at ``place``."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))
 
 
 def flush(path: Path) -> None:
-    """Write a file or folder through to the disk. Raises OSError.
+    """Flush a file or folder to the disk. Raises OSError.
 
-    Does nothing for a folder on a file system that flushes only files: CIFS and vboxsf return EINVAL.
+    Does nothing for a folder if its file system flushes only files, like CIFS and vboxsf, which return EINVAL.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -140,9 +140,9 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """Yield a stream whose content replaces ``path`` when the block succeeds. Raises OSError.
+    """Yield a stream whose content replaces the file at ``path`` if the block succeeds. Raises OSError.
 
-    Only one process may write a path at a time; a killed one leaves ``path`` + UNFINISHED.
+    Only one process may write a path at a time; a killed process leaves a file ``path`` + UNFINISHED.
     """
     unfinished, flags, mode = path.with_name(path.name + UNFINISHED), PRIVATE if private else 0, 0o600 if private else 0o666
     try:
@@ -167,13 +167,13 @@ def atomic_directory(
     keep: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
     notify: Notify = lambda _: None,
 ) -> Iterator[Path]:
-    """Yield an empty folder beside ``out_dir``; when the block succeeds it becomes ``out_dir``.
+    """Yield an empty folder next to ``out_dir``, which becomes ``out_dir`` if the block succeeds.
 
-    check: raises UserError if ``out_dir`` must not be replaced; called at the start and before the replacement.
-    key: if set, a block that is killed, or ends with one of ``keep``, leaves its folder, and the next call with the same key
-    yields that folder again; :func:`journal_of` lists its finished files. Other leftovers are removed. Raises UserError for
-    every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``: the next call, or
-    loading the bundle, then restores the old folder with :func:`put_back`.
+    check: a function that raises UserError if ``out_dir`` must not be replaced; called at the start and before the replacement.
+    key: if set, a block that is killed, or ends with an error in ``keep``, leaves its folder. The next call with the same key
+    then yields that folder again; the journal at :func:`journal_of` lists its finished files. All other leftovers are removed.
+    Raises UserError for every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``.
+    The next call, or loading the bundle, then restores the old folder with :func:`put_back`.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -212,7 +212,7 @@ def atomic_directory(
 
 
 def put_back(target: Path) -> None:
-    """Undo a replacement of ``target`` that was killed between its renames; wait for a replacement in progress."""
+    """Undo a replacement of ``target`` that was killed between its two renames; wait for one that is in progress."""
     if os.path.lexists(target):
         return
     for old in target.parent.glob(f"{_prefix(target)}*/{_OLD}"):
@@ -222,7 +222,7 @@ def put_back(target: Path) -> None:
 
 
 def journal_of(folder: Path) -> Path:
-    """Return the path of the journal beside a folder that :func:`atomic_directory` yielded; it is removed on commit."""
+    """Return the path of the journal next to a folder that :func:`atomic_directory` yielded; the commit removes the journal."""
     return folder.with_name(_JOURNAL)
 
 
@@ -231,7 +231,7 @@ def _prefix(target: Path) -> str:
 
 
 def lock_file(file: int | BinaryIO | TextIO, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
-    """Lock a file for this process; return False if its disk has no locks, like some network disks.
+    """Lock a file for this process; return False if the disk does not support locks, like some network disks.
 
     Raises OSError, and BlockingIOError if another process holds the lock.
     """
@@ -255,7 +255,7 @@ def _locked(folder: Path, how: int) -> Iterator[int]:
 
 
 def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, int]:
-    """Return the work folder of a stopped call with this key, or a new one, and its lock; remove the others."""
+    """Return the work folder of a stopped call with this key, or a new folder, and its lock; remove all other work folders."""
     found: tuple[Path, int] | None = None
     for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
         with suppress(OSError), _locked(work, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
@@ -297,8 +297,8 @@ def _replace(folder: Path, target: Path) -> None:
 class JsonLines:
     """A file of JSON lines that only grows, written by one process, so that a stopped run can continue.
 
-    The first line is the header, if there is one. A last line that a kill cut short is dropped. ``records`` holds the values by
-    key, those of earlier runs first; without ``key`` it stays empty.
+    The first line is the header, if there is one. An incomplete last line, left by a kill, is dropped. ``records`` holds the
+    values by key, those of earlier runs first; without ``key`` it stays empty.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class JsonLines:
         header: names the file's kind (``journal``) and all settings that its records depend on.
         key: returns a record's key; LookupError and TypeError mean that the record is invalid. sync: flush each record to the
         disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, exists
-        without ``resume``, is damaged, or has a different header. Such a file is not changed.
+        without ``resume``, is damaged, or has a different header. No error changes the file.
         """
         self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
         self._file: BinaryIO | None = None
@@ -339,7 +339,7 @@ class JsonLines:
         if raw and not resume:
             raise UserError(f"{path}: is there already; add --resume to continue it, or name another file")
         if header is not None and _line(header).startswith(raw):
-            os.truncate(path, 0)  # it holds at most a part of the header
+            os.truncate(path, 0)  # the file holds at most a part of the header
             self._write(header)
             return
         try:
@@ -377,7 +377,7 @@ class JsonLines:
     def close(self) -> None:
         """Close the file, so that another process may write it."""
         if self._file is not None and not self._file.closed:
-            lock_file(self._file, fcntl.LOCK_UN)  # a process forked meanwhile also holds the file open
+            lock_file(self._file, fcntl.LOCK_UN)  # a process forked in the meantime also has the file open
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -388,9 +388,9 @@ class JsonLines:
 
 
 def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
-    """Return the values of a file's lines; empty lines and a last line that a kill cut short are skipped.
+    """Return the values of a file's lines; empty lines and an incomplete last line, left by a kill, are skipped.
 
-    finite: refuse NaN and infinities. Raises OSError, and ValueError that names the line that is not JSON.
+    finite: refuse NaN and infinities. Raises OSError, and a ValueError that names the first line that is not JSON.
     """
     return _parse(path.read_bytes(), finite=finite)
 

@@ -1,4 +1,4 @@
-"""Find the memory that this process may still take: what is free in the system, or in its control groups."""
+"""Find how much memory this process may still take, given what is free in the system and in its control groups."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import NamedTuple
 import psutil
 
 ROOT = Path("/")
-GROUPS = (  # v2, v1: controller in /proc/self/cgroup, folder, files of the limit and the usage, cache in memory.stat
+GROUPS = (  # v2, v1: controller in /proc/self/cgroup, its folder, files with limit and usage, cache's name in memory.stat
     ("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
 class Available(NamedTuple):
-    """Available and total memory, in bytes."""
+    """The available and the total memory, in bytes."""
 
     free: int
     total: int
 
 
 def available() -> Available:
-    """Return the memory of this system, or of this process's control group with the least memory."""
+    """Return the memory of this system, or of this process's control group if a group has less available."""
     memory = psutil.virtual_memory()
     return min([Available(memory.available, memory.total), *group_limits()], key=lambda each: each.free)
 
 
 def group_limits(root: Path | None = None) -> list[Available]:
-    """Return the memory of each control group (v1 or v2) around this process that has a limit. root: used instead of ``/``."""
+    """Return the memory of each control group (v1 or v2) of this process that has a limit. root: replaces ``/``."""
     root, own, found = root or ROOT, dict[str, str](), []
     with suppress(OSError, ValueError):
         lines = (line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines())
@@ -38,7 +38,7 @@ def group_limits(root: Path | None = None) -> list[Available]:
         parts = [part for part in own.get(controller, "").split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
             group = root.joinpath(folder, *parts[:depth])
-            with suppress(OSError, ValueError, KeyError):  # a group without a limit
+            with suppress(OSError, ValueError, KeyError):  # the group has no limit
                 most, used = (int((group / name).read_text()) for name in (limit, usage))
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 found.append(Available(most - used + int(stat[cached]), most))

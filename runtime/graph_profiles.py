@@ -1,6 +1,5 @@
-"""Profiles: the kinds of graphs that a bundle may have, named after the first TensorRT version that takes them.
-
-docs/internals/engines.md has their inputs and outputs.
+"""Profiles, which are the kinds of graphs that a bundle may have, named after the first TensorRT version that takes them.
+docs/internals/engines.md lists their inputs and outputs.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ TOWERS = {ONNXRUNTIME: ("fp32", "int8"), TENSORRT_10_3: ("fp32", "fp16"), TENSOR
 
 @dataclass(frozen=True, slots=True)
 class EngineShapes:
-    """The largest calls that a bundle's engines take; longer ones are made in pieces.
+    """The largest calls that a bundle's engines take; longer calls are split into pieces.
 
-    frames: frames of a vision call, a multiple of the tower's group. rows: rows of a decoder call that appends frames.
-    question: rows of a decoder call that appends text.
+    frames: the frames in a vision call, a multiple of the tower's group. rows: the rows in a decoder call that appends frames.
+    question: the rows in a decoder call that appends text.
     """
 
     frames: int
@@ -47,7 +46,7 @@ def check_profile(name: str) -> None:
 
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
-    """Return a tower's precision, by default chosen by ``precision``. Raises UserError for one that the profile lacks."""
+    """Return a tower's precision, by default the one that fits ``precision``. Raises UserError if the profile lacks it."""
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
     if chosen not in TOWERS[profile]:

@@ -15,12 +15,12 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.progress import StandardError, guard_streams
 
-LONGEST = 1 << 23  # bytes of a line
-END_S = 5.0  # the time a process has to end before it is killed
+LONGEST = 1 << 23  # the most bytes in a line
+END_S = 5.0  # seconds that a process gets to end before it is killed
 
 
 class HelperEnded(UserError):
-    """A helper process ended during a call. ``code``: its exit status, negative for a signal (-9: usually out of memory)."""
+    """A helper process ended during a call. ``code``: the exit status, negative for a signal (-9: usually out of memory)."""
 
     def __init__(self, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"status {code}"
@@ -29,13 +29,13 @@ class HelperEnded(UserError):
 
 
 class Helper:
-    """A process that runs ``module:function`` calls one at a time. The first call starts it; threads wait for each other.
+    """A process that runs ``module:function`` calls one at a time. The first call starts it; threads take turns.
 
     Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new one.
 
     The helper has this process's import path without the current folder. Ctrl-C reaches only this process, which then ends the
-    helper. memory: bytes that the helper may map after its ``imports``. cpu_s: limit on the processor seconds of a call.
-    wait_s: the longest to wait for a line, in seconds.
+    helper. memory: how many bytes the helper may map after its ``imports``. cpu_s: the most processor seconds of a call.
+    wait_s: the longest wait for a line, in seconds.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class Helper:
         self.close()
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Return what ``module:function`` returns. Callable options run here, with the arguments that the function passes.
+        """Return what ``module:function`` returns. Options that are callables run in this process, with the arguments that the
+        function passes.
 
         Raises UserError as the function does, and HelperEnded if the process ends, exceeds a limit or does not answer.
         """
@@ -67,7 +68,7 @@ class Helper:
         return result
 
     def lines(self, function: str, *arguments: Any, **options: Any) -> Iterator[Any]:
-        """Yield what the generator ``module:function`` yields, and raise like :meth:`call`.
+        """Yield what the generator ``module:function`` yields. Raises the errors of :meth:`call`.
 
         Closing the generator early ends the process.
         """
@@ -107,7 +108,7 @@ class Helper:
             except (OSError, ValueError, StopIteration):
                 self.close()
                 raise HelperEnded(process.returncode) from None
-            except BaseException:  # an interrupt: the rest of this answer must not be read as the next one
+            except BaseException:  # after an interrupt, the rest of this answer must not be read as the next answer
                 self.close()
                 raise
         if line[0] == "error":
@@ -115,7 +116,7 @@ class Helper:
         yield line
 
     def _read(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        """Yield lines until the process ends, writes an overlong line, or writes none in time."""
+        """Yield lines until the process ends, writes a line that is too long, or writes none in time."""
         assert process.stdout is not None
         rest = b""
         poll = select.poll()
@@ -131,7 +132,7 @@ class Helper:
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.close()
-            # while OpenCV is being imported, the path has a folder that is itself a package: its ``typing`` would hide Python's
+            # while OpenCV is imported, the path holds a folder that is a package, and its ``typing`` would hide Python's
             paths = [path for path in sys.path if not os.path.exists(os.path.join(path, "__init__.py"))]
             code = f"import sys; sys.path[:] = {paths!r}; from {__name__} import serve; serve(**{self._settings!r})"
             try:
@@ -144,7 +145,7 @@ class Helper:
 
 
 def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
-    """Run :meth:`Helper.call` in a new process, so that nothing it imports stays in memory.
+    """Run :meth:`Helper.call` in a new process, so that nothing that the call imports stays in memory.
 
     If the process is killed, the UserError begins with the first argument.
     """
@@ -156,7 +157,7 @@ def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
 
 
 def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
-    """Answer the calls on stdin, in the helper process; prints go to stderr, or nowhere if there are limits."""
+    """Answer the calls on stdin, in the helper process. Printed text goes to stderr, or is dropped if there are limits."""
     import resource
     import signal
 
@@ -172,13 +173,13 @@ def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
             mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + memory,) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills, even within one long call
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the signal kills the process even within one long call
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         try:
             _answer(answers, *json.loads(line))
         except BrokenPipeError:
-            sys.exit(1)  # the caller has gone
+            sys.exit(1)  # the caller has ended
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
@@ -187,7 +188,7 @@ def _answer(answers: int, function: str, arguments: list[Any], options: dict[str
 
     def send(*values: Any) -> None:
         nonlocal last
-        if values != last or values[0] == "line":  # a download reports each block, in whole MB
+        if values != last or values[0] == "line":  # a download reports every block, but in whole MB
             raw = json.dumps(values, default=str).encode() + b"\n"
             while raw:
                 raw = raw[os.write(answers, raw) :]

@@ -1,4 +1,4 @@
-"""Points in time whose distance does not change when the wall clock is set."""
+"""Measure durations that do not change when the wall clock is set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 @cache
 def boot_id() -> str:
-    """Return the id of the current boot; empty if the system has none."""
+    """Return the id of the current boot, or an empty text if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -19,7 +19,7 @@ def boot_id() -> str:
 
 
 class Instant(NamedTuple):
-    """A point in time. boot: id of the machine's current boot. boot_s: seconds since boot, including sleep.
+    """A point in time. boot: the id of the machine's boot at that time. boot_s: seconds since boot, including sleep.
 
     wall: seconds since 1970.
     """
@@ -36,7 +36,7 @@ class Instant(NamedTuple):
     def since(self, then: Instant, most: float = math.inf) -> float:
         """Return the seconds from ``then`` to this instant, 0 or more.
 
-        Across a reboot it is the wall clock's difference, up to ``most``.
+        Across a reboot, the result is the wall clock's difference, at most ``most``.
         """
         if self.boot and self.boot == then.boot:
             return max(0.0, self.boot_s - then.boot_s)

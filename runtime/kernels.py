@@ -1,10 +1,11 @@
-"""The scoring and selection kernels of policies, in C++ and without the GIL.
+"""The scoring and selection kernels of policies, which run in C++ without the GIL.
 
-Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be dense in their last axis,
-float32 or float16; other arrays whose rows are not dense are copied. A wrong dtype raises CacheError. Kernels on a view of a
-cache use that cache's scratch memory, one call at a time, and allocate only the result. tests/reference.py has a plain numpy
-twin of each, in float64. Rows and caches on a CUDA device use the kernels there (:mod:`edgevlm.runtime.cuda.kernels`), which
-give the same scores within float32 rounding, and the same choices. ``help(edgevlm.runtime.kernels)`` documents each kernel.
+Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be float32 or float16 and dense
+in their last axis. All other arrays are copied if their rows are not dense. A wrong dtype raises CacheError. Kernels on a view
+of a cache use that cache's scratch memory, one call at a time, and allocate only the result. tests/reference.py has a plain
+numpy version of each kernel, in float64. Rows and caches on a CUDA device use the kernels there
+(:mod:`edgevlm.runtime.cuda.kernels`), which give the same scores within float32 rounding, and the same choices.
+``help(edgevlm.runtime.kernels)`` documents each kernel.
 
 Inner loops use the processor's best instruction set: avx512, avx2, neon or scalar, or the one in ``EDGEVLM_SIMD`` when this
 module is imported. Heads and layers are divided among :func:`set_threads` threads, by default one. Results are bit-identical
@@ -45,12 +46,12 @@ if _wanted := os.environ.get("EDGEVLM_SIMD"):
 
 
 def cuda_twin(held: Any) -> Any:
-    """Return the kernels of the device that holds ``held``, a cache or a view of one; None for the host."""
+    """Return the kernels of the device that holds ``held``, a cache or a view of one, or None for the host."""
     return getattr(held, "kernels", None)
 
 
 def _on_either(native: Callable[P, R]) -> Callable[P, R]:
-    """Return a kernel that runs on the device of its arguments' rows."""
+    """Return a kernel that runs on the device that holds its arguments' rows."""
 
     @wraps(native)
     def run(*arguments: P.args, **others: P.kwargs) -> R:

@@ -1,9 +1,9 @@
 """Storage types of keys and values: ``fp32``, ``fp16``, or ``int8`` codes with a scale per channel.
 
-A number is ``code * scale``; codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and channel, and
-equal for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. Rotation keeps a pair's length, so a scale that
-fits the length fits every rotation of the pair (one that fits the largest number would need a factor of sqrt 2). Codes are
-turned in float32, then rounded to integers.
+A stored number is ``code * scale``, and codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and
+channel, and equal for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. Rotation keeps a pair's length, so a
+scale that fits the length fits every rotation of the pair. A scale that fits the largest number would need a factor of sqrt 2.
+Keys stored as codes are rotated in float32, then rounded to integers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-KVType = str  # how keys and values are stored: a name in DTYPES
+KVType = str  # a name in DTYPES: how keys and values are stored
 DTYPES: dict[KVType, np.dtype] = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 KV_TYPES = tuple(DTYPES)
-SCALES = "kv-scales.npy"  # a file of a bundle
-MOST = 127  # the largest code that has a negative
+SCALES = "kv-scales.npy"  # the scales' file in a bundle
+MOST = 127  # the largest code whose negative is also a code
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class KVScales:
     def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
         """Return scales for keys with rotary pairs up to the length ``key`` and values up to ``value``.
 
-        key: ``[layers, kv_heads, head_dim / 2]``, lengths; value: ``[layers, kv_heads, head_dim]``, magnitudes; headroom: a
-        factor on both. The values of a head share the scale of the largest channel, because more inputs saturate with one scale
-        per channel (docs/internals/models.md).
+        key: lengths ``[layers, kv_heads, head_dim / 2]``. value: magnitudes ``[layers, kv_heads, head_dim]``. headroom: a
+        factor for both. The values of a head share the scale of the head's largest channel: with one scale per channel, more
+        inputs saturate (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))
@@ -46,7 +46,7 @@ class KVScales:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except OSError:
             raise
-        except Exception as error:  # whatever numpy raises for an invalid file
+        except Exception as error:  # numpy raises many types for an invalid file
             raise ValueError(f"cannot be read ({type(error).__name__})") from None
         if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.shape != (2, *shape):
             kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else "several arrays"
@@ -59,18 +59,18 @@ class KVScales:
         return cls(np.array(found[0]), np.array(found[1]))
 
     def save(self, path: Path) -> None:
-        """Write both arrays, float32 ``[2, layers, kv_heads, head_dim]``, as an .npy file."""
+        """Write both scales to an .npy file, as one float32 array ``[2, layers, kv_heads, head_dim]``."""
         with path.open("wb") as stream:
             np.lib.format.write_array(stream, np.stack([self.key, self.value]), allow_pickle=False)
 
 
 def codes(numbers: NDArray[np.floating], scale: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Round ``numbers [kv_heads, n, head_dim]`` to codes by ``scale [kv_heads, head_dim]``: ties to even, saturated."""
+    """Round ``numbers [kv_heads, n, head_dim]`` to saturated codes with ``scale [kv_heads, head_dim]``; ties go to even."""
     return np.clip(np.rint(numbers / scale[:, None]), -MOST - 1, MOST).astype(np.int8)
 
 
 def _usable(scale: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Replace zeros in ``scale [..., channels]`` by their head's largest, or 1; returns float32."""
+    """Replace zeros in ``scale [..., channels]`` with the head's largest scale, or 1; return float32."""
     most = scale.max(-1, keepdims=True)
     filled = np.where(scale > 0, scale, np.where(most > 0, most, 1.0))
     return np.maximum(filled, np.finfo(np.float32).tiny).astype(np.float32)

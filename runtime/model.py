@@ -1,4 +1,4 @@
-"""Load a model: bundle, engine and tokenizer. One model serves any number of sessions."""
+"""Load a model, which is a bundle with its engine and tokenizer and serves any number of sessions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from edgevlm.runtime.positions import position_rule
 from edgevlm.runtime.sandbox import try_tokenizer
 from edgevlm.runtime.scheduler import Scheduler
 
-LARGEST_TOKENIZER = 1 << 27  # bytes
-MOST_FRAMES = 10**9  # the highest frame number, used for the longest text around a frame
-FURTHEST = 10 * 365.25 * 86400.0  # seconds: the latest time, used for the same
+LARGEST_TOKENIZER = 1 << 27  # the largest tokenizer file, in bytes
+MOST_FRAMES = 10**9  # the highest frame number for which the text around a frame is measured
+FURTHEST = 10 * 365.25 * 86400.0  # the latest time, in seconds, for which that text is measured
 
 
 @dataclass(eq=False)
 class Model:
     """A loaded bundle with its engine.
 
-    ``is_demo`` marks the embedded model and its copies, which know only the demo world. Sessions submit their work to
-    ``scheduler``, and only its thread calls the engine.
+    ``is_demo`` is set for the embedded model and its copies, which know only the demo world. Sessions submit their work to
+    ``scheduler``, and only the scheduler's thread calls the engine.
     """
 
     bundle: Bundle
@@ -42,7 +42,7 @@ class Model:
     closing: NDArray[np.float32]  # rows that close a video before the text after it, [n, hidden]
     is_demo: bool = False
     scheduler: Scheduler = field(init=False, repr=False, compare=False)
-    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # the model that this one is a view of
+    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # the model of which this one is a view
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler()
@@ -57,9 +57,9 @@ class Model:
         return f"Model({self.name}, {type(self.engine).__name__}, {self.bundle.decoder.layers} layers)"
 
     def for_frames(self, size: tuple[int, int]) -> Model:
-        """Return the model for frames of ``size``, (height, width), with the same engine and scheduler.
+        """Return a view of this model for frames of ``size``, (height, width), with the same engine and scheduler.
 
-        Returns itself if its tower takes one size only. Raises UserError for an invalid size.
+        Returns the model itself if its tower takes only one size. Raises UserError for an invalid size.
         """
         vision = self.bundle.vision.for_frames(*size)
         if vision is self.bundle.vision:
@@ -67,9 +67,9 @@ class Model:
         return self._view(replace(self.bundle, vision=vision))
 
     def in_fp32(self) -> Model:
-        """Return the model for sessions with fp32 keys and values, with the same engine and scheduler.
+        """Return a view of this model for sessions with fp32 keys and values, with the same engine and scheduler.
 
-        Returns itself if its keys and values are not fp16, and on engines whose graphs compute attention.
+        Returns the model itself if its keys and values are not fp16, or if its engine's graphs compute attention.
         """
         return self._view(self.bundle.in_fp32()) if self.bundle.decoder.kv == "fp16" and self.engine.by_layer else self
 
@@ -82,12 +82,12 @@ class Model:
     def load(
         cls, name: str | Path, *, engine: str = DEFAULT_ENGINE, threads: int | None = None, positions: str | None = None
     ) -> Model:
-        """Load ``demo``, a bundle's or a checkpoint's directory, or ``ORG/NAME[@revision]`` of the hub.
+        """Load ``demo``, the directory of a bundle or a checkpoint, or a hub model ``ORG/NAME[@revision]``.
 
         engine: a backend's name. threads: threads per call, 1 to 256, by default the physical cores. positions: ``trained`` or
-        ``transformers``, by default as exported. Raises BundleError for a bundle that is missing, truncated or of an
-        unsupported version, and UserError for an engine that is unknown or not installed, or that refuses the bundle or the
-        number of threads.
+        ``transformers``, by default the bundle's own. Raises BundleError for a bundle that is missing, truncated or of an
+        unsupported version. Raises UserError for an engine that is unknown or not installed, or that does not accept the bundle
+        or the number of threads.
         """
         bundle = Bundle.load(find_bundle(name, engine), verify="size")
         if positions is not None:
@@ -104,7 +104,7 @@ class Model:
         return encode_inside(self.tokenizer, self.bundle.chat, text)
 
     def embed(self, text: str) -> NDArray[np.float32]:
-        """Embed text inside a prompt, ``[n, hidden]``. Raises UserError as :meth:`encode` does."""
+        """Return the embeddings ``[n, hidden]`` of text inside a prompt. Raises UserError as :meth:`encode` does."""
         self.scheduler.check_process()
         return self.engine.embed(np.asarray(self.encode(text), np.int64))
 
@@ -115,7 +115,7 @@ class Model:
         return self.bundle.vision.tokens_per_frame + text
 
     def frame_text(self, seconds: float, frame: int) -> tuple[str, str]:
-        """Return the text before and after a frame with number ``frame`` (from 0), seen at ``seconds`` of the stream."""
+        """Return the texts before and after frame number ``frame`` (from 0), seen at ``seconds`` of the stream."""
         full = int(seconds)
         vision = self.bundle.vision
         time = {"seconds": seconds, "minutes": full // 60, "second": full % 60, "frame": frame + 1}
@@ -153,7 +153,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 
 
 def find_bundle(name: str | Path, engine: str) -> Path:
-    """Return the folder of the bundle called ``name``; export a checkpoint or download a hub model first.
+    """Return the folder of the bundle called ``name``, after exporting a checkpoint or downloading a hub model if needed.
 
     ``edgevlm.models``, an entry point above this layer, does both. Raises UserError as :meth:`Model.load` does.
     """
@@ -171,7 +171,7 @@ def bundle_folder(name: str | Path) -> Path:
 
 
 def is_demo(bundle: Bundle) -> bool:
-    """Return whether a bundle's weights are the embedded model's, as in a copy, calibrated or not."""
+    """Return whether a bundle's weights are those of the embedded demo model."""
     try:
         shipped = Bundle.load(demo_bundle(), verify="size").files
     except BundleError:
@@ -180,5 +180,5 @@ def is_demo(bundle: Bundle) -> bool:
 
 
 def demo_bundle() -> Path:
-    """Return the embedded demo model's bundle."""
+    """Return the bundle of the embedded demo model."""
     return Path(str(files("edgevlm.runtime").joinpath("demo")))

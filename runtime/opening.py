@@ -1,4 +1,4 @@
-"""Build a session's stream from its settings: the policy that ``auto`` stands for, its budget, store and encoder."""
+"""Build a session's stream from its settings: choose the policy for ``auto``, the budget, the store and the encoder."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY, OtherStore
 from edgevlm.runtime.stream import Stream
 
-FALLBACK = "infinipot-v"  # for a model on which no policy was measured to be better
-FAR = 2.0  # budgets whose ratio is larger are far apart
-STORE = "store.bin"  # in the directory of snapshots
-FEW = 64  # for frames of this many patches or fewer, encoding all takes less time than comparing them
-LATEST_S = 1e12  # of a timestamp: 30,000 years
+FALLBACK = "infinipot-v"  # used if no policy was measured to be better on the model
+FAR = 2.0  # budgets with a larger ratio than this are far apart
+STORE = "store.bin"  # the store's file in the directory of snapshots
+FEW = 64  # for frames of at most this many patches, encoding all of them takes less time than comparing them
+LATEST_S = 1e12  # the largest timestamp, 30,000 years
 
 
 def check_int(**numbers: object) -> None:
@@ -45,9 +45,9 @@ def check_time(timestamp: object) -> None:
 def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
     """Return the encoder of changed patches, or None if whole frames are encoded.
 
-    ``auto`` is calibration's choice, else changed patches for frames of more than FEW patches, if the engine, the frames' size
-    and a quarter of the free memory allow it. A resumed stream keeps its setting. Raises UserError if ``changed`` was requested
-    and is impossible.
+    ``auto`` takes calibration's choice. Without one, it encodes changed patches of frames with more than FEW patches if the
+    engine, the frames' size and a quarter of the free memory allow it. A resumed stream keeps its setting. Raises UserError if
+    ``changed`` was requested and is impossible.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
@@ -69,9 +69,9 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
 def open_stream(
     settings: SessionSettings, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
 ) -> tuple[Stream, str]:
-    """Allocate the memory and append the prefix. Also returns why ``auto`` chose the policy and what to append.
+    """Open a stream with its prefix. Also returns why ``auto`` chose the policy and what to append.
 
-    writer: writes snapshots; a store's file is in its directory. Raises UserError as ``Session.open`` does.
+    writer: writes snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
     """
     policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
     prefix, rows, budget, why = chat.prefix, text.rows(model), settings.budget, ""
@@ -102,8 +102,8 @@ def open_stream(
 def _append(settings: SessionSettings, model: Model, policy: Policy, writer: SnapshotWriter | None) -> AppendChanged | None:
     """Return which tokens enter the memory.
 
-    ``auto`` is the changed ones, unless calibration chose whole frames or the policy needs them. A resumed memory of
-    whole frames, as earlier versions kept it, keeps whole frames.
+    ``auto`` takes the changed tokens, unless calibration chose whole frames or the policy needs them. A resumed memory that
+    earlier versions filled with whole frames keeps taking whole frames.
     """
     choices, (name, tau, refresh, present) = model.bundle.choices(), parse_append(settings.append)
     if name == AUTO and writer is not None and writer.kept(model.bundle).get("append") == ALL:
@@ -115,9 +115,10 @@ def _append(settings: SessionSettings, model: Model, policy: Policy, writer: Sna
 
 
 def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: SessionSettings) -> Store | None:
-    """Open a retrieval policy's store, in the writer's directory or a temporary file; None for other policies.
+    """Open a retrieval policy's store in the writer's directory or a temporary file; return None for other policies.
 
-    A file whose blocks no snapshot describes is deleted first. Raises UserError for store settings without a store.
+    A store file whose blocks no snapshot describes is deleted first. Raises UserError for store settings if the policy has no
+    store.
     """
     given = {"file_bytes": settings.store_bytes, "host_bytes": settings.host_bytes}
     limits = {name: value for name, value in given.items() if isinstance(value, int)}
@@ -146,8 +147,8 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
     """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason; its
     details come after the first ``; ``.
 
-    It is the choice at the nearest measured budget, or FALLBACK if none was measured, if no policy is clearly better, or if
-    the chosen one is not installed. Raises BundleError for invalid choices.
+    The policy is the choice at the nearest measured budget. FALLBACK is used if no budget was measured, no policy is clearly
+    better, or the chosen policy is not installed. Raises BundleError for invalid choices.
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
     if not choices:

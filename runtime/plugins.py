@@ -1,11 +1,11 @@
-"""Find classes and functions by name: edgevlm's own, those of installed packages, and those in a user's file.
+"""Find classes and functions by name in edgevlm, in installed packages and in users' files.
 
-A name is looked up in a group of :data:`GROUPS`; edgevlm and other packages declare theirs as entry points::
+A name is looked up in a group of :data:`GROUPS`; edgevlm and other packages declare names as entry points::
 
     [project.entry-points."edgevlm.policies"]
     my-policy = "my_package.policies:MyPolicy"
 
-``./mine.py:MyPolicy`` names a class in a file instead, and needs no installation. Every failure raises a one-line
+Alternatively, ``./mine.py:MyPolicy`` names a class in a file, which needs no installation. Every failure raises a one-line
 :class:`~edgevlm.errors.UserError`.
 """
 
@@ -49,7 +49,7 @@ def names(group: str, *, own: bool = False) -> list[str]:
 
 
 def load_class(group: str, name: str) -> Any:
-    """Return the class called ``name``, preferring edgevlm's own, or the one at ``./file.py:Class``. Raises UserError."""
+    """Return the class called ``name``, preferring edgevlm's own, or the class at ``./file.py:Class``. Raises UserError."""
     if is_file(name):
         return _from_file(name)
     point = _own(group).get(name) or next(iter(entry_points(group=f"edgevlm.{group}", name=name)), None)
@@ -79,9 +79,9 @@ def split_options(text: str) -> tuple[str, str]:
 
 @contextmanager
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Convert an error in the file of ``plugin`` (a class, an instance or a function) to a ``kind`` with file, line and error.
+    """Convert an error in the file of ``plugin`` (a class, instance or function) to a ``kind`` that names file, line and error.
 
-    Errors from edgevlm's own classes, and those raised in other files, pass through.
+    Errors from edgevlm's own classes and errors raised in other files pass through.
     """
     try:
         yield
@@ -111,9 +111,9 @@ def place(function: Any) -> str:
 
 @cache
 def _own(group: str) -> dict[str, EntryPoint]:
-    """Return edgevlm's entry points. Installed ones take precedence over a stale ``edgevlm.egg-info`` beside the sources."""
+    """Return edgevlm's entry points, preferring installed ones to a stale ``edgevlm.egg-info`` next to the sources."""
     found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]
-    found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info has none
+    found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info lists no files
     return {point.name: point for point in found[0].entry_points.select(group=f"edgevlm.{group}")} if found else {}
 
 
@@ -135,7 +135,7 @@ def _from_file(text: str) -> Any:
 
 
 def _module(path: Path) -> ModuleType:
-    """Import a file once per process, as a module that dataclasses and pickle find by its name."""
+    """Import a file once per process, as a module that dataclasses and pickle can find by name."""
     name = f"edgevlm_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

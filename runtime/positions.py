@@ -1,4 +1,4 @@
-"""The stream's position counter, the positions of frames, and re-indexing of kept positions."""
+"""Count a stream's positions, place its frames, and re-index the positions that are kept."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Mark = tuple[int, int | None, int, float, int | None]
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 VIDEO_RULES = {"trained": "video", "transformers": "transformers"}  # --positions -> the position rule for frames of one video
-_ROUNDING = 1e-6  # added to a position, because 0.1 * 30 may round to less than 3
+_ROUNDING = 1e-6  # added to positions before rounding down, because 0.1 * 30 may be less than 3
 
 
 def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8] | None = None) -> tuple[Float32, Float32]:
-    """Return cos and sin, each float32 ``[S, head_dim / 2]``, of positions ``[S]`` or ``[S, axes]``.
+    """Return the cosine and sine tables, each float32 ``[S, head_dim / 2]``, of positions ``[S]`` or ``[S, axes]``.
 
     With several axes, ``pair_axis [head_dim / 2]`` is the axis that each rotary pair turns by. Angles are float32, as in
     transformers.
@@ -31,17 +31,17 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
 
 
 def position_rule(rule: str, wanted: str) -> str:
-    """Return the position rule for frames: ``wanted``'s in VIDEO_RULES if the video is one block, else ``rule``."""
+    """Return the position rule for frames: ``wanted``'s in VIDEO_RULES if the video is one block, otherwise ``rule``."""
     return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 
 @dataclass(slots=True)
 class Positions:
-    """Rotary positions of one stream: a text row takes the next index on every axis, a frame follows its rule.
+    """The rotary positions of one stream: a text row takes the next index on every axis, and a frame follows ``rule``.
 
     limit: the smaller of the model's limit and the trained length written in the bundle. margin: min(1024, limit / 4), but at
-    least the text budget, so that a question always fits below the limit. (InfiniPot-V App. B.4, HERMES App. F.)
-    rule, grid, tokens_per_second: from :class:`~edgevlm.runtime.bundle.VisionSpec`, where rule is ``positions``.
+    least the text budget, so that a question always fits below the limit (InfiniPot-V, appendix B.4; HERMES, appendix F). rule,
+    grid, tokens_per_second: ``positions``, ``grid`` and ``tokens_per_second`` of :class:`~edgevlm.runtime.bundle.VisionSpec`.
     next: 1 + the largest position taken, over all axes.
     """
 
@@ -53,25 +53,25 @@ class Positions:
     tokens_per_second: float | None = None
     axes: int = 1
     next: int = 0
-    _start: int | None = None  # where the rows and columns of the video count from
+    _start: int | None = None  # the position from which the video's rows and columns count
     _time: int = 0  # the newest frame's position on the first axis
-    _since: float = 0.0  # seconds of the video's first frame
-    _text: int | None = None  # position of the next text row after the video, if it differs from ``next``
+    _since: float = 0.0  # when the video's first frame was seen, in seconds
+    _text: int | None = None  # the position of the next text row after the video, if it differs from ``next``
 
     @property
     def margin(self) -> int:
         return max(min(1024, self.limit // 4), self.text_rows)
 
     def due(self, rows: int, compressed: bool) -> bool:
-        """Return whether to make positions dense before ``rows`` more rows are appended."""
+        """Return whether positions must be made dense before ``rows`` more rows are appended."""
         if self.reindexing == "never":
             return False
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin
 
     def compact(self, cache: KVCache, prefix: int, gap: int = 0) -> None:
-        """Replace kept positions by their dense rank per layer, head and axis; the next frame begins a new video.
+        """Replace kept positions with their dense rank per layer, head and axis; the next frame begins a new video.
 
-        gap: positions left free after the prefix.
+        gap: how many positions to leave free after the prefix.
         """
         self.next, self._start, self._text = cache.reindex(prefix), None, None
         if gap:
@@ -85,7 +85,7 @@ class Positions:
         return self.next, self._start, self._time, self._since, self._text
 
     def restore(self, mark: Mark) -> None:
-        self.next, self._start, self._time, self._since, self._text = (*mark, None)[:5]  # older snapshots have four
+        self.next, self._start, self._time, self._since, self._text = (*mark, None)[:5]  # older snapshots have only four values
 
     def take(self, rows: int) -> Int32:
         """Return the positions of the next ``rows`` rows of text, ``[rows, axes]``."""
@@ -98,12 +98,12 @@ class Positions:
     def frame(self, seconds: float, tokens: NDArray[np.bool_] | None = None) -> Int32:
         """Return the positions of the tokens of the next frame, seen at ``seconds``: ``[rows * columns, axes]``.
 
-        tokens: bool ``[rows * columns]``, those to append, by default all; with rule ``rows`` positions leave no gaps.
+        tokens: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule ``rows`` leaves no gaps.
 
-        ``video``: the frame advances by 1 or by the time that passed; rows and columns count from the video's start.
-        ``frame``: all three count from the next index. (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2.)
-        ``transformers``: as ``video``, but text follows the largest row or column, whatever the time, as in transformers
-        5.23 and later.
+        With rule ``video``, the frame advances by 1 or by the time that passed, and rows and columns count from the video's
+        start. With ``frame``, all three count from the next index. (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL,
+        2502.13923, 2.1.2.) ``transformers`` is like ``video``, but text follows the largest row or column, whatever the time,
+        as in transformers 5.23 and later.
         """
         rows, columns = self.grid
         if self.rule == "rows":

@@ -12,15 +12,15 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import VisionSpec
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
-MOST_PIXELS = 1 << 26  # the most in a frame or in a picture that a source reads: 8192 x 8192, 192 MB decoded
-MOST_EDGE = 1 << 14  # the most pixels along one edge, whatever the aspect
-BAND = 16  # output pixels resized in one product
-SMALL = 1 << 17  # multiplications in one product: BLAS splits larger ones among threads, 30 times slower on a busy machine
+MOST_PIXELS = 1 << 26  # the most pixels of a frame or of a picture that a source reads: 8192 x 8192, 192 MB decoded
+MOST_EDGE = 1 << 14  # the most pixels along one edge
+BAND = 16  # how many output pixels one matrix product resizes
+SMALL = 1 << 17  # the most multiplications in one product: BLAS splits larger ones among threads, which takes longer
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A frame for the vision tower, float32 ``[3, height, width]``, normalised. ``size``: its original (height, width)."""
+    """A normalised frame for the vision tower, float32 ``[3, height, width]``. ``size``: (height, width) before resizing."""
 
     values: NDArray[np.float32]
     size: tuple[int, int] = (0, 0)
@@ -33,7 +33,7 @@ Pass = tuple[list[Band], list[Band]]
 
 
 class Preprocessor:
-    """Turns uint8 RGB (or BGR) ``[H, W, 3]`` into float32 ``[3, height, width]`` of the vision tower's size."""
+    """Converts uint8 RGB (or BGR) frames ``[H, W, 3]`` to float32 ``[3, height, width]`` of the vision tower's size."""
 
     def __init__(self, spec: VisionSpec, *, bgr: bool = False) -> None:
         if spec.resample not in SUPPORT:
@@ -44,10 +44,7 @@ class Preprocessor:
         self._passes: dict[tuple[int, int], list[Pass]] = {}
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Convert a frame.
-
-        Raises UserError unless it is uint8 ``[H, W, 3]`` with at most MOST_PIXELS pixels and MOST_EDGE along an edge.
-        """
+        """Convert a frame to pixels. Raises UserError unless it is uint8 ``[H, W, 3]`` within MOST_PIXELS and MOST_EDGE."""
         if not isinstance(frame, np.ndarray):
             raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
@@ -64,20 +61,20 @@ class Preprocessor:
         return planes
 
     def _resize(self, height: int, width: int) -> list[Pass]:
-        """Return the resize passes for a source size. Only the last size's are cached, because cameras rarely change it."""
+        """Return the resize passes for a source size. Only the last size's passes are cached; cameras rarely change size."""
         if (found := self._passes.get((height, width))) is None:
             self._passes = {(height, width): (found := self._bands(height, width))}
         return found
 
     def _bands(self, height: int, width: int) -> list[Pass]:
-        """Return the bands of each pass; none for a frame of the right size."""
+        """Return the bands of each resize pass; a frame of the right size needs none."""
         spec, method = self.spec, self.spec.resample
         sizes = [(height, width), (spec.size[0], spec.size[1])]
         if spec.fit == "longest":
             sizes.insert(1, longest(height, width, spec.longest_edge or max(spec.size)))
         elif sizes[0] == sizes[1]:
             return []
-        if spec.fit == "crop":  # only pixels inside the crop get weights, because the longer edge may become a million pixels
+        if spec.fit == "crop":  # only pixels inside the crop get weights, because the longer edge may have a million pixels
             edge, short = spec.shortest_edge or min(spec.size), min(height, width)
             edges = [(side, int(edge * side / short), kept) for side, kept in zip((height, width), spec.size, strict=True)]
             rows, columns = (resize_bands(side, to, method, (to - kept) // 2, kept) for side, to, kept in edges)
@@ -87,7 +84,7 @@ class Preprocessor:
 
 
 def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.float32]:
-    """Resize ``[3, H, W]`` to ``[3, H, width]``, in whole levels, because Pillow rounds to uint8 between the passes."""
+    """Resize ``[3, H, W]`` to ``[3, H, width]``, rounded to whole levels because Pillow rounds between the two passes."""
     lines, width = planes.reshape(-1, planes.shape[2]), columns[-1][0].stop
     out = np.empty((len(lines), width), np.float32)
     for to, of, weights in columns:
@@ -100,7 +97,7 @@ def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.floa
 
 
 def _down(planes: NDArray[np.float32], rows: list[Band]) -> NDArray[np.float32]:
-    """Resize ``[3, H, width]`` to ``[3, height, width]``, in whole levels."""
+    """Resize ``[3, H, width]`` to ``[3, height, width]``, rounded to whole levels."""
     out = np.empty((3, rows[-1][0].stop, planes.shape[2]), np.float32)
     for to, of, weights in rows:
         many = max(1, SMALL // weights.size)
@@ -115,7 +112,7 @@ def _levels(planes: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def longest(height: int, width: int, edge: int) -> tuple[int, int]:
-    """Return (height, width) with the longer edge ``edge``, the other in proportion and even, as SmolVLM's processor does."""
+    """Return (height, width) with the longer edge ``edge`` and an even, proportional shorter edge, as SmolVLM does."""
     aspect = width / height
     other = int(edge / aspect) if width >= height else int(edge * aspect)
     other = max(1, other + other % 2)
@@ -125,7 +122,7 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
 def resize_bands(size: int, to: int, method: str, start: int = 0, count: int | None = None) -> list[Band]:
     """Return antialiased filter weights (Pillow's) that resize an edge of ``size`` pixels to ``to``.
 
-    Only ``count`` output pixels from ``start`` on are made, all by default; a band's weights cover only the input that it uses.
+    Only ``count`` output pixels from ``start`` on are made, by default all. A band's weights cover only the input that it uses.
     """
     scale, bands = size / to, list[Band]()
     stretch = max(scale, 1.0)
@@ -147,7 +144,7 @@ def _kernel(x: NDArray[np.float64], method: str) -> NDArray[np.float64]:
         return 1 - x
     if method == "lanczos":
         return np.sinc(x) * np.sinc(x / 3)
-    a = -0.5  # Keys's cubic, with Pillow's parameter
+    a = -0.5  # the parameter of Keys's cubic filter, as in Pillow
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a
     return np.where(x < 1, near, far)

@@ -1,6 +1,6 @@
-"""Read chat templates and tokenizers of models in helper processes, with limits on memory and time.
+"""Read models' chat templates and tokenizers in helper processes, with limits on memory and time.
 
-The helper for templates starts at the first template that is not in KNOWN (.2 s, 22 MB); it renders .1 ms slower.
+The templates' helper starts at the first template that is not in KNOWN, and takes 0.2 s and 22 MB.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.runtime.helper_process import Helper, HelperEnded
 
-CPU_S = 2  # processor time of a rendering; the chat templates of published models take a millisecond
-WAIT_S = 60.0  # the longest wait for a rendering, on a busy machine
-MEMORY = 1 << 28  # bytes that the helper may map in addition to those at its start
-LONGEST = 1 << 20  # characters of a text
-TOKENIZER_S = 60  # processor time to read a tokenizer; one of 250,000 tokens takes 2 s
-TOKENIZER_BYTES = 20  # of memory per byte of the file; that tokenizer takes 9
+CPU_S = 2  # the most processor seconds for a rendering; published models' chat templates take a millisecond
+WAIT_S = 60.0  # the longest wait for a rendering on a busy machine, in seconds
+MEMORY = 1 << 28  # how many more bytes the helper may map than at its start
+LONGEST = 1 << 20  # the most characters in a text
+TOKENIZER_S = 60  # the most processor seconds for reading a tokenizer; one with 250,000 tokens takes 2
+TOKENIZER_BYTES = 20  # the most bytes of memory per byte of the tokenizer's file; that tokenizer takes 9
 KNOWN = {  # SHA-256 of texts read in this process: the demo's template and tokenizer, and SmolVLM's default template
     "64908e476298d5017c8362d3c1cf7185abedc717720028d3e6a04691b9479b77",
     "11ead1817a1a6aee0fa8ae634dee8b58e99ebc088183b4a8f71efe28abd2f534",
@@ -43,7 +43,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def try_tokenizer(path: Path) -> None:
-    """Check in a helper process, once, that a tokenizer.json can be read. Raises UserError, without the path, if it cannot."""
+    """Check once, in a helper process, that a tokenizer.json can be read. Raises a UserError without the path if it cannot."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest in KNOWN:
         return
@@ -65,9 +65,9 @@ def read_tokenizer(path: str) -> None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode("What is there?")
-    except MemoryError:  # it ends the helper
+    except MemoryError:  # a MemoryError ends the helper
         raise
-    except BaseException as error:  # tokenizers raises plain Exception, and BaseException for its panics
+    except BaseException as error:  # tokenizers raises a plain Exception, or a BaseException when it panics
         raise UserError(repr(" ".join(str(error).split())[:200])) from None
 
 
@@ -75,7 +75,7 @@ def render_here(template: str, values: dict[str, Any]) -> str:
     """Render ``template`` in this process. Raises UserError for any failure."""
     try:
         text = _compiled(template).render({"tools": None, "documents": None} | values)
-    except MemoryError:  # it ends the helper
+    except MemoryError:  # a MemoryError ends the helper
         raise
     except Exception as error:
         raise UserError(" ".join(str(error).split())[:200] or type(error).__name__) from None
@@ -92,7 +92,7 @@ def _compiled(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The tag ``{% generation %}``, which marks text for training; its body is rendered."""
+        """The tag ``{% generation %}``, which marks text for training. Only the tag's body is rendered."""
 
         tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 

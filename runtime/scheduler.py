@@ -74,7 +74,7 @@ class Scheduler:
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this process is a fork of the one that runs the scheduler."""
+        """Return whether this process is a fork of the process that runs the scheduler."""
         return self._pid != os.getpid()
 
     def check_process(self) -> None:

@@ -124,9 +124,9 @@ class Session:
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
     Any thread of the process that opened the session may call any method; a forked process may not. The model's own thread
-    (``model.scheduler``) does the work, questions first. A question starts at the next chunk boundary or earlier. It sees every
-    frame watched before it and none after, because ``watch`` waits while a question is open. A question leaves the memory as if
-    it had not been asked, even in the middle of a chunk.
+    (``model.scheduler``) does the work, questions first. A question starts at the next chunk boundary or earlier. The question
+    sees every frame watched before it and none after, because ``watch`` waits while a question is open. A question leaves the
+    memory as if it had not been asked, even in the middle of a chunk.
 
     ``notify`` is called with each one-line notice; by default, notices go to the logger ``edgevlm``. ``rate`` is the intended
     frames per second; the sessions of a model share its time in proportion to their rates. ``cache`` and ``store`` may be read
@@ -177,7 +177,7 @@ class Session:
         return SessionMemory(stream, chunk, Conversations(self._chat, text.conversation, most), why)
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """Continue from ``snapshot``. If it does not fit, empties the session again and raises SnapshotError."""
+        """Continue from ``snapshot``. If the snapshot does not fit, empties the session again and raises SnapshotError."""
         try:
             restore(snapshot, self._memory.restore)
             self._memory.resumed = self._memory.frames
@@ -667,7 +667,7 @@ class Session:
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Return a snapshot's header, copies of the session's arrays, and how long (ms) copying held the session up.
 
-        Copying runs next, like a question. It works on a closed session, too, until the memory is freed.
+        Copying runs next, like a question. A closed session can be copied, too, until its memory is freed.
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:

@@ -122,7 +122,9 @@ def _number(text: str, units: str, says: str) -> int:
 
 
 def check_policy(policy: Any) -> Any:
-    """Return ``policy`` unchanged. Raises UserError unless it is a policy's name, class or instance, or ``auto``."""
+    """Return ``policy`` unchanged. Raises UserError unless ``policy`` is ``auto`` or the name, class or instance of a
+    policy.
+    """
     if isinstance(policy, str) and policy.startswith(f"{AUTO}:"):
         raise UserError(f"policy {policy}: auto takes no settings; a setting goes with the policy's own name")
     if policy != AUTO:
@@ -173,7 +175,7 @@ class SessionSettings(BaseModel):
     budget: Annotated[Tokens | None, Metavar("N|6k")] = Field(None, description="Keep this many vision tokens per layer.")
     chunk: Annotated[Frames, Metavar("N")] = Field(8, description="Encode this many frames at once.")
     reindexing: Annotated[Literal["lazy", "eager"], Metavar("lazy|eager")] = Field(
-        "lazy", description="Re-index positions late, or at every compression."
+        "lazy", description="Re-index positions only when needed, or at every compression."
     )
     append: Annotated[Append, Metavar("auto|all|changed")] = Field(
         AUTO, description="Append all tokens of a frame, or only those that changed."
@@ -188,7 +190,7 @@ class SessionSettings(BaseModel):
         None, description="Maximum host RAM for offloaded KV blocks (256M)."
     )
     max_question_tokens: Annotated[Frames, Metavar("N")] = Field(
-        LONGEST_QUESTION, description="Take questions of up to this many tokens, conversation included."
+        LONGEST_QUESTION, description="Accept questions of up to this many tokens, including their conversation."
     )
 
     @classmethod

@@ -321,7 +321,7 @@ class Stream:
     def _piece(self, left: int) -> int:
         """Return how many of ``left`` frames are in the next piece: as many as fit, or as one compression makes room for.
 
-        Frame 0 alone is a dense piece if later frames always see it.
+        If later frames always see frame 0, frame 0 is a separate, dense piece.
         """
         kept = self.rows_per_frame if self.policy.needs.keeps_first_frame else 0
         if kept and not self.frames:
