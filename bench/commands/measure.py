@@ -44,7 +44,7 @@ class MeasureOptions:
     tokens_per_frame: Annotated[int | None, option("N", "Use this many tokens per frame.", min=1)] = None
     precisions: Annotated[list[str] | None, option("NAME,...", "Measure these weight precisions.")] = None
     kv: Annotated[list[str] | None, option("fp32,fp16,int8", "Measure these KV cache precisions.")] = None
-    layers: Annotated[int | None, option("N", "Keep only the model's first layers.", min=1)] = None
+    layers: Annotated[int | None, option("N", "Keep only this many of the model's first layers.", min=1)] = None
     tokens: Annotated[int | None, option("N", "Hold or compare this many tokens.", min=1)] = None
     dtype: Annotated[list[str] | None, option("all|fp32,fp16,int8", "Store keys and values in these types.")] = None
     device: Annotated[str | None, option("cpu|cuda", "Time the kernels on this device.")] = None

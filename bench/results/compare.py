@@ -37,11 +37,11 @@ def difference(one: Line, other: Line) -> str:
 
 
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
-    """Return how many times worse the new median is, in a line for each timed field that both runs measured, worst first.
+    """Return a line for each timed field that both runs measured, worst first.
 
-    Above ``margin`` (0.2 is 20 %), ``verdict`` is ``worse`` if the gap between the spreads exceeds the sum of their widths,
-    else ``chance``. Without spreads, ``verdict`` is ``worse`` from TWICE on, else ``no spread``. Raises UserError for different
-    machines, unless forced, and for runs without a common line.
+    ``times_worse``: how many times worse the new median is. Above 1 + ``margin``, ``verdict`` is ``worse`` if the gap between
+    the spreads exceeds the sum of their widths, else ``chance``. Without spreads, ``verdict`` is ``worse`` from TWICE on, else
+    ``no spread``. Raises UserError for different machines, unless forced, and for runs without a common line.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
         raise UserError(f"{new.id} and {old.id} cannot be compared ({apart}); --force does it all the same")
