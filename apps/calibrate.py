@@ -34,7 +34,7 @@ from edgevlm.runtime.opening import describe as describe_choice
 from edgevlm.runtime.policies import evicting
 from edgevlm.runtime.snapshots.writer import model_hash
 
-DEMO_SEEDS = (101, 102, 103, 104)  # seeds of demo worlds, one per clip
+DEMO_SEEDS = (101, 102, 103, 104)
 QUESTIONS = (  # from HERMES's Tab. 9; they suit any model
     "What happens in the video?",
     "Describe the video in detail.",

@@ -65,7 +65,7 @@ def _mask_parameters(text: str) -> str:
 
 
 def with_login(address: str, username: str | None, password: str | None) -> str:
-    """Add a login, in plain text, to a camera's address. Raises UserError if it cannot have a login, or has one already."""
+    """Add a login, in plain text, to a camera's address. Raises UserError if the address cannot take a login."""
     if username is None and password is None:
         return address
     scheme, found, rest = address.partition("://")

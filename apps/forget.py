@@ -19,9 +19,9 @@ from edgevlm.runtime.snapshots.directory import LOCK, OTHER, SnapshotDirectory, 
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 
-OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*", f"*{OTHER}")  # a camera's files next to its snapshots
+OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*", f"*{OTHER}")
 MARK = "forgotten"  # name of the file that marks a forgotten camera, whose recording must not be opened and remembered again
-Forgotten = dict[str, int]  # count by kind of data
+Forgotten = dict[str, int]
 
 
 def in_words(name: str, counts: Forgotten) -> str:

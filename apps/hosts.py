@@ -39,7 +39,7 @@ class AllowedHosts:
             self._networks = [ip_network(each) for each in allowed if is_network(each)]
 
     def resolve(self, host: str, port: int) -> str:
-        """Resolve an allowed host's name to an address. Raises SourceRefused if it is not allowed, SourceError if unknown."""
+        """Resolve an allowed host's name to an address. Raises SourceRefused for a forbidden address, SourceError for none."""
         found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address in found:

@@ -1,4 +1,4 @@
-"""The journal: lines in which the model describes what it saw, with full-text search. It outlives the model's memory."""
+"""The journal: lines in which the model describes what it saw, with full-text search. Its lines outlive the memory."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots.writer import written_at
 
-FULL = "full"  # name of the policy without a budget
-DEMO_FRAMES = 384  # length of the demo without a terminal: more frames than its memory holds
+FULL = "full"
+DEMO_FRAMES = 384
 DEMO_BUDGET = 512  # tokens for the demo on a terminal: 32 frames, so that it soon forgets some
-DEMO_SPEED = 4.0  # the demo on a terminal runs this many times faster than its world
+DEMO_SPEED = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
 
 
 def open_run(start: Start) -> RunLoop:
-    """Open a run's model, source, session and output. Raises UserError after closing all of them again."""
+    """Open a run's model, source, session and output. On UserError everything is closed again."""
     settings, plan = start.settings, start.plan
     with ExitStack() as opened:
         writer = None
@@ -183,7 +183,7 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """Return the frame size to open a bundle for; None for its own. Raises UserError if it needs a different one."""
+    """Return the frame size to open a bundle for; None for its own. Raises UserError if the bundle has a fixed size."""
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
         return choice.size

@@ -17,7 +17,7 @@ from edgevlm.runtime.files import atomic_write, private_folder
 
 ID = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 HASHED = 55  # a longer id is cut to this many characters and a hash
-MAX_NAME = 100  # length in characters
+MAX_NAME = 100
 
 
 def printable(name: str) -> str:
@@ -34,7 +34,7 @@ def named_id(name: Any) -> Any:
 
 TEXT = WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_NAME})
 Id = Annotated[str, StringConstraints(pattern=ID)]
-Name = Annotated[str, AfterValidator(printable), TEXT]  # a name in any script
+Name = Annotated[str, AfterValidator(printable), TEXT]
 NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id, or a name to make one from
 
 

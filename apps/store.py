@@ -44,11 +44,11 @@ class TimedDatabase:
     TABLE: ClassVar[str]
     DAYS: ClassVar[float] = math.inf
     CAP: ClassVar[int]
-    MEANWHILE: ClassVar[str]  # words for a notice: what happens while the disk refuses writes
+    MEANWHILE: ClassVar[str]
     TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns with times; a row is in a period if any of its times is
     HAS_CAMERA: ClassVar[bool] = True
     MAY_GO: ClassVar[str] = "1"  # SQL condition: which of the rows that are too old may be deleted
-    SPARE: ClassVar[tuple[str, ...]]  # SQL statements, tried in this order, that each delete some rows
+    SPARE: ClassVar[tuple[str, ...]]
     PRAGMAS: ClassVar[tuple[str, ...]] = ("secure_delete = ON",)  # deleted rows leave no bytes
 
     def __init__(

@@ -23,7 +23,7 @@ from edgevlm.runtime.files import atomic_write, look
 
 TIMEOUT_S = 10.0
 PAUSES_S = (1, 2, 4, 8, 8)  # seconds before the next attempt, by the number of fruitless attempts in a row
-ATTEMPTS = 64  # most attempts per file
+ATTEMPTS = 64
 SLOW_S, SLOW_BYTES = 300.0, 300_000  # give up if fewer new bytes than this arrive in this time
 MB = 1_000_000
 CONFIG = "config.json"

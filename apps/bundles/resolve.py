@@ -28,7 +28,7 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.plugins import load_class
 
-FETCH = "edgevlm.apps.bundles.fetch"  # runs in a helper process, because the hub's client is large
+FETCH = "edgevlm.apps.bundles.fetch"
 Size = tuple[int, int]  # (height, width)
 
 

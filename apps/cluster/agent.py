@@ -32,12 +32,12 @@ from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.settings import AUTO, check_policy, parse_budget
 
 RETRY_S = 30.0  # seconds until a camera that failed to open is tried again
-DRAIN_S = 20.0  # seconds that a stopping node waits for its cameras to move
+DRAIN_S = 20.0
 HUB_S = 30.0  # seconds until the hub is asked again for a missing model
 RESOLVE = "edgevlm.apps.bundles.fetch:resolve_config"
-NOTHING = (0, 0, 0.0)  # the plan of a model that does not run here
+NOTHING = (0, 0, 0.0)
 Planned = tuple[int, int, float]  # bytes of a model, bytes per camera, frames a second of all its cameras together
-Call = Callable[..., Any]  # calls a method of the head by its name
+Call = Callable[..., Any]
 
 
 class NodeAgent(Hooks):
@@ -64,16 +64,16 @@ class NodeAgent(Hooks):
         self.name, self.url, self._shared, self._memory = name, url, shared, memory_bytes
         self._service, self.call, self._notify, self._clock = service, call, notify, clock
         self.instance, self._lease = uuid4().hex, Lease()
-        self.needs: dict[str, Planned] = {}  # the plans known so far, by model name
+        self.needs: dict[str, Planned] = {}
         self.epochs: dict[str, int] = {}  # epochs of cameras that are open, opening or closing
-        self.problems: dict[str, str] = {}  # reasons why cameras could not be opened
+        self.problems: dict[str, str] = {}
         self.moves: dict[str, dict[str, Any]] = {}  # what was lost when cameras moved here
-        self.view: Fields = Director().told  # the cluster in the head's last answer
-        self._mark = ""  # the mark of that answer
+        self.view: Fields = Director().told
+        self._mark = ""  # identifies the head's last view
         self._events: dict[str, MovingEvents] = {}
         self._retry: dict[str, float] = {}
         self._refused: list[str] = []  # lines about watches that were already reported
-        self._fetching: set[str] = set()  # hub models that are being fetched
+        self._fetching: set[str] = set()
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)
         self._following = threading.RLock()  # guards the watches
@@ -423,7 +423,7 @@ class NodeAgent(Hooks):
             self.ask()
 
     def pause_watch(self, name: str, paused: bool, camera: str | None) -> None:
-        """Pause a watch on one or all of its cameras, on whichever nodes they are. Raises UserError and HeadAway."""
+        """Pause a watch on one or all of its cameras, on any node. Raises UserError and HeadAway."""
         cameras = self._service.watches.watch(name).cameras or list(self.view["cameras"])
         self.call("pause_watch", name, paused, [each for each in cameras if camera in (None, each)])
         self.follow()
@@ -456,7 +456,7 @@ class NodeAgent(Hooks):
     def forget(self, camera: str | None, span: Span) -> int:
         """Make all nodes forget a period of one camera or all, at the latest until now; return the note's number.
 
-        Absent nodes forget it when they are back. Raises HeadAway, and UserError for a camera that never existed.
+        Absent nodes forget the period when they are back. Raises HeadAway, and UserError for a camera that never existed.
         """
         since, until = span.open_ended
         now = time.time()

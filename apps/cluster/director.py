@@ -13,7 +13,7 @@ from edgevlm.apps.cluster.placement import Camera, Need, Node, place, rebalance
 from edgevlm.errors import UserError, nearest
 
 ASK_S = 2.0  # seconds between a node's requests
-LEASE_S = 15.0  # seconds that a node may keep watching after its head's last answer
+LEASE_S = 15.0
 GRACE_S = 5.0  # further seconds until the head moves the node's cameras: clocks differ, and calls take time
 Fields = dict[str, Any]
 
@@ -40,14 +40,14 @@ class ClusterState:
 
 
 class Director:
-    """Places cameras on nodes. It uses no clock, network or disk, so that tests can simulate it exactly.
+    """Places cameras on nodes. Uses no clock, network or disk, so tests can simulate a cluster exactly.
 
     Every few seconds each node asks for its cameras and their epochs, and may watch them until LEASE_S later.
 
     A camera that moves has no owner until its old node has closed it. A node that has not asked for LEASE_S + GRACE_S is lost,
-    and its cameras move to other nodes. By then it has stopped watching, even if it was frozen or cut off. save: called with
-    the state after each change, before any node sees the change. While ``save`` raises OSError, nodes keep the last saved state
-    and no camera moves. Public methods take and return JSON values.
+    and its cameras move to other nodes. By then the node has stopped watching, even if it was frozen or cut off. save: called
+    with the state after each change, before any node sees the change. While ``save`` raises OSError, nodes keep the last saved
+    state and no camera moves. Public methods take and return JSON values.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Director:
         self.keep()
 
     def pause_watch(self, watch: str, paused: bool, cameras: Iterable[str], *, now: float) -> None:
-        """Pause or resume a watch on these cameras, on whichever nodes they are."""
+        """Pause or resume a watch on these cameras, on any node."""
         for camera in (self.state.cameras[name] for name in cameras if name in self.state.cameras):
             others = [each for each in camera.paused_watches if each != watch]
             camera.paused_watches = [*others, watch] if paused else others

@@ -18,9 +18,9 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import UserError
 
 FILE = "cluster.json"
-NEWEST = "head.id"  # the file that names the head started last
-LOOK_S = 2.0  # seconds between reads of that file: far less than GRACE_S, because leases continue meanwhile
-LOOKING_S = 1.0  # longest time in seconds that a read of that file delays answers
+NEWEST = "head.id"
+LOOK_S = 2.0  # seconds between reads of NEWEST: far less than GRACE_S, because leases continue meanwhile
+LOOKING_S = 1.0
 STATE = TypeAdapter(ClusterState)
 
 
@@ -36,7 +36,7 @@ def boot_time() -> float:
 class Head:
     """Answers the nodes, one call at a time.
 
-    Its state is kept in a file under ``where``. If two heads share ``where``, only the one started last answers; the other
+    The head's state is in a file under ``where``. If two heads share ``where``, only the one started last answers; the other
     raises UserError. A file that cannot be read or written raises UserError too.
     """
 
@@ -62,7 +62,7 @@ class Head:
         return getattr(self.director, method)(*arguments, now=now)
 
     def _look_who_is_newest(self) -> None:
-        """Raise UserError if another head was started since this one. A missing folder is ignored."""
+        """Raise UserError if another head was started since this one. Ignores a missing folder."""
         with suppress(OSError):
             self._is_replaced = self._is_replaced or self._shared.read(NEWEST) != self._id.encode()
 
@@ -99,7 +99,7 @@ class Head:
 
 
 def _upgraded(known: Fields) -> Fields:
-    """Return the state in a file of edgevlm 0.1. Its nodes have ended and must join again."""
+    """Return the state in a file of edgevlm 0.1. The nodes of 0.1 have ended and must join again."""
     if "director" not in known:
         return known
     director, forgot, cameras = known["director"], known["forgotten"], {}

@@ -42,7 +42,7 @@ class NoteFollower:
     refused: dict[int, str] = field(default_factory=dict)
     kept: int = 0
     cameras: dict[str, int] = field(default_factory=dict)
-    _stuck: str = ""  # the failure that was last reported
+    _stuck: str = ""
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and the view at that time
 
     def follow(self) -> None:

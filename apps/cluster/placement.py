@@ -27,7 +27,7 @@ class Node:
     """A machine of the cluster. seen: when it last sent a request. leaving: it is being emptied and gets no new cameras."""
 
     name: str
-    memory_bytes: int  # memory that edgevlm may use
+    memory_bytes: int
     needs: dict[str, Need] = field(default_factory=dict)  # what the node has reported so far, by model
     url: str = ""
     seen: float = 0.0
@@ -129,7 +129,7 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 
 
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
-    """Return moves (node by camera) away from the fullest node. Each leaves both nodes less full by ``gain`` than it is now.
+    """Return moves (node by camera) away from the fullest node, if both nodes end up ``gain`` below its fullness.
 
     A move costs a camera a few seconds of its stream, so cameras do not move between nodes of similar fullness.
     """

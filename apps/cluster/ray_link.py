@@ -25,9 +25,9 @@ from edgevlm.runtime.helper_process import Helper, HelperEnded
 NAMESPACE = "edgevlm"
 PORT = 6379
 OBJECTS = 80_000_000  # bytes of Ray's object store: its minimum, because no frames pass through it
-HUNG_S = 60.0  # longest wait in seconds for the helper process, on a busy machine
+HUNG_S = 60.0
 ANSWER_S = 10.0  # longest wait in seconds for the head
-START_S = 300.0  # longest wait in seconds for Ray to start and find its head
+START_S = 300.0
 BACKOFF_S = 5.0
 AWAY_S = 600.0  # seconds without an answer after which Ray is restarted
 PR_SET_PDEATHSIG = 1
@@ -71,7 +71,7 @@ class RayLink:
                 kind, answer = self.helper.call(f"{__name__}:answer", asdict(self._joining), method, arguments)
             except HelperEnded:
                 raise HeadAway("the link to it has ended") from None
-            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # it may be a new cluster
+            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # address may be a new cluster's
             if kind == "ended" or (kind == "away" and is_lost):
                 self.helper.close()
             if kind != "answer":
@@ -132,9 +132,9 @@ class RayNode:
         os.environ |= {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_gcs_rpc_server_reconnect_timeout_s": f"{AWAY_S:.0f}",  # without its head Ray ends after this time
+            "RAY_gcs_rpc_server_reconnect_timeout_s": f"{AWAY_S:.0f}",
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # do not wait 30 s for actors: the cameras have moved by now
-            "RAY_AUTH_MODE": "token",  # admits every process that has the key
+            "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": _token(f"cluster {joining.secret}"),
         }
         self._ray = subprocess.Popen(

@@ -36,9 +36,9 @@ from edgevlm.errors import UserError, nearest
 FROM = "x-edgevlm-node"  # header with the node that forwarded a request, so that it is not forwarded again
 PASSED = ("authorization", "content-type", "accept", "range")
 CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # seconds for another node to connect, for its part of a list, and between bytes
-FORGET_S = 60.0  # seconds for another node to forget, which includes writing its cameras' snapshots
+FORGET_S = 60.0
 HERE = "http://here"  # the base URL of the node's own application
-LATE_S = 6.0  # seconds since its last request after which a node counts as late
+LATE_S = 6.0
 OPENING_S = 20.0  # seconds until an added camera must have a node
 M = TypeVar("M", bound=BaseModel)
 

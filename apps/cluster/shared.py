@@ -18,7 +18,7 @@ from edgevlm.runtime.files import UNFINISHED, private_folder
 from edgevlm.runtime.snapshots.directory import LOCK, Folder, as_os_error, storage_of
 
 EPOCH = "epoch-"  # prefix of the folders of a camera's placements
-BEGUN = "begun"  # file that marks a complete copy
+BEGUN = "begun"
 KEPT = 64  # unsent events to keep for a camera
 
 
@@ -106,7 +106,7 @@ class Shared:
 class MovingEvents:
     """A camera's newest event of each watch and its KEPT newest unsent events, stored in its folder for its next node.
 
-    An event is written to this store before the node's own file. A folder that cannot be written raises nothing.
+    An event is written to this store before the node's own file. A write that fails raises nothing.
     """
 
     FILE = "events.json"

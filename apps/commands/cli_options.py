@@ -18,7 +18,7 @@ from edgevlm.errors import UserError, reason
 
 
 def check_finite(param: typer.CallbackParam, value: Any) -> Any:
-    """Return a typed number unchanged. Raises UserError for NaN, infinity and numbers too large or small to use."""
+    """Return a number that was typed. Raises UserError for NaN, infinity and numbers too large or small to use."""
     if isinstance(value, float) and not (value == 0 or 1e-9 <= abs(value) <= 1e15):
         raise UserError(f"{param.opts[0]} {value:g}: give an ordinary number")
     return value

@@ -128,7 +128,7 @@ def show(
 def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="Write the key to this file.")]) -> None:
     """Make a key that encrypts snapshots.
 
-    Keep a copy elsewhere: without the key no snapshot can be read. It is an age key.
+    Keep a copy elsewhere: without the key no snapshot can be read. The key is an age key.
     """
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 

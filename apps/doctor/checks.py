@@ -1,6 +1,6 @@
 """``edgevlm doctor``: check this machine and suggest fixes. A check is a function named in :data:`CHECKS`.
 
-A check inspects the machine and returns a status, a finding and a fix, or None if it does not apply.
+A check inspects the machine and returns a status, a finding and a fix, or None if the check does not apply.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.free_memory import group_limits
 
 OLDEST = (3, 10)
-KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flags in /proc/cpuinfo, best first
+KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))
 LITTLE, SCARCE = 500_000, 2_000_000  # limits of available memory, kB
-FULL, NARROW = 0.2e9, 2e9  # limits of free disk space, bytes
+FULL, NARROW = 0.2e9, 2e9
 ON_CPU = {"onnxruntime-cpu"}  # engines that need no GPU
-NVIDIA = "0x10de"  # NVIDIA's PCI vendor id
+NVIDIA = "0x10de"
 NODES = ("dev/nvidia0", "dev/nvhost-ctrl-gpu", "dev/nvmap", "dev/nvgpu/igpu0/ctrl")
 ASK = "import onnxruntime; print(*onnxruntime.get_available_providers())"
 REFUSED = "cannot import: "
@@ -50,7 +50,7 @@ except Exception as error: print({REFUSED!r}, *str(error).split())
 FASTER = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
 CUDNN = "9"  # the major version that onnxruntime-gpu needs since 1.19; 8 and 9 are not interchangeable
 FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/cuda/lib64", "usr/local/lib")
-CMA_KB = 64_000  # free contiguous memory that a CSI camera's pipeline needs
+CMA_KB = 64_000
 SMALL_KB = 9_000_000  # devices with less memory need swap for building and loading
 JETPACK = "sudo apt install nvidia-jetpack"
 

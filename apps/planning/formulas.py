@@ -28,8 +28,8 @@ BANDWIDTH_EFFICIENCY = 0.75
 COMPUTE_EFFICIENCY = 0.5
 """Fraction of peak arithmetic that products of some hundred rows reach. Chosen before any comparison."""
 QUESTION = 32  # rows of a question's text, including the template's
-COMPRESSION_READS = 4.0  # a compression takes as long as this many plain reads of a full cache
-MOST_CAMERAS = 256  # most cameras that a server takes
+COMPRESSION_READS = 4.0
+MOST_CAMERAS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """Seconds of a call's arithmetic and of its memory traffic. They overlap, so the call takes as long as the longer one."""
+    """Seconds of a call's arithmetic and of its memory traffic. The two overlap: a call takes as long as the longer one."""
 
     compute: float
     traffic: float

@@ -115,7 +115,7 @@ def make_plan(request: PlanRequest) -> DevicePlan:
 def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
     """Make a plan, choosing the options that were not given.
 
-    It chooses the most accurate weights with which the usual budget, or half of it, fits and keeps up with ``request.fps``; if
+    The weights are the most accurate with which the usual budget, or half of it, fits and keeps up with ``request.fps``; if
     there are none, the fastest that fit; else the smallest. Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
@@ -220,8 +220,8 @@ class PublishedCheckpoint:
 def checkpoints() -> list[PublishedCheckpoint]:
     """Return the models of models.json, the smallest first, with their facts from the hub and config.json fields.
 
-    ``checked`` lists the facts of licence and geometry that were looked up; the others are from memory. None of them was run
-    with real weights.
+    ``checked`` lists the facts of licence and geometry that were looked up; the others are from memory. None of the models was
+    run with real weights.
     """
     found = [
         PublishedCheckpoint(fact["id"], fact["licence"], tuple(fact["checked"]), plan_published(fact, CAMERA))

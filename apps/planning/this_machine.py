@@ -12,7 +12,7 @@ from edgevlm.runtime.free_memory import group_limits
 
 NAME = "this machine"
 ASSUMED_MHZ = 2000
-SYSTEM_MIB = 1500  # memory reserved for the system, at most a quarter of all
+SYSTEM_MIB = 1500
 CHANNEL_GB_S = 25.6  # one channel of DDR4-3200, 64 bits; with more than FEW_CORES cores two are assumed
 FEW_CORES = 4
 VECTORS = (  # processor flag, its name, and its float32 and int8 operations per core and cycle

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CELLS = 32  # cells in each direction; a detail smaller than a cell is averaged out
-SAMPLES = 8  # most pixels averaged per cell, in each direction
+SAMPLES = 8
 THRESHOLD = 4.0  # of 255 levels: above a sensor's noise, below the change when a person fills a cell
 
 

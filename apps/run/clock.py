@@ -14,9 +14,9 @@ from edgevlm.runtime.snapshots.writer import ago
 from edgevlm.runtime.time_window import NothingHeld, TimeWindow
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-LONGEST_S = 1e10  # three centuries
-NOW_S = 2.0  # times up to this many seconds ago count as now
-SLACK_S = 1.0  # seconds, because frames wait to be watched
+LONGEST_S = 1e10
+NOW_S = 2.0
+SLACK_S = 1.0  # seconds to add at both ends of a period, because frames wait to be watched
 
 
 def moment(text: str, now: float | None = None) -> float:
@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Convert a local time to seconds since 1970, at most ``latest``. Raises UserError unless exactly one exists."""
+    """Convert a local time to seconds since 1970. Raises UserError unless exactly one such moment is before ``latest``."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:

@@ -24,7 +24,7 @@ from edgevlm.runtime.taught import never_taught, parse
 from edgevlm.runtime.time_window import NothingHeld
 
 SAMPLE_EVERY = 16  # frames between two sample questions
-CLOSING = 1.0  # seconds that a source may take to close
+CLOSING = 1.0
 REMEMBERED = 64  # number of frames whose truth is kept for pending questions
 
 
@@ -37,7 +37,7 @@ class RunPlan:
     end: list[str] = field(default_factory=list)
     at: list[tuple[float, str]] = field(default_factory=list)
     since: float = 0.0  # the stream time in seconds at which the source begins
-    sample: np.random.Generator | None = None  # draws a demo question every SAMPLE_EVERY frames
+    sample: np.random.Generator | None = None
 
     def __post_init__(self) -> None:
         self.at.sort(key=lambda item: item[0])
@@ -77,11 +77,11 @@ class RunLoop:
 
     def __post_init__(self) -> None:
         self.started, self._stopped = threading.Event(), threading.Event()  # started: the first frame has been watched
-        self._scenes: deque[tuple[float, DemoScene]] = deque(maxlen=REMEMBERED)  # times and scenes of the newest frames
+        self._scenes: deque[tuple[float, DemoScene]] = deque(maxlen=REMEMBERED)
         self._begun = self._last = (time.monotonic(), self.session.stats.frames)
         self._offset: float | None = None
-        self._reading, self._steps = False, 0  # steps: frames and pieces of answers so far
-        self._seen = 0, self.source.attempts  # steps and attempts at the last tick
+        self._reading, self._steps = False, 0
+        self._seen = 0, self.source.attempts  # steps (frames and pieces of answers) and attempts at the last tick
         self.shutdown = Shutdown(self.stop)
         self._resident = ResidentMemory()
 

@@ -19,10 +19,10 @@ from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.instant import Instant
 from edgevlm.runtime.session import Session
 
-GROUPS = 4  # number of layer groups that are shown separately
-EVERY_S = 0.5  # seconds between two looks at the memory
+GROUPS = 4
+EVERY_S = 0.5
 LOOK_S = 0.01  # scheduling period of a look, which delays next to no frames
-FULL_BUDGET = "1920"  # tokens for which the comparison's full cache has room
+FULL_BUDGET = "1920"
 FACTS = 8  # number of departed objects that a comparison asks about
 
 
@@ -144,8 +144,8 @@ class Lane:
 class SideBySide:
     """Shows the run's memory on the terminal and, in the demo, next to it a full cache and a sliding window.
 
-    All of them watch the same frames, and are asked repeatedly where departed objects were. ``session`` is the run's own, which
-    the run feeds and closes. Only the watching thread may use it, except :attr:`view`. open_session: None for no comparison.
+    The memories watch the same frames and are asked where departed objects were. ``session`` is the run's own, which the run
+    feeds and closes. Only the watching thread may use it, except :attr:`view`. open_session: None for no comparison.
     """
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:

@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Shutdown:
-    """While entered, lets the first signal call ``stop``, and interrupt only a block of :meth:`waiting`.
+    """Lets the first signal call ``stop``. That signal interrupts only a block of :meth:`waiting`.
 
     A second signal raises KeyboardInterrupt wherever the main thread is, except for SIGHUP and the signal of :meth:`ask`, which
     both come when a terminal goes away. An ignored SIGHUP stays ignored, as under nohup. Only the main thread can use it.
@@ -100,7 +100,7 @@ def silence_if_gone() -> bool:
 class Notifier:
     """Sends sd_notify(3) messages to the socket that ``NOTIFY_SOCKET`` names: a path, or ``@name`` in the abstract namespace.
 
-    Without that variable it does nothing; it never blocks. It sends ALIVE only if the manager expects that from this process
+    Without that variable it does nothing; it never blocks. ALIVE is sent only if the manager expects it from this process
     (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
     """
 

@@ -82,7 +82,7 @@ def _open(kind: str, target: str, options: SourceOptions) -> Source:
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
     """Return a source's kind (one of :data:`OWN`, a package's, or ``file.py:Class``) and target; by default the demo's.
 
-    Raises SourceError if they are invalid.
+    Raises SourceError for an invalid source.
     """
     given = video if video is not None else "demo" if camera is None else camera
     if given == "-":

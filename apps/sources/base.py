@@ -75,12 +75,12 @@ class Frame:
 class State(str, Enum):
     """The state of a source; docs/guide/cameras.md shows the possible transitions."""
 
-    INITIALISING = "initialising"  # nothing has been read yet
-    RUNNING = "running"  # frames arrive
+    INITIALISING = "initialising"
+    RUNNING = "running"
     STALLED = "stalled"  # connected, but without a frame for ``stall_timeout_s``
-    RECONNECTING = "reconnecting"  # the connection broke, and the source tries to reconnect
+    RECONNECTING = "reconnecting"
     ENDED = "ended"  # a recording was read to its end, or the source was closed
-    FAILED = "failed"  # the source cannot continue
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ class Source(ABC):
     rule: Rule = "block"  # what happens to frames while the reader is busy
     state: State = State.INITIALISING
     problem: str | None = None  # why it is not RUNNING, in a few words without credentials, if known
-    reconnects: int = 0  # how often frames came again after the connection broke
-    attempts: int = 0  # connections tried so far
+    reconnects: int = 0
+    attempts: int = 0
     prepare: Callable[[Image], Pixels] | None = None  # called on each image in the capturing thread; set before the first read
-    mode: str = ""  # the camera's mode, in a few words
+    mode: str = ""
 
     @cached_property
     def drops(self) -> Counter[str]:
@@ -220,9 +220,9 @@ class Connection(ABC):
     Opening one raises SourceError, or SourceRefused if a retry would not help.
     """
 
-    finished: bool = False  # a recording was read to its end
+    finished: bool = False
     problem: str | None = None  # why the link broke, in a few words, if known
-    mode: str = ""  # the camera's mode
+    mode: str = ""
     repeats: bool = False  # whether the link repeats the last picture when its camera is gone
 
     @abstractmethod

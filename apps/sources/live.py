@@ -1,4 +1,4 @@
-"""Read frames ahead in a separate thread: of recordings, and of cameras, which are reconnected."""
+"""Read frames of recordings and cameras in a separate thread, and reconnect cameras."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edgevlm.errors import SourceError, SourceRefused, UserError, refuse_fork
 
 KEYFRAME_WAIT_S = 30.0  # a stream without keyframes (intra refresh) is used from any decoded picture after this long
 LATE_S = 1.0  # a recording that is later than this (for example after ctrl-Z) continues without catching up
-POLL_S = 0.2  # how often a waiting reader checks for ctrl-C
+POLL_S = 0.2
 ADRIFT = 4  # most abandoned connections that may still hang when a new one is opened
 
 
@@ -174,14 +174,14 @@ class Link:
     def __init__(self, connect: Callable[[], Connection], deliver: Deliver, changed: threading.Condition) -> None:
         self._connect, self._deliver, self._changed = connect, deliver, changed
         self.opened = self.over = self.abandoned = False
-        self.finished = False  # a recording was read to its end
+        self.finished = False
         self.refused = False  # the camera refused, and would refuse again
         self.problem: str | None = None
         self.keyed = False  # a keyframe has arrived, and no damaged picture since then
-        self.newest: Image | None = None  # the newest picture, if the connection repeats it when its camera is gone
-        self.frozen = False  # the newest picture is identical to the one before
+        self.newest: Image | None = None
+        self.frozen = False
         self.holding = False  # the thread waits for the reader, not for the camera
-        self.moved_s = time.monotonic()  # when the link began, opened, or brought a whole picture
+        self.moved_s = time.monotonic()
         self.unkeyed_s = self.moved_s  # when it began to wait for a keyframe
         self.thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
         self.thread.start()

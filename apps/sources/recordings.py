@@ -20,7 +20,7 @@ from edgevlm.runtime.preprocess import MOST_PIXELS
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 Y4M = b"YUV4MPEG2"
 LOOK = 4096  # bytes in which to look for the start of the first Motion JPEG picture
-POLL_S = 0.2  # seconds between a waiting read's checks whether the source was closed
+POLL_S = 0.2
 
 
 class Recording(Source):

@@ -25,14 +25,14 @@ CONTAINERS = (  # FFmpeg's names of formats that, unlike concat, hls, dash and i
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,live_flv,asf,ogg,mxf,nut,wtv,rm,dv,gif,apng,ivf,obu,av1,"
     "h264,hevc,vvc,vc1,m4v,mjpeg,mpjpeg,yuv4mpegpipe,dhav"
 )
-LEAST_S = 1e-3  # shortest time between two corrected timestamps
+LEAST_S = 1e-3
 JUMP_S, BACK_S = 60.0, 0.5  # a timestamp that jumps further ahead, or further back, is corrected
-FALLBACK_FPS = 25.0  # FFmpeg's rate for videos that declare none
+FALLBACK_FPS = 25.0
 SQUEEZED = 8  # largest ratio of a pixel's sides
 
 
 def load_av() -> Any:
-    """Import PyAV and silence it. Raises UserError if it is not installed."""
+    """Import PyAV and silence it. Raises UserError if PyAV is not installed."""
     av, logging = (needed(name, "reading video", "cpu") for name in ("av", "av.logging"))
     logging.set_level(None)  # FFmpeg's own messages would show the address
     return av

@@ -84,7 +84,7 @@ def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None
                     act(line)
                 else:
                     run.plan.end.append(line)
-                    run.plan.sample = None  # typed questions replace the demo's own
+                    run.plan.sample = None
         if os.isatty(descriptor) and not over.is_set():  # ctrl-D was typed
             run.shutdown.ask()
 

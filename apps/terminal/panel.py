@@ -16,12 +16,12 @@ from edgevlm.apps.run.memory_view import LaneView, MemoryView
 Image = NDArray[np.uint8]
 Line = list[tuple[str, str]]  # style and text, as in prompt_toolkit
 
-TALL = 14  # most lines of a panel
+TALL = 14
 LEVELS = "·░▒▓█"  # shades from nothing to everything
 
 
 class Panel(NamedTuple):
-    """Lines of text in a panel. Their upper left ``columns`` x ``rows`` cells are blank, to leave room for the image."""
+    """Lines of text in a panel. The upper left ``columns`` x ``rows`` cells are blank, to leave room for the image."""
 
     lines: list[Line]
     columns: int = 0

@@ -19,7 +19,7 @@ from edgevlm.progress import Lost, Notify
 from edgevlm.runtime.plugins import blamed
 
 FIRST_S, MOST_S = 1.0, 60.0  # first and longest pause between attempts; each pause is twice the previous one
-CLOSE_S = 2.0  # seconds that sinks have at the end to send waiting events
+CLOSE_S = 2.0
 
 
 class Delivery:
@@ -40,11 +40,11 @@ class Delivery:
     ) -> None:
         self.store, self.notify, self._control, self._program = store, notify, control, program
         self.recorded: Counter[tuple[str, str, str]] = Counter()  # counted by camera, watch and state
-        self.delivered: Counter[str] = Counter()  # counted by sink
+        self.delivered: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._watches: Sequence[WatchStatus] | None = None
         self._standing = threading.Lock()  # held during announcements, so that sinks get them in order
-        self.sinks: Collection[str] = ()  # names of the sinks
+        self.sinks: Collection[str] = ()
         self._senders: dict[str, Sender] = {}
         self.replace(sinks)
 

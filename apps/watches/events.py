@@ -16,7 +16,7 @@ from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import SCHEMA
 from edgevlm.apps.store import TimedDatabase
 
-UNWRITTEN = 1000  # events held in memory while the disk refuses writes
+UNWRITTEN = 1000
 MOST = 10_000  # a digest covers only this many of the newest events or journal lines
 COLUMNS = "camera, watch, state, time, probability, opened, evidence, question"
 TENTH = "LIMIT (SELECT 1 + count(*) / 10 FROM events)"
@@ -129,7 +129,7 @@ class EventStore(TimedDatabase):
     )
 
     def __init__(self, *given: Any, **kept: Any) -> None:
-        self._unwritten: dict[str, Unwritten] = {}  # by event id, oldest first
+        self._unwritten: dict[str, Unwritten] = {}
         self._sent: set[tuple[str, str]] = set()  # sink and id of events that were sent but not marked as sent on the disk
         super().__init__(*given, **kept)
         self._attempt(self.prune, None)

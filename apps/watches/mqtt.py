@@ -33,7 +33,7 @@ ENTITIES = {  # a watch's entities in Home Assistant: platform, name and setting
     "active": ("switch", "{} (ask)", {"state_topic": "T/active", "command_topic": "T/set", "entity_category": "config"}),
 }  # fmt: skip
 COMPONENT = f"{ID[1:-1]}_(open|snapshot|active)"
-RETAINED = ("attributes", "state", "snapshot", "active")  # a watch's retained topics
+RETAINED = ("attributes", "state", "snapshot", "active")
 Key = tuple[str, str]  # camera and watch
 
 
@@ -77,9 +77,9 @@ class Mqtt(Sink):
             raise UserError(f"mqtt {mask_credentials(url)}: names no host; give an address like mqtt://HOST:1883")
         self._discovery, self._timeout, self._id = discovery.strip("/"), timeout, id
         self._shown, self._problem = f"{parts.scheme}://{self._host}:{self._port}", "not connected yet"
-        self._watches: dict[Key, WatchStatus] | None = None  # None until watches are announced
+        self._watches: dict[Key, WatchStatus] | None = None
         self._held: set[Key] = set()  # watches whose topics the broker may retain
-        self._retained: dict[str, str | bytes] = {}  # payloads to retain by topic, except devices
+        self._retained: dict[str, str | bytes] = {}
         self._devices: dict[str, dict[str, Any]] = {}  # devices that the broker retains, by camera
         self._here = platform.node()
         self._lock, self._connected, self._tried = threading.RLock(), False, threading.Event()

@@ -31,7 +31,7 @@ from edgevlm.runtime.snapshots.writer import ago
 SECRET_OPTIONS = ("password", "secret", "token", "key")  # their values must be references (env:NAME or file:PATH)
 SECRET_VARIABLE = "EDGEVLM_WEBHOOK_SECRET"
 ANSWER_S = 10.0  # seconds that a webhook or a broker may take
-PROGRAM_S = 30.0  # seconds that a program may take
+PROGRAM_S = 30.0
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
@@ -104,7 +104,7 @@ class Stdout(Sink):
 class Webhook(Sink):
     """A sink that posts an event's JSON. With a secret, requests are signed as https://www.standardwebhooks.com specifies.
 
-    secret: ``whsec_`` and base64, or any text; by default the content of SECRET_VARIABLE. It does not follow redirects.
+    secret: ``whsec_`` and base64, or any text; by default the content of SECRET_VARIABLE. Redirects are not followed.
     """
 
     def __init__(self, url: str, secret: str = "", timeout: Seconds = ANSWER_S) -> None:

@@ -23,9 +23,9 @@ from edgevlm.runtime.sampling import Classified
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.taught import never_taught
 
-PICTURE = 640  # largest width of an event's picture, pixels
+PICTURE = 640
 FRAMES = 16  # newest frames to keep until it is known which one a watch saw
-COME_S = 2.0  # seconds to wait for the frame that a watch saw
+COME_S = 2.0
 EARLY = 0.001  # fraction of `every` by which a frame may be early
 
 
@@ -42,7 +42,7 @@ class SeenFrame:
 class Tracked(WatchState):
     """The state of a watch on this camera."""
 
-    opened: float = 0.0  # wall clock of its newest opening
+    opened: float = 0.0
     closed: float | None = None  # wall clock of its last closing, if that was before a restart
     judged: float | None = None  # the stream time up to which a replayed recording is not asked again
     paused: bool = False
