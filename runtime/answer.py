@@ -141,13 +141,13 @@ class Answer:
 
     @property
     def evidence(self) -> Evidence | None:
-        """The frames that the answer was read from, best first, or None without a token. Waits for the answer's end."""
+        """The frames that the answer was read from, best first; None if it has no token. Waits for the answer's end."""
         self.settle()
         return self._evidence
 
     @property
     def text(self) -> str:
-        """The whole answer; waits until it is finished."""
+        """The text of the whole answer; reading it waits for the end."""
         self.wait()
         return self.so_far
 

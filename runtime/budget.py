@@ -164,7 +164,7 @@ class Pressure:
         self._next = self._clock() + INTERVAL
         try:
             memory, before = self._read(), self.frames
-        except (OSError, psutil.Error):  # free memory cannot be read while no file can be opened
+        except (OSError, psutil.Error):  # the free memory is unknown while no file can be opened
             return self.frames
         if memory.free < LOW * memory.total:
             self.frames, self.short = max(1, before // self.group // 2) * self.group, True

@@ -201,7 +201,7 @@ class VisionSpec:
     ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` sets how a frame's
     tokens take positions. With ``"rows"``, each token takes the next index. With ``"video"``, the whole stream is one block of
     (frame, row, column), in which the frame advances by 1, or by ``tokens_per_second`` times the time that passed. With
-    ``"frame"``, each grid is such a block. ``"transformers"`` is ``"video"`` with the text after it at the position that
+    ``"frame"``, each grid is a separate block. ``"transformers"`` is ``"video"`` with the text after it at the position that
     transformers 5.23 and later give it. ``before`` and ``after`` are the text around each grid, in which ``{seconds}``,
     ``{minutes}`` and ``{second}`` give its time.
     """
@@ -327,7 +327,7 @@ class Bundle:
         path = self.file(name)
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # numpy raises many types for an invalid file
+        except Exception as error:  # numpy raises errors of many types for an invalid file
             refuse_unmapped(path, error)
             raise _bad(path, f"cannot be read ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
         sizes = found.shape if isinstance(found, np.ndarray) else ()

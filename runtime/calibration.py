@@ -159,7 +159,7 @@ class AppendTrial:
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """What ``--append auto`` uses. tau: None (whole frames) if no trial's loss is certain to stay within ``bound``."""
+    """The tau that ``--append auto`` uses; None (whole frames) if no trial's loss is certain to stay within ``bound``."""
 
     tau: Annotated[Number | None, "What --append auto uses; null means all."]
     bound: Bound

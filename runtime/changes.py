@@ -334,8 +334,8 @@ class ChangedEncoder(Stateful):
         self.changes = PatchChanges(settings, vision, spec.grid)
         self._features = np.zeros((vision.tokens_per_frame, bundle.decoder.row_width), np.float32)
         at = [(2 * np.arange(count) + 1) * of // (2 * count) for count, of in zip(vision.grid, spec.grid, strict=True)]
-        self._patch_of = np.add.outer(spec.grid[1] * at[0], at[1]).reshape(-1)  # the patch in the middle of each token
-        self.seen = self.computed = 0  # patches
+        self._patch_of = np.add.outer(spec.grid[1] * at[0], at[1]).reshape(-1)  # the middle patch of each token
+        self.seen = self.computed = 0  # numbers of patches
 
     @property
     def encoded(self) -> float:

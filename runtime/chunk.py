@@ -68,7 +68,7 @@ class Chunk:
         return {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": self._seconds[held]}
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`state` returned. Raises ValueError if it cannot belong to this chunk."""
+        """Restore what :meth:`state` returned. Raises ValueError if the state does not fit this chunk."""
         taken, encoded, features = counts["taken"], counts["encoded"], arrays.get("features", self._nothing)
         if not 0 <= encoded <= taken <= len(self._pixels):
             raise ValueError(f"{encoded} of {taken} frames of a chunk of {len(self._pixels)} are encoded")
@@ -122,7 +122,9 @@ class Chunk:
         self._features = self._features[groups:]
 
     def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:
-        """Encode frames. keep: False for an incomplete group, whose frames will be encoded again."""
+        """Encode frames. keep: whether to keep the encoder's new state; False for an incomplete group, which is encoded
+        again.
+        """
         started = time.perf_counter()
         if self.encoder is None:
             features = self._engine.encode(self._pixels[start:end])

@@ -71,7 +71,9 @@ def check_utf8(path: str | Path) -> None:
 
 
 def refuse_address(path: str | Path) -> None:
-    """Raise UserError for an address instead of a path. The message does not repeat the address, which may hold a password."""
+    """Raise UserError if an address is given instead of a path. The message does not repeat the address, which may hold a
+    password.
+    """
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
         raise UserError("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these")
 
@@ -315,7 +317,7 @@ class JsonLines:
         header: names the file's kind (``journal``) and all settings that its records depend on.
         key: returns a record's key; LookupError and TypeError mean that the record is invalid. sync: flush each record to the
         disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, exists
-        without ``resume``, is damaged, or has a different header. No error changes the file.
+        without ``resume``, is damaged, or has a different header. A refused file is not changed.
         """
         self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
         self._file: BinaryIO | None = None

@@ -46,7 +46,7 @@ class KVScales:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except OSError:
             raise
-        except Exception as error:  # numpy raises many types for an invalid file
+        except Exception as error:  # numpy raises errors of many types for an invalid file
             raise ValueError(f"cannot be read ({type(error).__name__})") from None
         if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.shape != (2, *shape):
             kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else "several arrays"

@@ -155,7 +155,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 def find_bundle(name: str | Path, engine: str) -> Path:
     """Return the folder of the bundle called ``name``, after exporting a checkpoint or downloading a hub model if needed.
 
-    ``edgevlm.models``, an entry point above this layer, does both. Raises UserError as :meth:`Model.load` does.
+    The entry point ``edgevlm.models``, above this layer, exports and downloads. Raises UserError as :meth:`Model.load` does.
     """
     folder = bundle_folder(name)
     if str(name) == "demo" or (folder / MANIFEST).exists() or not (isinstance(name, str) or folder.exists()):

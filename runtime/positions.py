@@ -113,7 +113,7 @@ class Positions:
             self._since = seconds
         elif self.tokens_per_second is None:
             self._time += 1
-        else:  # never before the previous frame, nor so far ahead that no text would fit
+        else:  # a frame is never placed before the previous one, nor so far ahead that no text would fit
             passed = int((seconds - self._since) * self.tokens_per_second + _ROUNDING)
             furthest = max(self._time + 1, self.limit - self.margin - 1)
             self._time = min(max(self._time, self._start + passed), furthest)

@@ -250,7 +250,7 @@ class Scheduler:
         queue = self._queues.pop(session)
         task = queue.popleft()
         if queue:
-            self._queues[session] = queue  # after the other sessions
+            self._queues[session] = queue  # the session now comes after the others
         self._clock = max(self._clock, task.due - task.period)
         self._returning = session, self._next_due(session, task.period)
         return task

@@ -488,7 +488,7 @@ class Session:
         return answer
 
     def check_window(self, since: float | None = None, until: float | None = None) -> TimeWindow | None:
-        """Return the time window of a question; None for the whole stream. Raises UserError as :meth:`ask` does."""
+        """Return a question's time window, or None for the whole stream. Raises UserError as :meth:`ask` does."""
         if since is None and until is None:
             return None
         window = _checked_window(since, until)

@@ -184,7 +184,7 @@ class SessionSettings(BaseModel):
         AUTO, description="Encode all patches of a frame, or only those that changed."
     )
     store_bytes: Annotated[Bytes | None, Metavar("8G")] = Field(
-        None, description="Maximum file size for KV blocks that a retrieval policy offloads (8G)."
+        None, description="Maximum size of the file to which a retrieval policy offloads KV blocks (8G)."
     )
     host_bytes: Annotated[Bytes | None, Metavar("256M")] = Field(
         None, description="Maximum host RAM for offloaded KV blocks (256M)."

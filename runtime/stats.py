@@ -44,12 +44,13 @@ class MemoryStats:
 class SessionStats:
     """The immutable statistics of a session after its last call.
 
-    ``frames`` were watched, at ``fps`` a second. ``tokens`` is the number of rows in the fullest layer. ``cache_bytes`` are
-    allocated once at the start; the policy now keeps another ``policy_bytes``. ``present_bytes`` hold the newest frames and the
-    change references. ``encoded`` is the fraction of the frames' patches that was encoded; the encoder keeps ``tower_bytes``
-    for this. ``ttft_ms`` is the newest answer's time to its first token, ``tpot_ms`` its time for each further token. Snapshots
-    are taken in a buffer of ``state_bytes``; this process wrote ``snapshots`` of them and held the stream up by at most
-    ``held_ms``. ``store`` describes the rows that a retrieval policy offloaded.
+    ``frames`` is the number of frames watched, and ``fps`` their rate per second. ``tokens`` is the number of rows in the
+    fullest layer. ``cache_bytes`` are allocated once at the start; the policy now keeps another ``policy_bytes``.
+    ``present_bytes`` hold the newest frames and the change references. ``encoded`` is the fraction of the frames' patches that
+    was encoded; the encoder keeps ``tower_bytes`` for this. ``ttft_ms`` is the newest answer's time to its first token,
+    ``tpot_ms`` its time for each further token. Snapshots are taken in a buffer of ``state_bytes``; this process wrote
+    ``snapshots`` of them and held the stream up by at most ``held_ms``. ``store`` describes the rows that a retrieval policy
+    offloaded.
     """
 
     frames: int

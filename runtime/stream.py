@@ -449,11 +449,11 @@ class Stream:
 
         rows: the most text rows that the block appends. If they and the pictures exceed the reserved room, the memory is copied
         to a larger cache. Raises UserError if the copy does not fit in the free memory. waiting: frames that the block sees and
-        that are appended permanently later. Room is made for their whole piece at once, so that the memory is later the same as
-        without the question. If ``present`` frames are kept, the newest frames are seen whole, and the others only where they
-        changed. pictures: arrays ``[1, tokens_per_frame, width]``, seen after all frames and one second apart, starting one
-        second after ``now``. now: the stream's time. window: the block's rows see only rows from this time. Raises NothingHeld
-        if there are none, and UserError as :meth:`check_window` does.
+        that are appended permanently later. Room for all waiting frames is made at once, so that the later memory is the same
+        as without the question. If ``present`` frames are kept, the newest frames are seen whole, and the others only where
+        they changed. pictures: arrays ``[1, tokens_per_frame, width]``, seen after all frames and one second apart, starting
+        one second after ``now``. now: the stream's time. window: the block's rows see only rows from this time. Raises
+        NothingHeld if there are none, and UserError as :meth:`check_window` does.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -621,7 +621,7 @@ class Stream:
             raise
         try:
             self.cache.commit(rows)
-        except MemoryError:  # raised before anything was committed
+        except MemoryError:  # a MemoryError is raised before anything is committed
             self.cache.abort()
             raise
         self._seq += len(rows)
