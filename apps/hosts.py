@@ -80,7 +80,7 @@ def _is_own(address: IPv4Address | IPv6Address) -> bool:
     """Return whether an interface of this machine has the address: packets to it would have it as their source."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((str(address), 9))  # connecting a UDP socket sends nothing
+        probe.connect((str(address), 9))  # connecting a UDP socket sends no packet
         return ip_address(probe.getsockname()[0]) == address
     return False
 

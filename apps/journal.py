@@ -14,7 +14,7 @@ from edgevlm.apps.store import TimedDatabase
 
 COLUMNS = "camera, time, text, evidence"
 HEADING = "Notes from before, by the clock:"
-WORDS = 64  # longest search, in words
+WORDS = 64  # most words of a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Journal(TimedDatabase):
         since, until: seconds since 1970, both included. any_word: return lines with any of the words, the best match (BM25)
         first.
         """
-        words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # quoted, so that no word is an operator
+        words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # quotes keep words from being operators
         if search is not None and not words:
             return []
         match = (" OR " if any_word else " ").join(words) or None

@@ -121,14 +121,14 @@ def open_run(start: Start) -> RunLoop:
             writer = SnapshotWriter(settings.state, settings.state_every, start.notify, key=state_key(settings.state_key))
             opened.callback(writer.close)
         choice = export_choice(start)
-        with progress("reading the model") as step:  # a checkpoint is exported the first time
+        with progress("reading the model") as step:  # includes the export of a checkpoint, the first time
             bundle = resolve_model(settings.model, step, start.notify, settings.engine, choice)
             size = frame_size(bundle, choice, asked=settings.frame_size is not None)
         if choice.asks and choice.plan is None and settings.engine == DEFAULT_ENGINE:
             asked = "--precision, --vision-precision and --kv"
             raise UserError(f"{asked} are for a checkpoint that is exported; {settings.model} is as it was made")
         source = opened.enter_context(closing(start.open_source()))
-        with progress("verifying and loading the model"):  # takes seconds for a large bundle
+        with progress("verifying and loading the model"):  # large bundles take seconds to load
             model = Model.load(bundle, engine=settings.engine, threads=settings.threads)
             model = model if size is None else model.for_frames(size)
         output: Output = JsonOutput(start.quiet) if start.as_json else TextOutput(start.quiet, settings.stats_every is not None)

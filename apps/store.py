@@ -20,7 +20,7 @@ from edgevlm.runtime.instant import Instant
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
-VERSION = 1  # the version of the tables
+VERSION = 1  # schema version of the database
 DAY_S = 86_400.0
 CLOCK = """
 CREATE TABLE IF NOT EXISTS days (day INTEGER PRIMARY KEY, last INTEGER, passed REAL, boot TEXT, boot_s REAL, wall REAL);
@@ -49,7 +49,7 @@ class TimedDatabase:
     HAS_CAMERA: ClassVar[bool] = True
     MAY_GO: ClassVar[str] = "1"  # SQL condition: which of the rows that are too old may be deleted
     SPARE: ClassVar[tuple[str, ...]]
-    PRAGMAS: ClassVar[tuple[str, ...]] = ("secure_delete = ON",)  # deleted rows leave no bytes
+    PRAGMAS: ClassVar[tuple[str, ...]] = ("secure_delete = ON",)  # overwrite deleted rows
 
     def __init__(
         self,
@@ -171,11 +171,11 @@ class TimedDatabase:
 
     def _mended(self, work: Callable[[], T]) -> T:
         """Do the work and return its result. If the file is damaged, rename it and do the work in a new one."""
-        for again in (True, False):  # a single failed read is not damage
+        for again in (True, False):  # one failed read is not proof of damage
             try:
                 return work()
             except sqlite3.DatabaseError as error:
-                if type(error) is not sqlite3.DatabaseError or self.path is None:  # a subclass never means damage
+                if type(error) is not sqlite3.DatabaseError or self.path is None:  # its subclasses do not mean damage
                     raise
                 if self._database is not None:
                     self._database.close()

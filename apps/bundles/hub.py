@@ -245,7 +245,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
             if refused or failures == len(PAUSES_S) or attempt == ATTEMPTS:
                 if problem is not None:
                     raise problem
-                return  # the caller's hash check fails
+                return  # the caller's hash check will report the error
             time.sleep(PAUSES_S[failures])
 
 

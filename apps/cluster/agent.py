@@ -67,7 +67,7 @@ class NodeAgent(Hooks):
         self.needs: dict[str, Planned] = {}
         self.epochs: dict[str, int] = {}  # epochs of cameras that are open, opening or closing
         self.problems: dict[str, str] = {}
-        self.moves: dict[str, dict[str, Any]] = {}  # what was lost when cameras moved here
+        self.moves: dict[str, dict[str, Any]] = {}  # what each camera's move to this node lost
         self.view: Fields = Director().told
         self._mark = ""  # identifies the head's last view
         self._events: dict[str, MovingEvents] = {}
@@ -80,14 +80,14 @@ class NodeAgent(Hooks):
         self._working = threading.RLock()  # guards the cameras
         self._wake, self._done = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._ask_on, self._work_on)]
-        self._local = service.state / "pictures"  # holds pictures that are not next to the snapshots
+        self._local = service.state / "pictures"  # folder for pictures that are not next to the snapshots
         service.hooks = self
 
     def start(self) -> None:
         """Start. The service must be open and must not have cameras yet."""
         if self._local.is_symlink():
             self._local.unlink()
-        shutil.rmtree(self._local, ignore_errors=True)  # left by an earlier process
+        shutil.rmtree(self._local, ignore_errors=True)  # delete what an earlier process left
         for thread in self._threads:
             thread.start()
 
@@ -121,7 +121,7 @@ class NodeAgent(Hooks):
             try:
                 if not self._joined:
                     self._join()
-                open = sorted({*self.epochs, *self._lease.orders})  # includes cameras that are about to open
+                open = sorted({*self.epochs, *self._lease.orders})  # orders include cameras that are about to be opened
                 followed = notes.kept, dict(notes.cameras)
                 told = self.call("ask", self.name, self.instance, open, dict(self.needs), *followed, self._mark)
             except UserError:  # the head gave this node up, so its orders no longer count
@@ -171,7 +171,7 @@ class NodeAgent(Hooks):
                 )
             except UserError as error:
                 self._tell_once(str(error))
-            except Exception as error:  # the next answer may be better
+            except Exception as error:  # keep asking: the next request may succeed
                 self._tell_once(f"unexpected {type(error).__name__}: {mask_credentials(str(error))}")
             self._done.wait(ASK_S)
 
@@ -222,14 +222,14 @@ class NodeAgent(Hooks):
             self._wake.clear()
             try:
                 self.work()
-            except Exception as error:  # the next order may be better
+            except Exception as error:  # keep working: the next order may succeed
                 self._notify(f"cluster: unexpected {type(error).__name__}: {mask_credentials(str(error))}")
 
     def work(self) -> None:
         """Close cameras that this node may no longer watch, open those it must watch, and apply the cluster's watches."""
         with self._working, self._service.watches.held():
             view = self.view
-            held = self._lease.held(self._clock())  # read after the view, so never older
+            held = self._lease.held(self._clock())  # read the lease after the view, so that it is never older
             for name, epoch in list(self.epochs.items()):
                 if held.get(name) != epoch:
                     self._close(name)
@@ -239,7 +239,7 @@ class NodeAgent(Hooks):
                 if self._done.is_set():
                     return
                 is_due = name not in self.epochs and time.monotonic() >= self._retry.get(name, 0.0) and name in view["cameras"]
-                if is_due and self._lease.held(self._clock()).get(name) == epoch:  # opening the others took time
+                if is_due and self._lease.held(self._clock()).get(name) == epoch:  # opening other cameras took time
                     self._open(name, epoch, view["cameras"][name])
             for name, stream in list(self._service.streams.items()):
                 if self._events[name].events:
@@ -260,7 +260,7 @@ class NodeAgent(Hooks):
         except (UserError, OSError) as error:
             self.problems[name] = mask_credentials(str(error))
             self._retry[name] = time.monotonic() + RETRY_S
-            if epoch == given["begins"]:  # the folder holds no data yet
+            if epoch == given["begins"]:  # the epoch's folder holds no data yet
                 self._shared.delete(name, epoch)
             self.epochs.pop(name, None)
             self._notify(f"{name}: {self.problems[name]}")
@@ -302,7 +302,7 @@ class NodeAgent(Hooks):
     def _close(self, name: str) -> None:
         if name in self._service.streams:
             self._service.remove(name)
-            with suppress(OSError):  # delete what this node wrote, frozen or cut off, after another took over
+            with suppress(OSError):  # this node was frozen or cut off: delete its late writes
                 if any(each > self.epochs[name] for each in self._shared.epochs(name)):
                     self._shared.delete(name, self.epochs[name])
             self.notes.note_closed(name, self.epochs[name])

@@ -55,7 +55,7 @@ class Director:
     ) -> None:
         """Continue from a saved state; its nodes have one lease's time to ask again."""
         self.state, self._save, self._id, self._saves = state or ClusterState(), save, uuid4().hex, 0
-        self._is_changed, self._save_at = False, -math.inf  # when a failed save is retried
+        self._is_changed, self._save_at = False, -math.inf  # the time at which a failed save is retried
         for node in self.state.nodes.values():
             node.seen = now
         self._tell()
@@ -155,7 +155,7 @@ class Director:
         if self._is_changed:  # a camera has left, so there is room here
             self._place()
         self.tick(now)
-        saved = self.told["cameras"]  # placing and saving may have changed it
+        saved = self.told["cameras"]  # read again, because placing and saving may have changed the cameras
         mine = [(each.name, saved.get(each.name)) for each in state.cameras.values() if each.node == name]
         followed = {each: last for each, last in (cameras_forgot or {}).items() if last > state.cameras_forgot.get(each, 0)}
         if followed or forgot > state.nodes_forgot.get(name, 0):

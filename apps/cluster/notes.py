@@ -35,7 +35,7 @@ class NoteFollower:
     node: str
     service: Service
     shared: Shared
-    events: Mapping[str, MovingEvents]  # by name of the open camera
+    events: Mapping[str, MovingEvents]  # events of the open cameras, by name
     view: Callable[[], Mapping[str, Any]]
     notify: Notify
     counts: dict[int, dict[str, Forgotten]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class NoteFollower:
     kept: int = 0
     cameras: dict[str, int] = field(default_factory=dict)
     _stuck: str = ""
-    _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and the view at that time
+    _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and view of each camera that was closed
 
     def follow(self) -> None:
         """Carry out notes in this node's files, in open cameras, and in files of other cameras written since the last call."""

@@ -17,7 +17,7 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 class Need:
     """A model's share of a node. fps: frames a second for all its cameras together; 0 if the model does not run there."""
 
-    weights_bytes: int = 0  # counted once per node
+    weights_bytes: int = 0  # memory that is counted once per node
     camera_bytes: int = 0
     fps: float = 0.0
 
@@ -28,7 +28,7 @@ class Node:
 
     name: str
     memory_bytes: int
-    needs: dict[str, Need] = field(default_factory=dict)  # what the node has reported so far, by model
+    needs: dict[str, Need] = field(default_factory=dict)  # the needs that the node has reported so far, by model
     url: str = ""
     seen: float = 0.0
     leaving: bool = False

@@ -26,7 +26,7 @@ NAMESPACE = "edgevlm"
 PORT = 6379
 OBJECTS = 80_000_000  # bytes of Ray's object store: its minimum, because no frames pass through it
 HUNG_S = 60.0
-ANSWER_S = 10.0  # longest wait in seconds for the head
+ANSWER_S = 10.0  # longest wait for the head, seconds
 START_S = 300.0
 BACKOFF_S = 5.0
 AWAY_S = 600.0  # seconds without an answer after which Ray is restarted
@@ -101,7 +101,7 @@ class RayLink:
             self.helper.close()
 
 
-_node: RayNode | None = None  # only the helper process sets it
+_node: RayNode | None = None  # set in the helper process only
 
 
 def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[str, Any]:
@@ -113,7 +113,7 @@ def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[
     global _node
     if _node is None:
         wanted = Joining(**joining)
-        if wanted.is_head and listens(wanted.address):  # this node would join another cluster's Ray
+        if wanted.is_head and listens(wanted.address):  # otherwise this node would join the Ray of another cluster
             return "ended", f"something else listens at {wanted.address}; give another port: --cluster head:PORT"
         _node = RayNode(wanted)
     return _node.answer(method, arguments)

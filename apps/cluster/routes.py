@@ -77,7 +77,7 @@ class ClusterRoutes:
             await self._app(scope, replayed(request), send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """Answer a request; return None to let the node's usual application answer, or report an invalid body."""
+        """Answer a request; return None if the node's usual application should answer it, or report its invalid body."""
         agent, is_first = self._agent, FROM not in request.headers
         match request.method, *request.url.path.split("/")[2:]:
             case "GET", "nodes":
@@ -85,7 +85,7 @@ class ClusterRoutes:
             case "DELETE", "nodes", name:
                 check_known(name, agent.view["nodes_forgot"], "node", "name")
                 await run_in_threadpool(agent.call, "remove_node", name)
-                with suppress(HeadAway, UserError):  # the node is removed already
+                with suppress(HeadAway, UserError):  # the node is already removed, even if this fails
                     await run_in_threadpool(agent.ask)
                 return Response(status_code=204)
             case "GET", "streams":

@@ -19,7 +19,7 @@ from edgevlm.runtime.snapshots.directory import LOCK, Folder, as_os_error, stora
 
 EPOCH = "epoch-"  # prefix of the folders of a camera's placements
 BEGUN = "begun"
-KEPT = 64  # unsent events to keep for a camera
+KEPT = 64  # number of unsent events to keep for each camera
 
 
 class Shared:

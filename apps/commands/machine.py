@@ -17,7 +17,7 @@ from edgevlm.progress import progress, to_stderr, to_stdout
 def cameras(json: Json = False) -> None:
     """List this machine's cameras, after taking one picture with each.
 
-    If that fails, the line gives the reason.
+    If a camera gives no picture, its line has the reason.
     """
     with progress("looking through the cameras"):
         from edgevlm.apps.doctor.cameras import list_cameras

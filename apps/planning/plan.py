@@ -137,7 +137,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
         memory, speed = roofline.memory(budget, request.chunk), roofline.speed(budget, request.chunk)
         plans.append(DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed))
     if keeping := [plan for plan in plans if plan.fits and plan.keeps_up]:
-        return max(keeping, key=lambda plan: plan.budget)  # the first if several have the same budget
+        return max(keeping, key=lambda plan: plan.budget)  # max returns the first of equal plans
     if fitting := [plan for plan in plans if plan.fits]:
         enough = NEARLY * max(plan.speed.prefill_fps for plan in fitting)
         return next(plan for plan in fitting if plan.speed.prefill_fps >= enough)

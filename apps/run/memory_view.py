@@ -63,7 +63,7 @@ def _view(session: Session) -> MemoryView:
     cache, vision, stats = session.cache, session.model.bundle.vision, session.stats
     tokens, columns = vision.tokens_per_frame, vision.grid[1]
     layers = [part for part in np.array_split(np.arange(cache.layers), GROUPS) if len(part)]
-    found: list[tuple[int, NDArray[np.int32], NDArray[np.int64]]] = []  # group, and the frames and places of its tokens
+    found: list[tuple[int, NDArray[np.int32], NDArray[np.int64]]] = []  # layer group, tokens' frames and places
     for group, part in enumerate(layers):
         for layer in part.tolist():
             seen = cache.kind(layer) == Kind.VISION
@@ -102,7 +102,7 @@ class MemoryWatch:
         self._due = time.monotonic() + EVERY_S
         group = self.session.model.bundle.vision.group
         held = {number + of for number in view_memory(self.session).frames.tolist() for of in range(group)}
-        self.thumbnails.keep(held, newest - self.session.chunk)  # later frames may not have been appended yet
+        self.thumbnails.keep(held, newest - self.session.chunk)  # frames of the current chunk may not be appended yet
 
     def close(self) -> None:
         self.thumbnails.close()
@@ -154,7 +154,7 @@ class SideBySide:
             full, window = open_session("full", FULL_BUDGET), open_session("sliding-window", None)
             self.lanes = [Lane("full KV", full), *self.lanes, Lane("sliding window", window)]
         self.others = [lane for lane in self.lanes if lane.session is not session]
-        self.view: list[LaneView] = []  # empty before the first frame
+        self.view: list[LaneView] = []  # empty until the first frame is watched
         self._turn, self._due = 0, 0.0
 
     def watch(self, frame: Frame) -> None:

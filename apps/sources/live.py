@@ -175,14 +175,14 @@ class Link:
         self._connect, self._deliver, self._changed = connect, deliver, changed
         self.opened = self.over = self.abandoned = False
         self.finished = False
-        self.refused = False  # the camera refused, and would refuse again
+        self.refused = False  # the camera refused, and would refuse a retry too
         self.problem: str | None = None
         self.keyed = False  # a keyframe has arrived, and no damaged picture since then
         self.newest: Image | None = None
         self.frozen = False
         self.holding = False  # the thread waits for the reader, not for the camera
         self.moved_s = time.monotonic()
-        self.unkeyed_s = self.moved_s  # when it began to wait for a keyframe
+        self.unkeyed_s = self.moved_s  # when the link began to wait for a keyframe
         self.thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
         self.thread.start()
 
@@ -356,7 +356,7 @@ class LiveSource(ThreadedSource):
                 return False
             if grabbed.corrupt:
                 self.drops["corrupt"] += 1
-                link.keyed, link.unkeyed_s = False, time.monotonic()  # pictures are smeared until the next keyframe
+                link.keyed, link.unkeyed_s = False, time.monotonic()  # pictures stay smeared until the next keyframe
                 return False
             if not link.keyed:
                 waited = link.moved_s - link.unkeyed_s > KEYFRAME_WAIT_S

@@ -27,7 +27,7 @@ from edgevlm.apps.sources.video import CONTAINERS, Feed, RecordedClock, Video, l
 from edgevlm.errors import SourceError, SourceRefused, UserError
 
 PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "http": 80, "https": 443}
-REASONS = {  # by errno
+REASONS = {  # error messages by errno
     errno.ECONNREFUSED: "nothing listens at {} (connection refused); check the port, and that the camera is on",
     errno.EHOSTUNREACH: "{} cannot be reached from this machine; check the address, and that the camera is on",
     errno.ENETUNREACH: "{} cannot be reached from this machine; check its network",
@@ -208,7 +208,7 @@ class PictureConnection(Connection):
     def _take(self, count: int) -> bytes:
         block = self._response.read1(count)
         if not self._seen and (found := re.search(rb"(?i)content-type:\s*([\w./+-]{1,99})", block)):
-            self._kind = found[1].decode()  # content type of one part
+            self._kind = found[1].decode()  # the content type of one part of the response
         return block
 
     def grab(self) -> Grabbed | None:
@@ -273,7 +273,7 @@ class FfmpegConnection(Connection):
         context = self._video.stream.codec_context
         context.flags |= load_av().codec.context.Flags.low_delay
         self._recorded = not scheme.startswith("rtsp") and self._video.container.duration is not None
-        self._clock, self._origin = RecordedClock(self._video.period_s), 0.0  # for a recording's times
+        self._clock, self._origin = RecordedClock(self._video.period_s), 0.0  # clock for the times of a recording
         self._frame: Any = None
         self._pictures = self._decode(self._video)
 

@@ -37,7 +37,7 @@ def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
         raise SourceError(f"a picture has {most_pixels:,} pixels at most") from None
     except Exception:  # Pillow's decoders may raise any exception
         raise SourceError("not a readable image; give JPEG, PNG, WebP or GIF") from None
-    if picture.mode.startswith("I"):  # 16 bits, from a thermal or depth camera
+    if picture.mode.startswith("I"):  # 16-bit pictures come from thermal or depth cameras
         grey = np.clip(np.asarray(picture).astype(np.int32) >> 8, 0, 255).astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=2)
     if picture.has_transparency_data:
@@ -88,7 +88,7 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return a JPEG's end and True; else False and the offset to search from next, or minus the offset of the next JPEG.
+    """Return a JPEG's end and True; if incomplete, the offset to search from (negative: a new JPEG begins) and False.
 
     at: offset of a segment or of the scan. seen: number of its bytes that were searched before.
     """

@@ -201,7 +201,7 @@ class StdinSource(Recording):
         return self._video.rgb(frames[0]) if frames and frames[0] is not None else None
 
     def skip(self, time_s: float) -> bool:
-        return False  # the writer decides where the pipe begins
+        return False  # only the pipe's writer decides where it begins
 
     def interrupt(self) -> None:
         self._closed = True

@@ -41,7 +41,7 @@ class Relay:
     def close(self) -> None:
         for each in (self._server, self._listening):
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)  # wakes the thread
+                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for this socket
 
     def _run(self) -> None:
         with self._server, suppress(OSError, ValueError):
@@ -51,7 +51,7 @@ class Relay:
                 self._pass(client)
 
     def _pass(self, client: socket.socket) -> None:
-        kept = b""  # the server's bytes that are not checked yet
+        kept = b""  # bytes from the server that are not checked yet
         while True:
             pending = isinstance(self._server, ssl.SSLSocket) and self._server.pending()
             ready = [self._server] if pending else select.select([self._server, client], (), ())[0]

@@ -82,7 +82,7 @@ class Video:
 
     def packets(self) -> Iterator[Any]:
         """Yield the packets of a recording; a damaged one ends at its last readable packet."""
-        with suppress(self._errors.FFmpegError, OSError, ValueError):  # reading the file raises the last two
+        with suppress(self._errors.FFmpegError, OSError, ValueError):  # reading the file raises OSError and ValueError
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
     def decode(self, packet: Any) -> list[Any]:
@@ -90,7 +90,7 @@ class Video:
         self._lost = packet.is_corrupt or (self._lost and not packet.is_keyframe)
         if self._lost:
             self._spoiled.add(packet.pts)
-        elif len(self._spoiled) > 256:  # the caller did not ask about these pictures
+        elif len(self._spoiled) > 256:  # is_corrupt was not called for these pictures
             self._spoiled.clear()
         try:
             frames = self.stream.codec_context.decode(packet)
@@ -149,7 +149,7 @@ def open_video(path: Path, **options: Any) -> Video:
         file = opened.enter_context(path.open("rb"))
         try:
             video = Video(file, **options)
-        except (load_av().error.FFmpegError, OSError, ValueError):  # reading the file raises the last two
+        except (load_av().error.FFmpegError, OSError, ValueError):  # reading the file raises OSError and ValueError
             raise SourceError("not a video that can be read (damaged, cut short, or another kind of file)") from None
         video.closing = opened.pop_all()
     return video

@@ -17,7 +17,7 @@ Image = NDArray[np.uint8]
 Line = list[tuple[str, str]]  # style and text, as in prompt_toolkit
 
 TALL = 14
-LEVELS = "·░▒▓█"  # shades from nothing to everything
+LEVELS = "·░▒▓█"  # shades from empty to full
 
 
 class Panel(NamedTuple):

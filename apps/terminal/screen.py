@@ -31,7 +31,7 @@ from edgevlm.progress import Lost
 REFRESH_S = 0.25
 BELOW = 5  # lines that the panel leaves to the prompt, the status and the newest answers
 SMALLEST = "HuggingFaceTB/SmolVLM2-256M-Video-Instruct"
-MENU = 6  # number of lines for completions
+MENU = 6  # lines for the completion menu
 HINT = FormattedText([("class:placeholder", "Tab completes, /help")])
 STYLE = Style.from_dict(
     {

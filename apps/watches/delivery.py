@@ -39,11 +39,11 @@ class Delivery:
         program: Program = Sink.program,
     ) -> None:
         self.store, self.notify, self._control, self._program = store, notify, control, program
-        self.recorded: Counter[tuple[str, str, str]] = Counter()  # counted by camera, watch and state
+        self.recorded: Counter[tuple[str, str, str]] = Counter()  # number of events by camera, watch and state
         self.delivered: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._watches: Sequence[WatchStatus] | None = None
-        self._standing = threading.Lock()  # held during announcements, so that sinks get them in order
+        self._standing = threading.Lock()  # held during announcements to keep them in order
         self.sinks: Collection[str] = ()
         self._senders: dict[str, Sender] = {}
         self.replace(sinks)

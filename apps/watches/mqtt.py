@@ -119,7 +119,7 @@ class Mqtt(Sink):
                 self._retained |= retained
                 self._held.add(key)
         for message in sent:
-            with suppress(ValueError, RuntimeError):  # the client did not accept the message
+            with suppress(ValueError, RuntimeError):  # paho did not accept the message
                 message.wait_for_publish(self._timeout)
             if not message.is_published():
                 raise UserError(f"{self._shown} did not confirm within {self._timeout:g} s")
@@ -162,7 +162,7 @@ class Mqtt(Sink):
             client.subscribe(f"{self._discovery}/device/+/config", 1)
         with self._lock:
             self._connected = True
-            if (link := client.socket()) is not None:  # this machine's address in the broker's network
+            if (link := client.socket()) is not None:  # this machine's address as the broker's network sees it
                 here = link.getsockname()[0]
                 self._here = f"[{here}]" if ":" in here else here
             self._tried.set()

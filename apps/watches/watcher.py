@@ -171,7 +171,7 @@ class Watcher:
             problem = ""
             try:
                 self.ask()
-            except Exception as error:  # the next frame may work
+            except Exception as error:  # keep watching: the next frame may work
                 problem = str(error) if isinstance(error, UserError) else f"unexpected {type(error).__name__}: {error}"
             if problem not in ("", self._problem) and not self._closing:
                 self._notify(f"watches: {problem}")
@@ -180,7 +180,7 @@ class Watcher:
     def ask(self) -> None:
         """Ask the watches that are due, once each. Raises UserError like :meth:`Session.classify`."""
         frames, found = self._frames, list[Classified]()
-        if not frames:  # all frames were forgotten
+        if not frames:  # forgetting has dropped all frames
             return
         with self._lock:
             all_of_them = list(self._tracked.values())
@@ -214,7 +214,7 @@ class Watcher:
 
     def _observe(self, tracked: Tracked, one: Classified, seen: SeenFrame) -> None:
         probability = sum(one.probabilities[choice] for choice in tracked.watch.answers)
-        if tracked.closed is not None:  # the stream time is known only now
+        if tracked.closed is not None:  # only now is the stream time known
             tracked.since, tracked.closed = one.time_s - max(0.0, time.time() - tracked.closed), None
         tracked.picture_changed, tracked.judged = False, None
         if tracked.observe(one.time_s, probability):
