@@ -23,8 +23,8 @@ NAT64 = ip_network("64:ff9b::/96")
 class AllowedHosts:
     """The names, addresses and networks (``10.0.0.0/24``) that may be reached.
 
-    None: all except this machine, link-local addresses (such as cloud metadata) and multicast. A listed name may resolve to any
-    address; for other names every address must be allowed.
+    If the list is None, all are allowed except this machine, link-local addresses (such as cloud metadata) and multicast. A
+    listed name may resolve to any address; for other names every address must be allowed.
     """
 
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Ids of programs, cameras and watches; names of cameras and watches may be in any script."""
+"""Make ids of programs, cameras and watches from names in any script."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Span:
 
     @classmethod
     def typed(cls, since: str | None = None, until: str | None = None) -> Span:
-        """Parse both ends like :func:`moment`; an empty end is open. Raises UserError that names the end."""
+        """Parse both ends like :func:`moment`; an empty end is open. Raises UserError that names the invalid end."""
         now, found = time.time(), dict[str, float]()
         for name, text in (("since", since), ("until", until)):
             if text:

@@ -145,7 +145,7 @@ class JsonOutput(TextOutput):
 def evidence_fields(evidence: Evidence | None, offset: float | None = None, fits: bool = True) -> dict[str, object]:
     """Return ``evidence`` (moments for JSON, best first), ``evidence_held`` (None if unknown) and ``model_fits_source``.
 
-    If ``offset`` is known, each moment has its wall clock as ``time``. ``evidence`` is empty if its tokens were evicted.
+    If ``offset`` is known, each moment has its wall clock as ``time``. ``evidence`` is empty if its frames were evicted.
     """
     if evidence is None or not fits:
         return {"evidence": [], "evidence_held": None, "model_fits_source": fits}

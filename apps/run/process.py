@@ -25,7 +25,7 @@ class Shutdown:
     """Lets the first signal call ``stop``. That signal interrupts only a block of :meth:`waiting`.
 
     A second signal raises KeyboardInterrupt wherever the main thread is, except for SIGHUP and the signal of :meth:`ask`, which
-    both come when a terminal goes away. An ignored SIGHUP stays ignored, as under nohup. Only the main thread can use it.
+    both come when a terminal goes away. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -100,7 +100,7 @@ def silence_if_gone() -> bool:
 class Notifier:
     """Sends sd_notify(3) messages to the socket that ``NOTIFY_SOCKET`` names: a path, or ``@name`` in the abstract namespace.
 
-    Without that variable it does nothing; it never blocks. ALIVE is sent only if the manager expects it from this process
+    Does nothing without NOTIFY_SOCKET, and never blocks. ALIVE is sent only if the manager expects it from this process
     (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
     """
 

@@ -43,7 +43,7 @@ class Slot:
         self._closed = False
 
     def put(self, frame: Frame) -> bool:
-        """Offer a frame; return whether it replaced an unread one. A closed slot accepts none."""
+        """Offer a frame; return whether it replaced an unread one. A closed slot accepts no frames."""
         with self._changed:
             while self.rule == "block" and self._frame is not None and not self._closed:
                 self._changed.wait()

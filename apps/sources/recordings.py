@@ -99,7 +99,7 @@ class VideoSource(Recording):
 
 
 class FolderSource(Recording):
-    """Reads a folder's pictures in natural order: img2 comes before img10. A damaged one takes its time, and is counted.
+    """Reads a folder's pictures in natural order: img2 comes before img10. A damaged picture takes its time and is counted.
 
     ``rate``: pictures a second, by default ``fps``, so that every picture is taken.
     """

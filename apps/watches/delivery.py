@@ -25,8 +25,8 @@ CLOSE_S = 2.0
 class Delivery:
     """Records events and sends them to sinks.
 
-    Events that were not sent before it is closed are sent by the next one. An event sent just before a kill is sent again, with
-    the same id. sinks: the sinks by name. control: called with a camera and a watch that a sink wants to pause (False) or
+    Events that it has not sent when it is closed are sent by the next Delivery. An event sent just before a kill is sent again,
+    with the same id. sinks: the sinks by name. control: called with a camera and a watch that a sink wants to pause (False) or
     resume (True). program: describes this program to sinks.
     """
 

@@ -59,7 +59,7 @@ class WatchEvent:
 
     @property
     def names(self) -> str:
-        """Return the searchable text in lower case."""
+        """Return the event's searchable text in lower case."""
         return f"{self.camera} {self.watch} {self.question}".lower()
 
     def is_of(self, camera: str | None, since: float, until: float) -> bool:

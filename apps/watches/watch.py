@@ -102,7 +102,7 @@ class Watch(WatchSettings):
 
     @property
     def in_words(self) -> str:
-        """Return the question, followed by the answers that open it unless that is only yes."""
+        """Return the watch's question; add the answers that open it, unless only "yes" does."""
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:

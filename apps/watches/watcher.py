@@ -40,7 +40,7 @@ class SeenFrame:
 
 @dataclass(slots=True)
 class Tracked(WatchState):
-    """The state of a watch on this camera."""
+    """The state of a watch on one camera."""
 
     opened: float = 0.0
     closed: float | None = None  # wall clock of its last closing, if that was before a restart
@@ -85,7 +85,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
-        """Ask a watch from the next frame on; ignore it if its name is known. Raises FieldError like :meth:`check`."""
+        """Ask a watch from the next frame on, unless its name is in use. Raises FieldError like :meth:`check`."""
         self.check(watch)
         with self._lock:
             if watch.name in self._tracked:
