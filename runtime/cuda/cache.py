@@ -1,8 +1,8 @@
 """Keep the cache of one stream with its keys and values in device memory.
 
-The rows' metadata stays in host memory, where policies read it as arrays. The ledger keeps the metadata; it is a C++ cache
-whose rows have only one rotary pair. The ledger checks every call before any byte changes, keeps marks, and moves its rows;
-after that the device moves the keys and values in the same way.
+The rows' metadata stays in host memory, where policies read it as arrays. The ledger, which keeps the metadata, is a C++ cache
+whose rows have only one rotary pair. The ledger checks each call before any byte changes. The ledger's rows move first, then
+the keys and values on the device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CudaCache(KVCache):
 
     :meth:`key` and :meth:`value` return :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; all other methods return the same as
     on the CPU. Methods return after the device has finished, so an engine may continue on a different stream. driver: by
-    default the first device's. Raises UserError for int8, if there is no device, or if the arena does not fit.
+    default, the first device's driver. Raises UserError if the dtype is int8, there is no device, or the arena does not fit.
     """
 
     __slots__ = ("_arena", "_reserved", "_row", "address", "kernels", "known")
@@ -57,7 +57,7 @@ class CudaCache(KVCache):
         weakref.finalize(self, driver.free, self._arena)
         self.address = [
             tuple(self._arena.address + start for start in layer) for layer in starts
-        ]  # of each layer's keys, values and norms
+        ]  # each layer's keys, values and norms
         driver.clear(self._arena.address, end, end, 1)
         driver.main.synchronize()
 
@@ -194,7 +194,7 @@ class CudaCache(KVCache):
         """Write keys and values ``[kv_heads, n, head_dim]`` from row ``start`` on, rounded to the cache's dtype."""
         driver, pitch = self.kernels.driver, int(self.capacities[layer]) * self._row
         for address, array in zip(self.address[layer][:2], numbers, strict=True):
-            with np.errstate(over="ignore"):  # numbers too large for float16 become infinite, as on the CPU
+            with np.errstate(over="ignore"):  # numbers too large for float16 become infinite
                 stored = np.ascontiguousarray(array, self.dtype)
             width = stored.shape[1] * self._row
             driver.copy_rows(address + start * self._row, pitch, stored, width, width, self.kv_heads)
@@ -211,7 +211,7 @@ class CudaCache(KVCache):
             kernels.turn(self, moved)
 
 
-CudaCache.__new__(CudaCache)  # makes pybind11 register the subclass now, as for KVCache
+CudaCache.__new__(CudaCache)  # makes pybind11 register the subclass now
 
 
 def _ledger(

@@ -21,7 +21,7 @@ DeviceCache = Any  # a CudaCache, whose module imports this one
 
 ALIGNMENT = 256  # bytes
 THREADS = 256
-TILE = 64  # rows of a block that multiplies matrices
+TILE = 64  # rows per thread block in a matrix product
 
 # The structs have the same fields as in ``csrc/*.cu``. Addresses are in device memory.
 LAYER = np.dtype(
@@ -35,7 +35,7 @@ _TWO_PI = Fraction(Decimal("6.28318530717958647692528676655900576839433879875021
 
 
 def _struct(name: str, *fields: str | tuple[type, str]) -> type[ctypes.Structure]:
-    """Return a ctypes struct. A field is an address unless its name comes with a type."""
+    """Return a ctypes struct. A field without a type is an address."""
     typed = [(c_uint64, field) if isinstance(field, str) else field for field in fields]
     return type(name, (ctypes.Structure,), {"_fields_": [(each, kind) for kind, names in typed for each in names.split()]})
 
@@ -70,12 +70,12 @@ def named(kernel: str, dtype: np.dtype) -> str:
 
 
 def blocks(rows: int, lanes: int = 1) -> int:
-    """Return the number of blocks for ``rows`` rows with ``lanes`` lanes each, at least one."""
+    """Return the number of thread blocks (at least one) for ``rows`` rows with ``lanes`` lanes each."""
     return max(1, -(-rows * lanes // THREADS))
 
 
 def slots_for(rows: int) -> int:
-    """Return the number of slots of a hash table for ``rows`` keys, a power of two that keeps it at most half full."""
+    """Return the number of slots, a power of two, that keep a hash table of ``rows`` keys at most half full."""
     return 1 << max(5, (2 * rows).bit_length())
 
 
@@ -83,7 +83,7 @@ def slots_for(rows: int) -> int:
 def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
     """Return how far each rotary pair turns in one step, in units of 2^-64 of a full turn, uint64 ``[pairs]``.
 
-    Multiplying by a number of steps overflows exactly at full turns, so the product is exact for any number of steps.
+    Overflow drops exactly the full turns, so the product with any number of steps is exact.
     """
     full = 1 << 64
     return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)
@@ -98,8 +98,8 @@ def aligned(nbytes: int) -> int:
 class DeviceRows:
     """A layer's rows ``[kv_heads, n, head_dim]`` in device memory, with heads ``capacity`` rows apart.
 
-    :mod:`edgevlm.runtime.kernels` accepts an instance in place of an array of keys or values. Any other use, including
-    indexing, copies the rows to host memory. An instance keeps the cache alive.
+    :mod:`edgevlm.runtime.kernels` accepts an instance in place of an array of keys or values. Indexing an instance, or using it
+    as an array elsewhere, copies the rows to host memory. An instance keeps the cache alive.
     """
 
     cache: DeviceCache = field(repr=False)
@@ -141,11 +141,11 @@ def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
 
 
 class KernelCall:
-    """A kernel call over layers of a cache, with all heads at once.
+    """A kernel call over layers of a cache, for all heads at once.
 
     Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so one
-    copy sends them. Arrays that start as zero follow, so one call clears them. Arrays of rows hold one layer after another.
-    lengths: the number of rows of each layer, by default the cache's.
+    copy sends them. Arrays that start as zero are also adjacent, so one call clears them. Arrays of rows hold one layer after
+    another. lengths: the number of rows of each layer, by default the cache's.
     """
 
     def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: Sequence[int] | None = None) -> None:
@@ -180,7 +180,7 @@ class KernelCall:
         self.put("axis", np.ascontiguousarray(axis))
 
     def make(self, dtype: type[np.generic], *names: str, size: int | None = None, zero: bool = False) -> None:
-        """Declare arrays of ``size`` numbers, by default one per row, that kernels write. zero: clear them first."""
+        """Declare arrays of ``size`` numbers, by default one per row, that kernels write. zero: clear the arrays first."""
         for name in names:
             self._made[name] = self.total if size is None else size, np.dtype(dtype)
             self._zeroed.update([name] if zero else [])
@@ -214,7 +214,7 @@ class KernelCall:
         return self._address[name]
 
     def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
-        """Return a kernel's struct, filled with ``others`` and with the addresses of the arrays named like its fields.
+        """Return a kernel's struct, filled with ``others`` and with the addresses of the arrays named like the struct's fields.
 
         turned: whether the kernel rotates the keys or uses them as stored.
         """

@@ -1,7 +1,7 @@
 """Use a CUDA device through pycuda: memory, copies and streams.
 
-The driver uses the device's primary context, as ONNX Runtime and TensorRT do, so all of them can use the same addresses, from
-any thread. Sizes and pitches are in bytes. Work without a stream goes to :attr:`Driver.main`.
+The driver shares the device's primary context with ONNX Runtime and TensorRT, so an address is valid in all three, from any
+thread. Sizes and pitches are in bytes. Work without a stream goes to :attr:`Driver.main`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CudaStream:
 
 
 class Driver:
-    """The driver of one CUDA device. Any thread may call its methods, which raise RuntimeError with CUDA's message.
+    """The driver of one CUDA device. Any thread may call the methods, which raise RuntimeError with CUDA's message.
 
     Raises UserError if pycuda or the device is missing.
     """

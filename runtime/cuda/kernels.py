@@ -1,7 +1,6 @@
-"""Run the kernels of :mod:`edgevlm.runtime.kernels` on a CUDA device, and those that a cache in device memory needs.
+"""Run the kernels of :mod:`edgevlm.runtime.kernels` on a CUDA device, and the kernels that a cache in device memory needs.
 
-The host sends the rows' metadata with each call. The metadata has up to 31 bytes per row, the
-key and value 512 or more.
+The host sends the rows' metadata with each call. A row has up to 31 bytes of metadata, but 512 bytes or more of key and value.
 """
 
 from __future__ import annotations

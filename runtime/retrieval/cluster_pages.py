@@ -43,8 +43,8 @@ class PageRun:
 class ClusterPages(Stateful):
     """The runs of all clusters: up to MAX_RUNS for each slot of each layer and KV head.
 
-    If a slot gets more runs, the two closest in size are joined, so that a row is rewritten only a few times before its page
-    is full. If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
+    If a slot gets more than MAX_RUNS runs, the two closest in size are joined, so that a row is rewritten only a few times
+    before its page is full. If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
@@ -83,7 +83,7 @@ class ClusterPages(Stateful):
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
         """Update ``store`` after the clusters of a KV head have changed.
 
-        home: the new slot of each slot's sealed cluster, ``[slots]``; -1 if it has none. parts: the newly sealed rows by slot.
+        home: the new slot of each slot's sealed cluster, ``[slots]``; -1 for none. parts: the newly sealed rows by slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]
@@ -138,7 +138,7 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
         runs.sort(key=lambda run: run.rows)
         small, large = min(pairwise(runs), key=lambda pair: pair[1].rows / pair[0].rows)  # the smallest pair wins ties
         if small.block is None and large.block is not None:
-            small, large = large, small  # the run that is not yet in the store joins the other
+            small, large = large, small  # append the run that is not yet in the store to the stored run
         runs.remove(small)
         _join(store, small, large)
         if not large.rows:
@@ -152,7 +152,7 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
 def _join(store: Store, small: PageRun, large: PageRun) -> None:
     """Append the rows of ``small`` to ``large``.
 
-    Full pages stay, and get consecutive numbers. Only the last, partial page of each run is read and written again.
+    Full pages are only renumbered consecutively. Only the last, partial page of each run is read and written again.
     """
     tail = large.rows % PAGE_ROWS
     if large.block is None and 0 < tail <= PAGE_ROWS - small.rows:
@@ -179,7 +179,7 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
 
 
 def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
-    """Store rows page by page under consecutive numbers. Return the first number, or -1 without rows, and the row count."""
+    """Store rows page by page under consecutive numbers. Return the first number (-1 for no rows) and the row count."""
     if not blocks:
         return -1, 0
     rows = joined(blocks)

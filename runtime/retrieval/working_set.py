@@ -6,9 +6,9 @@ The fetched rows are the working set. While S rows are appended, the arena of a 
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
-After the call, the new rows swap places with as many rows of the working set, so that the cache commits them at ``[n, n + S)``.
-Fetched rows keep their stored positions until the stream is first re-indexed. Once it has been re-indexed, fetched
-rows get contiguous positions, in temporal order, between the prefix and all other rows.
+After the call, rows of the working set make room for the new rows, which the cache commits at ``[n, n + S)``. Fetched rows keep
+their stored positions until the stream is first re-indexed; afterwards they get contiguous positions, in temporal order,
+between the prefix and all other rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WorkingSet(Stateful):
         self._cache, self._store, self.rows, self._prefix = cache, store, rows, prefix
         self.contiguous = False
         self.held = np.zeros((cache.layers, cache.kv_heads), np.int32)
-        self.truncated = 0  # the number of chosen rows that did not fit, so far
+        self.truncated = 0  # the total number of chosen rows that did not fit
         self._start = np.full(cache.layers, -1, np.int64)
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
         self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # frame, row, col, confirmed when fetched
@@ -61,7 +61,7 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
 
-        always: returns the rows that come first in a layer, one block per KV head. Surplus rows at the end are dropped.
+        always: returns a layer's rows to place before the chosen ones, one block per KV head. Rows that do not fit are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -77,7 +77,7 @@ class WorkingSet(Stateful):
         return counts
 
     def settle(self, layer: int, appended: int) -> None:
-        """Swap the working set of each head with the ``appended`` rows after it."""
+        """Swap each head's working set with the ``appended`` rows that follow it."""
         start = int(self._start[layer])
         for head, held in enumerate(self.held[layer]):
             moved = min(int(held), appended)
@@ -117,7 +117,7 @@ class WorkingSet(Stateful):
 
 
 def contiguous(rows: Block, first: int) -> Int32:
-    """Return positions for the n rows of one head, int32 ``[n, axes]``, from ``first`` on and in temporal order.
+    """Return positions for the n rows of one head, int32 ``[n, axes]``, in temporal order and starting at ``first``.
 
     With one axis, a position is the row's rank by ``seq``. With three axes (M-RoPE), a position is the frame's rank and
     the patch's row and column.
@@ -132,7 +132,7 @@ def contiguous(rows: Block, first: int) -> Int32:
 
 
 def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
-    """Rotate ``key`` ``[.., n, head_dim]``, in pairs ``(d, d + head_dim / 2)``, by ``by`` ``[.., n, axes]`` positions."""
+    """Rotate ``key`` ``[.., n, head_dim]`` by ``by`` ``[.., n, axes]`` positions. The pairs are ``(d, d + head_dim / 2)``."""
     angles = (by[..., :1] if pair_axis is None or by.shape[-1] == 1 else by[..., pair_axis]) * inv_freq
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     low, high = np.split(key, 2, -1)
@@ -151,7 +151,7 @@ def head_of(scale: Float32 | None, head: int) -> Float32 | None:
 
 
 def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = None) -> Float32:
-    """Return the un-rotated keys of a block, for all KV heads of a layer or for one: float32 ``[H, n, head_dim]``."""
+    """Return a block's un-rotated keys, float32 ``[H, n, head_dim]``. head: the KV head of a block with only one."""
     scale = cache.key_scale(layer)
     key = dequantize(block.key, scale if head is None else head_of(scale, head))
     return rotate(key, -block.position, cache.inv_freq, cache.pair_axis)

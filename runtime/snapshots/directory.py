@@ -1,6 +1,7 @@
 """Store the snapshots of ``--state`` in a local folder, or at an address that fsspec can open.
 
-The two newest snapshots are kept, each complete or absent. With a key, snapshots are age files (https://age-encryption.org/v1).
+The two newest snapshots are kept. A snapshot appears once it is complete. With a key, it is an age file
+(https://age-encryption.org/v1).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ LOCK = "lock"
 SUFFIX = ".snapshot"
 OTHER = ".other"  # suffix of a snapshot that was renamed instead of resumed
 AGE = b"age-encryption.org/"
-BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # object stores, in which no folder is created
+BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # object stores, which need no folders
 PART_BYTES = 8 << 20
-LOST = (errno.EIO, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EUCLEAN)  # a retry does not help
+LOST = (errno.EIO, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EUCLEAN)  # permanent errors
 
 
 def storage_of(where: str | Path) -> Folder | ObjectStore:
@@ -45,7 +46,7 @@ def snapshots(where: str | Path) -> list[Any]:
 
 
 class Folder:
-    """A local folder of snapshots. Only the process that holds its lock uses it; symbolic links are not followed."""
+    """A local folder of snapshots. Only the process that holds the folder's lock uses it. Symbolic links are not followed."""
 
     has_locks = True  # False on network disks without locks
 
@@ -91,13 +92,13 @@ class Folder:
     def close(self) -> None:
         """Unlock the folder for other processes."""
         if self._lock >= 0:
-            lock_file(self._lock, LOCK_UN)  # a forked process may have the file open too
+            lock_file(self._lock, LOCK_UN)  # a forked process may still have the file open
             os.close(self._lock)
             self._lock = -1
 
 
 class ObjectStore:
-    """An object store's prefix or a remote folder, opened with fsspec. Other processes can use the same address."""
+    """An object store's prefix or a remote folder, opened with fsspec. The address is not locked against other processes."""
 
     def __init__(self, address: str) -> None:
         self._scheme = address.partition("://")[0]
@@ -106,7 +107,7 @@ class ObjectStore:
             import fsspec
         try:
             self.files, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
-        except ImportError as error:  # the message names the package that the protocol needs
+        except ImportError as error:  # fsspec's message names the missing package
             hint = install("s3") if self._scheme == "s3" else str(error)
             raise UserError(f"--state {self._name}: a package is missing: {hint}") from None
         except ValueError as error:
@@ -275,9 +276,9 @@ class SnapshotDirectory:
     ) -> tuple[Snapshot | None, list[str]]:
         """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
 
-        take: restores a snapshot; if it raises SnapshotError, the previous snapshot is tried. If no snapshot fits, snapshots of
-        a different version are renamed to OTHER. Snapshots of a different session are renamed too if ``begin_again`` is set;
-        otherwise they raise UserError. Snapshots that the key cannot decrypt always raise UserError.
+        take: called to restore a snapshot; if the call raises SnapshotError, the next older snapshot is tried. If no snapshot
+        fits, snapshots of a different version and, if ``begin_again`` is set, of a different session get the suffix OTHER.
+        Raises UserError if one cannot be decrypted or, without ``begin_again``, is of a different session.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []
@@ -303,7 +304,7 @@ class SnapshotDirectory:
         return None, refused
 
     def _set_aside(self, paths: list[PurePath]) -> None:
-        """Rename snapshots to OTHER, and delete snapshots that were renamed earlier. Raises OSError."""
+        """Change the snapshots' suffix to OTHER, and delete the snapshots that were renamed earlier. Raises OSError."""
         storage: Any = self.storage
         for path in storage.others() if paths else ():
             if path.stem.isdecimal():
@@ -314,8 +315,8 @@ class SnapshotDirectory:
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
         """Write a snapshot, and delete all earlier snapshots except the newest valid one.
 
-        alone: delete all earlier snapshots, and the renamed ones. Raises UserError, and writes nothing, if another process has
-        written a newer snapshot. Raises OSError if writing fails or, with ``alone``, if deleting fails.
+        alone: delete all earlier snapshots, including the renamed ones. Raises UserError, and writes nothing, if another
+        process has written a newer snapshot. Raises OSError if writing fails or, with ``alone``, if deleting fails.
         """
         storage: Any = self.storage
         if any(_number(path) > self._number for path in storage.snapshots()[:1]):
@@ -361,7 +362,7 @@ class SnapshotDirectory:
 def verified(
     where: str | Path | Folder | ObjectStore, key: SnapshotKey | None = None
 ) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
-    """Yield each snapshot's path, newest first, with its content or the error that makes it unusable. Raises OSError."""
+    """Yield each snapshot's path, newest first, with the snapshot or the error that makes it unusable. Raises OSError."""
     storage = storage_of(where) if isinstance(where, str | Path) else where
     for path in storage.snapshots():
         try:

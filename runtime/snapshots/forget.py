@@ -31,7 +31,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
     of a layer must keep the same number of rows, so some heads also lose their oldest rows. Policies keep their scores.
     Reference patches, the vision tower's cache and conversations are reset. An empty window changes nothing.
 
-    Raises AllOrNothing if the policy has a store, or if the window includes frame 0 and all later frames attend to it.
+    Raises AllOrNothing if the policy has a store, or if the window includes frame 0 and all later frames attend to frame 0.
     """
     if any(name.startswith("policy.store.") for name in arrays):
         raise AllOrNothing("the policy keeps clusters of many times in its store: forget --all, and nothing of it stays")
@@ -69,7 +69,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
 def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) -> Bool:
     """Return a mask of the rows to keep, ``[kv_heads, n]``. A frame's text is deleted once none of its vision rows is left.
 
-    oldest: frames before this one lose no rows outside the window.
+    oldest: only frames from this number on may lose rows outside the window.
     """
     kind, frame, seq = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "seq"))
     keep = ~gone

@@ -58,7 +58,7 @@ class Encrypted(OtherFormat):
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """The part of a snapshot's header that describes the stream. positions: five numbers; older snapshots have four."""
+    """The part of a snapshot's header that describes the stream. positions: five numbers; early snapshots have four."""
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
     seq: Count
@@ -132,7 +132,7 @@ def padding(size: int) -> int:
 
 
 def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryview]:
-    """Yield a snapshot's bytes in the order of the file. about: the header without ``bytes`` and ``sections``."""
+    """Yield a snapshot's bytes in file order. about: the header without ``bytes`` and ``sections``."""
     sections, offset, content = [], 0, list[bytes | memoryview]()
     for name, array in arrays.items():
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""Write snapshots of a session: at intervals, in a thread, and at the session's end.
+"""Write snapshots of a session, in a thread at intervals and once more at the session's end.
 
 The session waits while its header and arrays are copied, and continues while they are written.
 """
@@ -59,7 +59,7 @@ def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncod
 
 
 def model_hash(bundle: Bundle) -> str:
-    """Return the SHA-256 of a bundle's contents, including the calibration. The hash does not depend on the frame size."""
+    """Return the SHA-256 of a bundle's contents. The frame size is not hashed if the bundle takes frames of any size."""
     later = {each.name: each.default for part in (bundle.chat, bundle.decoder) for each in fields(part) if each.name in LATER}
     by_size = ("size", "grid", "tokens_per_frame", "changed") if bundle.vision.pixels else ("pixels",)
     described = {
@@ -94,9 +94,9 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
 
 
 class CaptureBuffer:
-    """A buffer that a session's arrays are copied to while the stream waits, and written from while it continues.
+    """A buffer for copies of a session's arrays: the stream waits for the copying, but not for the writing to disk.
 
-    The buffer's memory pages are allocated at once. The buffer grows if the arrays need more.
+    The buffer's memory pages are allocated at once. The buffer grows if the arrays do not fit.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -130,13 +130,13 @@ class Captured(Protocol):
 
 
 class SnapshotWriter:
-    """A writer of one session's snapshots, to a directory that no other process writes to.
+    """A writer of one session's snapshots to a directory that no other process writes to.
 
-    every: the seconds between snapshots; an unchanged session is skipped. notify: called from any thread with one line when a
-    snapshot is resumed, is refused, cannot be written, or can be written again; by default the line is logged. source: the name
-    of the session's source, without secrets. key: encrypts the snapshots. begin_again: start a new session if the snapshots
-    belong to a different one; by default they raise UserError. Snapshots of a source other than ``source`` and
-    :attr:`continues` raise UserError too.
+    every: the seconds between snapshots; a snapshot is skipped if the session has not changed. notify: called from any thread
+    with one line when a snapshot is resumed or refused, or when writing fails or works again; by default the line is logged.
+    source: the name of the session's source, without secrets. key: encrypts the snapshots. begin_again: start a new session if
+    the snapshots belong to a different one. By default, :meth:`attach` raises UserError for snapshots of a different session,
+    or of a source that is neither ``source`` nor the source named by :attr:`continues`.
 
     Raises UserError if the directory cannot be used.
     """
@@ -157,7 +157,7 @@ class SnapshotWriter:
         self.notify: Notify = notify or logging.getLogger("edgevlm").warning
         self.resumed: Snapshot | None = None
         self.written = 0
-        self.longest_ms = 0.0  # the longest that the session waited for a snapshot
+        self.longest_ms = 0.0  # the longest time that the session has waited for a snapshot
         self._directory = SnapshotDirectory(directory, key)
         self._storage, self.folder = self._directory.storage, self._directory.folder
         if not getattr(self._storage, "has_locks", True):
@@ -168,7 +168,7 @@ class SnapshotWriter:
         self._failing = self._unfit = False
 
     def kept(self, bundle: Bundle) -> Mapping[str, Any]:
-        """Return the newest valid snapshot's identity, or an empty mapping if there is none for this model."""
+        """Return the newest valid snapshot's identity if that snapshot is of this model, else an empty mapping."""
         with suppress(OSError):  # :meth:`attach` reports the same error
             if self._newest.get("model") == model_hash(bundle):
                 return self._newest
@@ -176,14 +176,14 @@ class SnapshotWriter:
 
     @cached_property
     def _newest(self) -> Mapping[str, Any]:
-        """Return the newest valid snapshot's identity, or an empty mapping if there is no such snapshot. Raises OSError."""
+        """Return the newest valid snapshot's identity, or an empty mapping if no snapshot is valid. Raises OSError."""
         return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
         """Resume ``session`` from the newest snapshot that fits.
 
-        nbytes: the size of the capture buffer. take: restores a snapshot, or raises SnapshotError and changes nothing. Raises
-        UserError if the directory holds a different session.
+        nbytes: the size of the capture buffer. take: called to restore a snapshot; raises SnapshotError, and changes nothing,
+        if the snapshot does not fit. Raises UserError if the directory holds a different session.
         """
         self._session, self._identity = session, identity
 
@@ -275,7 +275,7 @@ class SnapshotWriter:
                 self._failed("there is no memory for it")
             except UserError as error:
                 self._failed(str(error))
-            except Exception as error:  # a plugin's policy may raise anything
+            except Exception as error:  # a plugin's policy may raise any exception
                 self._failed(_brief(error))
             else:
                 if self._failing:
@@ -285,7 +285,7 @@ class SnapshotWriter:
     def _write(self, alone: bool = False) -> PurePath:
         """Write a snapshot. Raises OSError or MemoryError."""
         version = self._session._version
-        self._sync()  # leaves little for the second sync, between the capture and the write
+        self._sync()  # leaves little to write for the sync after the capture
         about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
         self._sync()

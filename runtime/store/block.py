@@ -1,4 +1,4 @@
-"""Define a block, which holds the rows of one cluster of one layer, and its record in the store's file."""
+"""Define a block (the rows of one cluster in one layer) and the record that holds a block in the store's file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MOST = 1 << 16  # limit on heads and head_dim: NumPy refuses shapes of more tha
 class Block:
     """A group of n rows of one layer, for one KV head (H is 1) or for all KV heads of the model.
 
-    key and value are ``[H, n, head_dim]`` in the cache's dtype, position ``[H, n, axes]`` and all other arrays ``[H, n]``.
-    Keys are rotated to ``position``, as in the cache. confirmed: as it was when the rows left the device. ``block[rows]`` has
-    views if ``rows`` is a slice, and copies otherwise.
+    key and value are ``[H, n, head_dim]`` in the cache's dtype, position ``[H, n, axes]`` and all other arrays ``[H, n]``. Keys
+    are rotated to ``position``, as in the cache. confirmed: the rows' values when the rows left the device. ``block[rows]``
+    holds views of the arrays if ``rows`` is a slice, and copies otherwise.
     """
 
     key: NDArray[np.number]
@@ -59,12 +59,12 @@ class Block:
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Return a copy of the blocks, joined in their order into one. The blocks must have the same heads."""
+    """Return one block with copies of the blocks' rows, in the order given. The blocks must have the same heads."""
     return Block(*[np.concatenate(parts, 1) for parts in zip(*(block.parts for block in blocks), strict=True)])
 
 
 class RecordHeader(NamedTuple):
-    """The header of a record. stamp: differs for each write. nbytes: the record's size with header and padding."""
+    """The header of a record. stamp: different for each write. nbytes: the record's size with header and padding."""
 
     magic: bytes
     dtype: int
@@ -121,7 +121,7 @@ def header_of(data: bytes) -> RecordHeader | None:
 
 
 def read_record(data: bytes, stamp: int) -> Block | None:
-    """Return a record's block as read-only views of ``data``, or None if the record is damaged or its stamp differs."""
+    """Return a record's block as read-only views of ``data``, or None if the record is damaged or has a different stamp."""
     header = header_of(data)
     if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
         return None

@@ -1,4 +1,4 @@
-"""Read and write a store's file, a header followed by records. The file grows in steps, and one process uses it at a time."""
+"""Read and write a store's file: a header, then records. The file grows in steps; only one process uses it at a time."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class OtherStore(UserError):
 class StoreFile:
     """A store's file, which only this process uses until :meth:`close`.
 
-    path: the file, created if missing; ``temporary``: a file without a name, which disappears with this process.
-    identity: identifies the stream that owns the blocks. limit: the file's largest size in bytes. token: a random number that
-    identifies the file; snapshots record it.
+    path: the file, created if missing; ``temporary``: an unnamed file, which disappears when this process ends. identity:
+    identifies the stream that owns the blocks. limit: the file's largest size in bytes. token: a random number that identifies
+    the file; snapshots record it.
 
     Raises a one-line UserError if the file cannot be written, is not a store, belongs to a different stream, or is in use.
     """
@@ -92,7 +92,7 @@ class StoreFile:
             try:
                 os.posix_fallocate(self._handle, self.nbytes, step - self.nbytes)
                 self.nbytes = step
-            except OSError:  # a whole step does not fit: allocate only as much as is needed
+            except OSError:  # a whole step does not fit on the disk: allocate only what is needed
                 os.posix_fallocate(self._handle, self.nbytes, end - self.nbytes)
                 self.nbytes = end
         rest = memoryview(data)
@@ -120,7 +120,7 @@ class StoreFile:
     def close(self) -> None:
         """Unlock and close the file."""
         if self._handle >= 0:
-            lock_file(self._handle, LOCK_UN)  # a forked process may have the file open too
+            lock_file(self._handle, LOCK_UN)  # a forked process may still have the file open
             os.close(self._handle)
             self._handle = -1
 
@@ -131,7 +131,7 @@ def _header(token: int, owner: bytes) -> bytes:
 
 
 def _nameless() -> int:
-    """Open a file without a name in TMPDIR if it is set, else in /var/tmp if possible, else in Python's temporary folder."""
+    """Open an unnamed file in the folder TMPDIR if set, else in /var/tmp if writable, else in Python's temporary folder."""
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir())
     with suppress(OSError):  # some file systems do not support O_TMPFILE
         return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)

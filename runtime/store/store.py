@@ -27,7 +27,7 @@ MIN_BYTES = 1_000_000
 READERS = 2
 PATIENCE_S = 10.0
 RETRY_S = 30.0
-CROWDED = 0.75  # with more of the file in use, a write overwrites the oldest blocks instead of moving them
+CROWDED = 0.75  # above this fraction of the file in use, a write overwrites old blocks instead of moving them
 CLEARED = 1 << 20
 MIN_ROWS = 64
 _REMOVED = -1  # the offset of a removed block; offset 0 means that the block is not in the file
@@ -36,7 +36,7 @@ _PLACE = np.dtype([("offset", np.int64), ("nbytes", np.int64), ("stamp", np.uint
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """The limits of a store, in bytes. With ``file_bytes`` 0 there is no file. Raises UserError if a limit is too small."""
+    """The limits of a store, in bytes. If ``file_bytes`` is 0, there is no file. Raises UserError if a limit is too small."""
 
     file_bytes: int = 8_000_000_000
     host_bytes: int = 256_000_000
@@ -132,15 +132,15 @@ class BlockTable:
 
 
 class Store:
-    """A store of numbered blocks in host memory and in one file. A block that is in neither place is lost.
+    """A store of numbered blocks in host memory and in one file. A block that is in neither of the two is lost.
 
-    Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, created if missing; ``temporary``:
-    a file without a name; None: host memory only. identity: identifies the stream that owns the blocks. notify: called from any
-    thread with messages for the user; by default they are logged. patience_s: the longest that a caller waits for one write.
-    retry_s: the seconds between attempts while the disk fails.
+    Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, created if missing; ``temporary``
+    stands for an unnamed file, and None for host memory only. identity: identifies the stream that owns the blocks. notify:
+    called from any thread with messages for the user; by default they are logged. patience_s: the longest time that a caller
+    waits for one write. retry_s: the seconds between attempts to write while the disk fails.
 
-    Records are written to the file one after another from START. A record that would exceed the file's limit is written
-    at START instead. ``_head`` is the offset of the next record. No block has its record between ``_head`` and ``_cleared``.
+    Records are written to the file one after another from START. A record that would exceed the file's limit is written at
+    START instead. ``_head`` is the offset of the next record. No block's record begins between ``_head`` and ``_cleared``.
 
     Raises UserError if the file cannot be written, belongs to a different stream, or is in use by another process.
     """
@@ -160,10 +160,10 @@ class Store:
         self._file = StoreFile(path, identity, limit) if path is not None and limit else None
         self.notify = notify or logging.getLogger("edgevlm").warning
         self.stats, self.host_limit = StoreStats(), settings.host_bytes
-        self.host_bytes = self._unwritten = 0  # bytes of blocks in host memory, and of those not yet in the file
+        self.host_bytes = self._unwritten = 0  # bytes of the blocks in host memory, and of the blocks not yet in the file
         self._table, self._next = BlockTable(), 0
-        self._clean: OrderedDict[int, Block] = OrderedDict()  # blocks that are also in the file; the last was used last
-        self._dirty: OrderedDict[int, BlockRecord] = OrderedDict()  # blocks that are not in the file; the last was used last
+        self._clean: OrderedDict[int, Block] = OrderedDict()  # blocks that are also in the file, most recently used last
+        self._dirty: OrderedDict[int, BlockRecord] = OrderedDict()  # blocks that are not in the file, most recently used last
         self._head = self._cleared = START
         self._stamp = int.from_bytes(os.urandom(8), "little")  # random, to differ from the stamps of earlier processes
         self._changed = threading.Condition(threading.RLock())
@@ -189,7 +189,7 @@ class Store:
         return self._table.nbytes
 
     def put(self, block: Block) -> int:
-        """Keep a copy of a block, and return its number, which counts from 0. Disk errors do not raise exceptions."""
+        """Keep a copy of a block, and return the block's number; numbers count from 0. Disk errors do not raise exceptions."""
         record = BlockRecord.of(block)
         with self._changed:
             self._make_room(record.buffer.nbytes)
@@ -270,7 +270,7 @@ class Store:
         return lost
 
     def sync(self) -> None:
-        """Write all blocks put so far to disk, so that their :meth:`state` survives a power cut."""
+        """Write all blocks put so far to disk, so that :meth:`restore` finds them after a power cut."""
         with self._changed:
             for _ in range(4 * len(self._dirty)):  # limited, because other threads may put more blocks
                 if not self._wait():
@@ -285,7 +285,7 @@ class Store:
     def state(self) -> Mapping[str, NDArray]:
         """Return the arrays with which :meth:`restore` finds the blocks again.
 
-        ``numbers`` includes blocks that could not be written to the file.
+        The array ``numbers`` includes blocks that could not be written to the file.
         """
         with self._changed:
             while self._wait():
@@ -498,8 +498,8 @@ class Store:
     def _write(self, file: StoreFile) -> None:
         """Write the least recently used of the unwritten blocks. Raises OSError.
 
-        Overwritten blocks are written again later, as long as the file has room. Old blocks are lost only when the file is
-        nearly full.
+        Overwritten blocks are written again later, while the file has room. Old blocks are lost only when the file is nearly
+        full.
         """
         with self._changed:
             if not self._dirty:
@@ -564,10 +564,10 @@ class Store:
 
 
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
-    """Return the places of the state's blocks that are intact in the file, by number.
+    """Return the places of the state's blocks that are intact in the file, by block number.
 
-    Versions up to 2026-11-23 wrote several records per block. The store overwrites records from the head to the file's
-    end, then from its start to the head. In each of these parts, all records after the first intact record are intact.
+    Versions up to 2026-11-23 wrote several records per block. The store overwrites the part of the file after the head, then
+    the part before the head. In either part, all records after the first intact record are intact.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
