@@ -36,7 +36,7 @@ def evicting() -> list[str]:
 
 
 def find_policy(name: str) -> type[Policy]:
-    """Return a policy's class. name: edgevlm's own, an entry point in ``edgevlm.policies``, or ``./file.py:Class``.
+    """Return a policy's class. name: a policy of edgevlm, an entry point in ``edgevlm.policies``, or ``./file.py:Class``.
 
     Raises UserError for a class that is not a policy, and for an unknown name; the message suggests a similar name.
     """
@@ -71,7 +71,7 @@ def create_policy(text: str) -> Policy:
 
 
 def as_policy(policy: str | Policy | type[Policy]) -> Policy:
-    """Return a policy from its name, its class or an instance. Raises UserError for any other object."""
+    """Return a policy from its name, its class or an instance. Raises UserError if ``policy`` is none of these."""
     if isinstance(policy, str):
         return create_policy(policy)
     if isinstance(policy, type) and issubclass(policy, Policy):

@@ -31,10 +31,10 @@ class Needs:
     """The data that a policy needs from the session in addition to the cache.
 
     probe_layers: layers whose queries the policy gets after each vision append. guidance: texts for a forward pass that the
-    policy may request before a compression. guidance_layers: layers whose queries and keys that pass returns. variant: the
-    decoder graph to prefill with; with ``per-layer`` the policy chooses the rows to attend to in every layer. features: whether
-    the policy needs each frame's features. single_frames: whether each frame's changes must be appended separately, even if
-    several would fit. working_rows: rows in each layer, in addition to |M_l|, that each call fills again.
+    policy may request before a compression. guidance_layers: layers whose queries and keys the guidance pass returns. variant:
+    the decoder graph to prefill with; with ``per-layer`` the policy chooses the rows to attend to in every layer. features:
+    whether the policy needs each frame's features. single_frames: whether each frame's changes must be appended separately,
+    even if several would fit. working_rows: rows in each layer, in addition to |M_l|, that each call fills again.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -212,7 +212,7 @@ class Policy(Stateful):
         layers = layers_of(cache, shared)
         for layer in layers:
             fixed = layer.kind[0] != Kind.PREFIX
-            fixed &= layer.fixed[0]  # frame text and frame 0 count in |M|
+            fixed &= layer.fixed[0]  # frame text and frame 0 count towards |M|
             layer.target = max(0, wanted[layer.index] - np.count_nonzero(fixed))
         shared.prepared = self.prepare(layers)
         keep: list[Bool | None] = [None] * len(layers)
@@ -291,7 +291,7 @@ class FixedTarget(Policy):
 
 
 class SteadyTarget(Policy):
-    """A policy whose |C| is |M| times ``target``, or less if a frame needs the room. |C| does not depend on the new rows."""
+    """A policy whose |C| is |M| times ``target``, or less if a frame needs more room. |C| does not depend on the new rows."""
 
     target: float
 
@@ -303,7 +303,7 @@ class SteadyTarget(Policy):
 class EvictsOnDemand(Policy):
     """A policy that evicts exactly as many rows as the new rows need.
 
-    Frames are appended in pieces of at most a quarter of |M|, because a larger piece would leave little of the past.
+    Frames are appended in pieces of at most a quarter of |M|, because a piece larger than that would leave little of the past.
     """
 
     @property
@@ -319,7 +319,7 @@ def without_lone_text(layer: Layer, keep: Bool) -> Bool:
 
 
 def tokens_of(fraction: float, count: int) -> int:
-    """Return ``floor(fraction * count)`` without rounding below an exact product (0.75 * 4 is 3)."""
+    """Return ``floor(fraction * count)``, without losing 1 to a rounding error just below an integer."""
     return math.floor(fraction * count + 1e-9)
 
 

@@ -99,9 +99,9 @@ class Uniform(SteadyTarget):
     """Keep whole frames, evenly spaced over the stream and including the newest. All heads and layers keep the same frames.
 
     While too many tokens are held, one frame at a time is evicted: first a frame that an earlier compression left incomplete,
-    then the frame whose neighbours are closest in time. The oldest frame wins ties. The stream's first frame is evicted last,
-    except for the newest. The last frame to be evicted loses only the oldest tokens, until exactly the target is held. At most
-    one frame is incomplete at any time.
+    then the frame whose neighbours are closest in time. The oldest frame wins ties. Apart from the newest frame, the stream's
+    first frame is evicted last. The last frame to be evicted loses only its oldest tokens, until exactly the target is held. At
+    most one frame is incomplete at any time.
 
     Ours: the paper selects frames at regular intervals from a complete video; edgevlm thins frames as the stream grows.
     After a compression no gap between complete frames exceeds the sum of two neighbouring gaps, except the gap before the
@@ -128,7 +128,7 @@ class Uniform(SteadyTarget):
 def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
     """Return how many tokens of each frame stay, ``target`` in total.
 
-    frames: ascending frame numbers, ``[m]``. held: each frame's tokens, ``[m]``. per_frame: the tokens of a complete frame.
+    frames: ascending frame numbers, ``[m]``. held: token counts by frame, ``[m]``. per_frame: a complete frame's token count.
     """
     kept, surplus = held.copy(), int(held.sum()) - target
     there = list(range(len(frames)))
@@ -149,7 +149,7 @@ def _next_to_go(frames: Int64, incomplete: Bool) -> int:
 
 @dataclass
 class RandomTokens(SteadyTarget):
-    """Keep a random sample. After a compression every token so far is held with the same probability, |C| / seen.
+    """Keep a random sample. After a compression, each token seen so far is held with equal probability.
 
     All layers and heads hold the same tokens. As in reservoir sampling, the tokens with the highest priorities stay. A token's
     priority is a fixed hash of ``seed`` and the token's ``seq``. The hash is a bijection of 64 bits, so there are no ties. |C|
@@ -177,7 +177,7 @@ def priority(seq: NDArray[np.int64], key: UInt64) -> UInt64:
 
 
 def mix(x: UInt64) -> UInt64:
-    """Hash 64-bit numbers by SplitMix64, a bijection whose outputs look random."""
+    """Hash 64-bit numbers with SplitMix64, a bijection whose outputs look random."""
     x = x + STEP
     x = (x ^ (x >> np.uint64(30))) * FIRST
     x = (x ^ (x >> np.uint64(27))) * SECOND

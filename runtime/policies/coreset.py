@@ -1,4 +1,4 @@
-"""The policy coreset follows CoRDS, arXiv 2605.14310: it keeps a few tokens that are near all others in keys and values."""
+"""The policy coreset follows CoRDS (arXiv 2605.14310): every other token is near a kept token in key and value."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Coreset(OneChoice):
     """Keep the newest token, then repeatedly take the token that differs most from those taken, in the deepest layer.
 
     The next token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s are the tokens taken so far. x_t
-    joins the token's un-rotated key and its value in each KV head, each scaled to length 1, and is scaled to length 1 itself.
-    r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The first term is a greedy
-    step for a k-centre, the second for a log-determinant. After ``steps`` tokens, the rest are taken by their current scores.
-    All layers and heads keep the same tokens; the newest token wins ties.
+    joins token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then scaled to length 1. r_t is
+    the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The first term is a greedy step
+    towards a k-centre, the second towards a large log-determinant. After ``steps`` tokens, the rest are taken by their current
+    scores. All layers and heads keep the same tokens; the newest token wins ties.
 
     Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS keeps all recent
     tokens. In edgevlm rows are appended after the choice, so a question attends to the whole newest frame.

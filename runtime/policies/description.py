@@ -21,7 +21,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a policy. ours: how it deviates from its paper; empty for baselines without a paper."""
+    """The description of a policy. ours: how the policy deviates from its paper; empty for baselines without a paper."""
 
     policy: str
     paper: str

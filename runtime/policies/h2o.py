@@ -19,7 +19,7 @@ class H2O(EvictsOnDemand):
     query heads of a KV head. Each KV head keeps the tokens with the highest F.
 
     Ours: each KV head chooses its own tokens. All frames of an append are scored before any token is evicted; the paper evicts
-    one token for each new one. Questions and answers do not add to F, because they never change the memory.
+    one token for each new token. Questions and answers do not add to F, because they never change the memory.
     """
 
     recent: float = setting(0.5, "fraction of |C| for the newest tokens; the rest are heavy hitters", at_least=0, at_most=1)

@@ -47,7 +47,7 @@ class Hermes(FixedTarget):
         self._merged = np.zeros(shape.layers, np.int64)  # the number of tokens that each layer's summary represents
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot, but not the last turn that snapshots of earlier versions hold."""
+        """Restore a snapshot, ignoring ``last_turn``, which only snapshots of early versions hold."""
         super().restore({name: array for name, array in state.items() if name != "last_turn"})
 
     @property
@@ -154,7 +154,7 @@ def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None =
     target = at[newest] if position is None else np.full(cache.axes, position)
     pair_axis = np.zeros(cache.head_dim // 2, np.uint8) if cache.pair_axis is None else cache.pair_axis
     turns = (target - at[gone])[:, pair_axis] * (cache.frequencies(layer.index) / (2 * np.pi))
-    angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # the cosine of a small angle is faster, and as exact
+    angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # cosines of small angles are faster, and as exact
     first, second = np.split(cache.dequantize("key", layer.index, gone), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

@@ -63,7 +63,7 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Add tokens one by one. keys: in the deepest layer, ``[n, width]``. Return the tokens' clusters and blocks to drop."""
+        """Add tokens by their keys in the deepest layer, ``[n, width]``; return the tokens' clusters and the blocks to drop."""
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
         unit = np.zeros(self.codes.shape, np.float32)  # the means, scaled to length 1
         unit[: self.clusters] = _unit(self.means())
@@ -91,7 +91,7 @@ class ClusterIndex(Stateful):
         return joined, dropped
 
     def drop_run(self, number: int) -> list[int]:
-        """Remove the run that has a lost block, and return the numbers of the run's blocks in all layers."""
+        """Remove the run of a lost block, and return the numbers of the run's blocks in all layers."""
         first = self.runs
         at = (first >= 0) & (first <= number) & (number < first + self._layers)
         gone = [block for start in first[at].tolist() for block in range(start, start + self._layers)]
@@ -167,10 +167,10 @@ def _unit(x: Float32) -> Float32:
 class KeySketches(Stateful):
     """Compact sketches of keys for ranking tokens by a query. A sketch has two bits for each channel in the slow half of a key.
 
-    Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels turn several times within a stream, so
-    they carry no content, but un-rotated they would dominate the dot product. The first bit is the sign of (k - middle) /
-    spread; the second tells whether its magnitude exceeds STEP. The two levels have the least squared error for a normal
-    variable (Max, 1960). middle, spread float16 ``[layers, kv_heads, 1, head_dim]``: computed from the first tokens.
+    Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels make several full turns within a stream,
+    so they carry no content, but un-rotated they would dominate the dot product. The first bit is the sign of (k - middle) /
+    spread; the second is set if the magnitude exceeds STEP. The two levels have the least squared error for a normal variable
+    (Max, 1960). middle, spread float16 ``[layers, kv_heads, 1, head_dim]``: computed from the first tokens.
     """
 
     STEP, SMALL, LARGE = 0.9816, 0.4528, 1.5104
@@ -191,7 +191,7 @@ class KeySketches(Stateful):
     def normal(self, keys: Float32) -> Float32:
         """Return the deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled per channel: ``[n, width + 1]``.
 
-        The last channel is a constant, the usual norm of the others. Without this channel, keys near the middle would have
+        The last channel is a constant, about the norm of the others. Without this channel, keys near the middle would have
         random angles instead of being similar. Raw keys have a large common mean, so their cosines would all be near 1.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)

@@ -19,7 +19,7 @@ WINDOWS = (7, 5, 3, 1)
 
 @dataclass
 class InfiniPotV(FixedTarget):
-    """Keep the r newest frames, the least redundant past tokens (TaR), and of the rest the tokens with large value norms (VaN).
+    """Keep the r newest frames, the least redundant past tokens (TaR), and other tokens with large value norms (VaN).
 
     Ours: keys are compared un-rotated, so a token's position does not affect similarity. Tokens keep their frame and patch
     after every compression; the authors' code reshapes the remaining tokens into pseudo-frames. A past token whose patch is in

@@ -1,4 +1,4 @@
-"""The policy last-seen, which is ours, keeps the last of similar tokens."""
+"""The policy last-seen, which is ours, keeps the last of several similar tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LastSeen(OneChoice):
     """Keep the tokens that are least similar to any later token, measured by the deepest layer's keys.
 
     u_t = max cos(k_t, k_s) over the tokens s after t, with un-rotated keys, averaged over heads. The tokens with the lowest u
-    stay, the same in all layers. The newest token has u = -1. A later token counts even after it was evicted.
+    stay, the same in all layers. The newest token has u = -1. A later token counts even after its eviction.
 
     Ours: there is no paper.
     """

@@ -150,7 +150,7 @@ class Layer:
 
     @cached_property
     def free(self) -> Bool:
-        """A mask of the rows that are not ``fixed``, so that the policy decides. Each head has equally many free rows."""
+        """A mask of the rows that the policy may evict, those not ``fixed``. Each head has the same number of free rows."""
         return ~self.fixed
 
     @property
@@ -164,7 +164,7 @@ class Layer:
         return self._shared.prepared
 
     def top(self, score: NDArray[Any], count: int, among: Bool | None = None) -> Bool:
-        """Return a mask of the ``count`` rows ``among`` (by default ``free``) with the highest scores in each head.
+        """Return a mask of each head's ``count`` rows with the highest scores, out of the mask ``among`` (by default ``free``).
 
         Newer rows win ties.
         """
@@ -172,7 +172,7 @@ class Layer:
         return kernels.top_k(np.ascontiguousarray(score, np.float32), self.seq, which, count)
 
     def newest(self, count: int, among: Bool | None = None) -> Bool:
-        """Return a mask of the ``count`` newest rows ``among`` (by default ``free``) in each head."""
+        """Return a mask of each head's ``count`` newest rows, out of the mask ``among`` (by default ``free``)."""
         seq = self.seq
         age = (seq - seq.max(initial=0)).astype(np.float32)  # float32 may round two ages to a tie, which seq decides
         return self.top(age, count, among)

@@ -45,7 +45,7 @@ SCENE = 2.0  # multiplies the frames' thresholds, because the first frames show 
 
 
 class EarlyVariance(Stateful):
-    """The variance of the first ``rows`` rows of each of several streams, computed as for one cluster (eqs. 3 and 4).
+    """The variance of the first ``rows`` rows of each stream, as if the rows were one cluster (eqs. 3 and 4).
 
     mean: float64 ``[streams, width]``. variance: ``[streams]``. seen: the number of rows so far.
     """
@@ -66,7 +66,7 @@ class EarlyVariance(Stateful):
     def thresholds(self, small: float, large: float) -> Thresholds:
         """Return the largest variance of small and of large clusters (eq. 5), and the least size of a cluster that may split.
 
-        small, large: factors of the mean variance. Returns NEVER until ``rows`` rows have been added.
+        small, large: multiples of the mean variance. Returns NEVER until ``rows`` rows have been added.
         """
         if self.seen < self.rows:
             return NEVER
@@ -201,9 +201,9 @@ class MosaicClusters(Stateful):
 
     key, value: means of the members' un-rotated keys and of their values (eq. 1). variance: by eq. 2. size: the number of
     members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the slot of the cluster
-    that this cluster waits to join. seq, frame, row, col, position, confirmed: those of the newest member, which the
-    representative shares. changed: set when clusters change; the policy resets it. merged: the number of clusters that joined
-    another because no slot was free. small, large: thresholds, as multiples of a layer's early variance.
+    that this cluster waits to join. seq, frame, row, col, position, confirmed: the newest member's, which the representative
+    takes over. changed: set when clusters change; the policy resets it. merged: the number of clusters that joined another
+    because no slot was free. small, large: thresholds, as multiples of a layer's early variance.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")
@@ -432,8 +432,8 @@ class Mosaic(Retrieval):
 
     Ours: partitions are not split; a frame that would exceed the threshold starts a new partition. A query has no image
     features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. The index has
-    a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working set, its newest rows are
-    fetched, and an even sample of the older rows.
+    a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working set, its newest rows and
+    an even sample of its other rows are fetched.
     """
 
     partitions: int = setting(8, "partitions that a query searches, per layer and KV head", at_least=1)

@@ -64,7 +64,7 @@ class HashClusters(Stateful):
 
         keys: rotated, ``[kv_heads, n, head_dim]``. positions: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a new
         cluster takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``, the moves and merges of sealed clusters
-        as :meth:`seal` does, and how many tokens joined beyond ``distance`` because half of the slots were open.
+        (see :meth:`seal`), and how many tokens joined beyond ``distance`` because half of the slots were open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
@@ -73,8 +73,8 @@ class HashClusters(Stateful):
 
         All arrays are ``[kv_heads, n, ...]``. slot: each row's cluster, -1 for none. Returns ``home`` and how many clusters
         joined another because no slot was free. home ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the new slot of the cluster
-        that was sealed earlier in slot s. ``home[h, slots + s]`` is the slot of the part just sealed from open cluster s. A
-        cluster that did not exist has -1 in home.
+        that was sealed earlier in slot s. ``home[h, slots + s]`` is the slot of the part just sealed from open cluster s.
+        ``home`` is -1 for a cluster that did not exist.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
@@ -82,8 +82,9 @@ class HashClusters(Stateful):
         """Return the clusters that the rows of ``query`` choose by WiCSum (eqs. 1 to 3), for each KV head.
 
         query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score in the rows
-        that choose it, or -1 if none does. A row's scores are the softmax of ``q k / sqrt(head_dim)`` over all clusters. The
-        row takes clusters in descending order until score times count adds up to more than ``fraction`` of the sum over all.
+        that choose it, or -1 if no row chooses it. A row's scores are the softmax of ``q k / sqrt(head_dim)`` over all
+        clusters. Each row takes clusters in descending order until score times count adds up to more than ``fraction`` of the
+        row's total.
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
@@ -121,7 +122,7 @@ class RowClusters(Stateful):
         return self._seq[: self._held]
 
     def keep(self, seq: Int64) -> None:
-        """Drop all rows whose ``seq`` is not in ``seq`` ``[n]``, which must be ascending and have only known rows."""
+        """Drop all rows whose ``seq`` is not in ``seq`` ``[n]``, which must be ascending and contain only known rows."""
         at = np.searchsorted(self.seq, seq)
         self._held = len(at)
         self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]
@@ -145,8 +146,8 @@ class ReSV(Retrieval):
     """Cluster keys by hash bits, and fetch the fewest clusters that hold a given fraction of each query row's attention.
 
     Bit p of a key is 1 if its dot product with hyperplane p is positive. A token joins the nearest open cluster within a
-    Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of
-    softmax(q K_cluster^T / sqrt D) until the score times the tokens adds up to more than a fraction of the row's sum.
+    Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of softmax(q
+    K_cluster^T / sqrt D) until score times token count adds up to more than a given fraction of the row's sum.
 
     Ours: a layer's own query chooses its clusters. Scores are a row's softmax, because raw products may be negative. The window
     is always attended to; its clusters count in the sum, but are not fetched. A KV head fetches all clusters that the rows of

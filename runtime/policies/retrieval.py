@@ -1,7 +1,7 @@
 """Define the base of retrieval policies, which keep a window of rows on the device and older rows as blocks of a store.
 
 The budget |M| is split into a window of the newest tokens, which is always attended to, a working set that blocks are fetched
-into, and an index. The three parts together take as many bytes as an eviction policy with the same budget.
+into, and an index. A retrieval policy takes as many bytes as an eviction policy with the same budget.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Retrieval(Policy, ABC):
         """
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        """Prefetch blocks for ``layer``, using the query of the layer before it, while that layer computes."""
+        """Prefetch blocks for ``layer`` while the layer before it computes, using that layer's query."""
 
     def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
         """Choose and fetch blocks, and return how many rows of the working set each KV head attends to, ``[kv_heads]``."""
@@ -152,7 +152,7 @@ class Retrieval(Policy, ABC):
         """Return the policy's state fields and the store's state."""
         self.forget_lost()
         lost, store = self.store.stats.lost, self.store.state()
-        if self.store.stats.lost != lost:  # writing the store's waiting blocks has overwritten some
+        if self.store.stats.lost != lost:  # writing the store's waiting blocks has overwritten stored ones
             self.forget_lost()
             store = self.store.state()
         return {**super().state(), **add_prefix("store", store)}
@@ -207,7 +207,7 @@ class QuestionRetrieval(Retrieval):
 
 
 def row_bytes(cache: KVCache) -> int:
-    """Return the bytes of a layer's row with its metadata, in all KV heads, as if the cache's dtype were fp32."""
+    """Return the bytes of one layer's row in all KV heads, with metadata, as if the cache's dtype were fp32."""
     return cache.kv_heads * (2 * cache.head_dim * np.dtype(np.float32).itemsize + metadata_bytes(cache.axes))
 
 

@@ -14,7 +14,7 @@ class StreamingLLM(EvictsOnDemand):
     """Keep the stream's first vision tokens as attention sinks, and a window of the newest tokens.
 
     Ours: the paper's sinks are the first text tokens, which are in the prefix and always stay. In edgevlm the first vision
-    tokens are sinks too. Positions are those of the session, not indices in the cache.
+    tokens are also sinks. A row's position is its position in the session, not its index in the cache.
     """
 
     sinks: int = setting(4, "first vision tokens, which always stay and count in |M|", at_least=0)
