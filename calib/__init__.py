@@ -1,7 +1,7 @@
 """Calibration: measurements made once per model and written into its bundle.
 
-They are value norms for InfiniPot-V's windows, attention over token age for HERMES's layer classes, the agreement of layers for
-PureKV's estimate, and the policy closest to full KV.
+The measurements are value norms for InfiniPot-V's windows, attention over token age for HERMES's layer classes, the agreement
+of layers for PureKV's estimate, and the policy closest to full KV.
 """
 
 from edgevlm.calib.layers import calibrate

@@ -1,4 +1,4 @@
-"""Record the inputs of a decoder's matrices while it reads passages from ``pydoc``'s help topics."""
+"""Record the inputs of a decoder's matrices while the decoder reads passages from ``pydoc``'s help topics."""
 
 from __future__ import annotations
 

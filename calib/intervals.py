@@ -33,8 +33,8 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
     """Return the fraction of questions answered right, with Wilson's interval. clusters: one per stream.
 
     The interval uses the effective number of independent questions, which follows from the ratio estimator's variance,
-    ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams. It is at most the number of questions asked. If all
-    answers are right or all are wrong, it is the number of streams.
+    ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams. The effective number is at most the number of
+    questions asked. If all answers are right or all are wrong, the number of streams is used.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())
@@ -48,7 +48,7 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
 
 
 def mean(clusters: Sequence[Values]) -> Estimate:
-    """Return the mean of all values; its interval is +- 1.96 standard errors of the ratio estimator."""
+    """Return the mean of all values, with an interval of +- 1.96 standard errors of the ratio estimator."""
     sums, sizes = _totals(clusters)
     value = float(sums.sum() / sizes.sum())
     half = Z * float(np.sqrt(ratio_variance(sums, sizes)))
@@ -58,7 +58,7 @@ def mean(clusters: Sequence[Values]) -> Estimate:
 def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimate:
     """Return by how much ``ours`` exceeds ``theirs`` on average: the :func:`mean` of the paired differences.
 
-    Raises ValueError unless both have the same number of questions in each stream.
+    Raises ValueError unless ``ours`` and ``theirs`` have the same number of questions in each stream.
     """
     if [len(cluster) for cluster in ours] != [len(cluster) for cluster in theirs]:
         raise ValueError("the two did not answer the same questions")

@@ -19,17 +19,17 @@ from edgevlm.runtime.policies.infinipot_v import WINDOWS, variation
 
 CLASSES: tuple[LayerClass, ...] = ("shallow", "middle", "deep")
 DOMINATED = 0.5  # a layer is shallow if the newest tenth of the frames gets more than this fraction of its attention
-FLAT = 2.0  # a deep layer's newest tenth gets at most this many times its share under even attention
+FLAT = 2.0  # in a deep layer, the newest tenth gets at most this multiple of its even share
 PERIODIC = 0.5  # a deep layer's attention has at least this autocorrelation at the lag of one frame
-PAPER = (0.1, 0.7)  # relative depths in the HERMES paper: shallow below the first, deep from the second on
-CANDIDATES = 6  # this many of the lowest layers are tried as PureKV's CLIE layer
+PAPER = (0.1, 0.7)  # HERMES's relative depths: shallow below the first, deep from the second on
+CANDIDATES = 6  # the number of lowest layers tried as PureKV's CLIE layer
 
 
 def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Notify | None = None) -> Calibration:
     """Watch each clip under full KV and measure every layer, averaging over the clips.
 
-    frames: number of frames to watch of each clip; None takes as many as the model's positions hold, up to 6,000 tokens. Raises
-    UserError if a clip is too short or the frames cannot be held in full.
+    frames: number of frames to watch of each clip; None takes as many frames as the model's positions hold, up to 6,000 tokens.
+    Raises UserError if a clip is too short or the frames cannot be held in full.
     """
     questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))
     tracer = ClipTracer(model, frames, questions)
@@ -99,8 +99,8 @@ def recency(age: Float64) -> float:
 def periodicity(attention: Float64, frames: int) -> float:
     """Return the autocorrelation of detrended log attention ``[n]`` at lag p = n / frames.
 
-    It is 1 if the pattern is the same in all frames, and 0 without a pattern. The trend, which is subtracted so that decay with
-    age does not count, is a centred moving mean over one frame. For even p it spans p + 1 tokens, both ends at half weight.
+    The result is 1 if the pattern is the same in all frames, and 0 without a pattern. The trend is a centred moving mean over
+    one frame, subtracted so that decay with age does not count. For even p, the mean spans p + 1 tokens.
     """
     period = len(attention) // frames
     if period < 2:
@@ -118,8 +118,8 @@ def periodicity(attention: Float64, frames: int) -> float:
 def classify(recent: float, flat: float, periodic: float) -> LayerClass:
     """Classify a layer by ``recent``, the fraction of its attention that the newest tenth of the frames gets.
 
-    A layer is shallow above one half. It is deep if ``recent`` is at most twice ``flat``, the fraction under even attention,
-    and its pattern repeats from frame to frame. All other layers are middle.
+    A layer is shallow if ``recent`` is above one half. A layer is deep if ``recent`` is at most twice ``flat``, the fraction
+    under even attention, and the attention pattern repeats from frame to frame. Layers that are neither are middle.
     """
     if recent > DOMINATED:
         return "shallow"
@@ -129,8 +129,7 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
     """Return the depths (middle_from, deep_from) that split the layers into three runs closest to ``classes``.
 
-    Taking shallow for deep, or deep for shallow, counts as two errors. Ties go to the pair nearest to HERMES's depths, .1 L
-    and .7 L.
+    Confusing shallow and deep counts as two errors. Ties go to the pair nearest to HERMES's depths, .1 L and .7 L.
     """
     layers = len(classes)
     ranks = np.array([CLASSES.index(name) for name in classes])
@@ -147,8 +146,8 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
 def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
     """Return tau1 < tau2 < tau3, which split the layers at the quartiles of their CV.
 
-    The quarter of the layers that varies least gets window 7, the next ones 5, 3 and 1. tau_k lies half way between the sorted
-    neighbours of rank ceil(k L / 4), so that no layer is on a border. With fewer than 4 layers, or with equal ones, some
+    The quarter of the layers that varies least gets window 7, the next quarters 5, 3 and 1. tau_k lies half way between the
+    sorted neighbours of rank ceil(k L / 4), so that no layer is on a border. With fewer than 4 layers, or with equal CVs, some
     windows are not used.
     """
     ordered = np.sort(np.asarray(cv, np.float64))
@@ -161,7 +160,7 @@ def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
 
 
 def spearman(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
-    """Return Spearman's rank correlation of two arrays ``[n]``. Ties get their mean rank; a constant array gives 0."""
+    """Return Spearman's rank correlation of two arrays ``[n]``. Tied values get their mean rank; a constant array gives 0."""
     ranks = []
     for values in (a, b):
         _, place, count = np.unique(values, return_inverse=True, return_counts=True)

@@ -22,7 +22,7 @@ from edgevlm.runtime.stream import Stream
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-WINDOW = 32  # the queries of this many newest vision rows score the older tokens: PureKV's w
+WINDOW = 32  # the number of newest vision rows whose queries score all earlier tokens: PureKV's w
 MOST_TOKENS = 6000  # vision tokens watched by default, as in HERMES's Fig. 2
 FEWEST_FRAMES = 10  # the fewest frames for an age profile, whose newest tenth is then one frame
 
@@ -38,7 +38,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class ClipTrace:
-    """Measurements of a clip's n = frames * p vision tokens, in stream order; the cache holds all of them.
+    """Measurements of a clip's n = frames * p vision tokens, in stream order; the cache holds all n tokens.
 
     attention: from the questions' rows to each vision token, averaged over heads, rows and questions. norms: L2 norms of
     values. mass: PureKV's eq. 2, attention summed over the w newest rows and the query group.
@@ -70,7 +70,7 @@ class TracedFull(Full):
 
 
 class ClipTracer:
-    """Watches clips with one model. frames: how many to watch; None takes all that fit, up to MOST_TOKENS.
+    """Watches clips with one model. frames: how many frames to watch; None takes all that fit, up to MOST_TOKENS.
 
     Raises UserError if the model cannot hold that many frames in full.
     """
@@ -98,7 +98,7 @@ class ClipTracer:
         if stream.frames < FEWEST_FRAMES:
             raise UserError(f"{clip.name}: {stream.frames} frames are too few to calibrate on; it takes {FEWEST_FRAMES}")
         cache, layers = stream.cache, range(stream.cache.layers)
-        vision = np.flatnonzero(cache.kind(0)[0] == Kind.VISION)  # nothing is evicted, so all layers and heads are alike
+        vision = np.flatnonzero(cache.kind(0)[0] == Kind.VISION)  # without evictions, all layers and heads hold the same rows
         older = vision[: len(vision) - len(policy.seq)]
         return ClipTrace(
             frames=stream.frames,

@@ -23,9 +23,9 @@ from edgevlm.runtime.model import Model
 
 @contextmanager
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
-    """Yield the checkpoint folder for these settings, next to ``target``, with what an interrupted run left there.
+    """Yield the checkpoint folder for these settings, next to ``target``, with the files of an interrupted run.
 
-    The folder is removed when the block succeeds. Raises UserError if another process uses the folder or it cannot be created.
+    The folder is removed when the ``with`` block succeeds. Raises UserError if the folder is in use or cannot be created.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     folder = target.parent / f".{target.name}.calibrating-{digest[:12]}"
@@ -45,7 +45,7 @@ def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[
         raise UserError(f"{name}: cannot be read or written ({why}); then the same command continues from here") from None
     finally:
         with suppress(OSError):
-            folder.rmdir()  # succeeds only if it is empty
+            folder.rmdir()  # rmdir succeeds only if the folder is empty
         os.close(lock)
 
 
@@ -70,9 +70,9 @@ def write_calibration(
 ) -> Path:
     """Write measurements into the bundle, or with ``out`` into a copy, and list them in ``bundle.json``; return the folder.
 
-    Parts not given stay, but existing ``choices`` are removed if ``calibration`` or ``scales`` are given without new ones. In
-    place, a folder of hard links replaces the old one: weights are not copied, and readers of the old bundle continue. Raises
-    UserError if the bundle has changed since ``bundle`` was loaded, and if a file cannot be written.
+    Measurements that are not given stay, but existing ``choices`` are removed if ``calibration`` or ``scales`` are given
+    without new choices. In place, a folder of hard links replaces the old one: weights are not copied, and readers of the old
+    bundle continue. Raises UserError if the bundle has changed since ``bundle`` was loaded, and if a file cannot be written.
     """
     source = bundle.path.resolve()
     target = source if out is None else out
@@ -105,14 +105,14 @@ def _link(source: str, target: str) -> None:
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Replace a file without changing the old bundle's file that it may be a hard link to."""
+    """Replace a file; if it is a hard link to the old bundle's file, the old file does not change."""
     path.unlink(missing_ok=True)
     path.write_bytes(raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBundle(Bundle):
-    """A bundle with measurements that are not written yet; where one is None, the bundle's existing measurement is used."""
+    """A bundle with measurements that are not written yet; None stands for the bundle's existing measurement."""
 
     measured: Calibration | None
     scales: KVScales | None
@@ -131,6 +131,6 @@ class MeasuredBundle(Bundle):
 def as_calibrated(
     model: Model, calibration: Calibration | None = None, scales: KVScales | None = None, evidence: EvidenceHeads | None = None
 ) -> Model:
-    """Return a copy of the model with the given calibration, scales and evidence heads. It shares the model's engine."""
+    """Return a copy of the model with the given calibration, scales and evidence heads. The copy shares the model's engine."""
     parts = {field.name: getattr(model.bundle, field.name) for field in fields(Bundle)}
     return replace(model, bundle=MeasuredBundle(**parts, measured=calibration, scales=scales, evidence=evidence))

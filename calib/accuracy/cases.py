@@ -39,8 +39,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    evidence: the tokens that show the answer, ascending int64; for a question about now, only the newest frame's. It is empty
-    if nothing shows the answer, as for a "no". last: the last frame with evidence, None without evidence.
+    evidence: the tokens that show the answer, ascending int64; for a question about now, only the newest frame's. No token
+    shows a "no", so its evidence is empty. last: the last frame with evidence, or None if there is no evidence.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Case:
 
 
 def seed_words(text: str) -> Words:
-    """Return the first words of the seeds for ``--seed text``, which is ``test`` or a number. Raises UserError otherwise."""
+    """Return the first words of the seeds for ``--seed text``. Raises UserError unless ``text`` is ``test`` or a number."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():
@@ -86,9 +86,9 @@ def seed_words(text: str) -> Words:
 def make_case(
     words: Words, stream: int, frames: int, suite: str = "streamqa", noise: float = 0.0, crf: int | None = None
 ) -> Case:
-    """Make the ``stream``-th stream of a seed, which is always the same.
+    """Make stream number ``stream`` of a seed; every call makes the same stream.
 
-    noise: the standard deviation of the noise added to each pixel, in levels of 255. crf: if not None, the frames then go
+    noise: the standard deviation of the noise added to each pixel, in levels of 255. crf: if not None, the frames are passed
     through :func:`through_h264`.
     """
     rng = np.random.default_rng([*words, stream, 1])
@@ -109,9 +109,9 @@ def make_case(
 
 
 def through_h264(images: NDArray[np.uint8], crf: int) -> NDArray[np.uint8]:
-    """Encode frames ``[T, H, W, 3]`` as a camera does, and decode them: H.264, 4:2:0, no B-frames, a keyframe every 25 frames.
+    """Encode frames ``[T, H, W, 3]`` as H.264 (4:2:0, no B-frames, a keyframe every 25 frames), and decode them.
 
-    crf: x264's constant rate factor, 0 to 51; a larger one gives worse quality.
+    crf: x264's constant rate factor, 0 to 51; a higher value gives lower quality.
     """
     import av  # imported here because it is slow and most runs do not need it
 
@@ -146,7 +146,7 @@ def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
 
 
 def make_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> CaseQuestion:
-    """Make a question and find its evidence. owners: int32 ``[T, p]``, the object in each patch of the whole stream."""
+    """Make a question and find its evidence. owners: int32 ``[T, p]``, the object in each patch of each frame."""
     shows = np.isin(owners, carriers(asked, world))
     if demo.is_about_now(asked.kind):
         shows[:-1] = False
@@ -169,9 +169,9 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
 class EvidenceScore:
     """How well an answer's evidence matches the true evidence.
 
-    hit1, hit3: whether the first of its frames, or any of its three, shows the answer. overlap: intersection over union of the
-    first frame's box and the patches that show the answer. held: whether any layer holds a token that shows the answer.
-    said_held: the claim in :class:`edgevlm.runtime.evidence.Evidence`, None without one.
+    hit1, hit3: whether the evidence's first frame, or any of its three frames, shows the answer. overlap: intersection over
+    union of the first frame's box and the patches that show the answer. held: whether any layer holds a token that shows the
+    answer. said_held: what :class:`edgevlm.runtime.evidence.Evidence` claims about ``held``, or None.
     """
 
     hit1: bool

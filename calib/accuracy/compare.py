@@ -64,7 +64,7 @@ def compare(
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
     known = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": worker.kinds}
-    if settings.engine == DEFAULT_ENGINE:  # keep journals valid that were written before the setting existed
+    if settings.engine == DEFAULT_ENGINE:  # journals written before the setting existed stay valid
         del known["engine"]
     with JsonLines(out, {"journal": "edgevlm bench accuracy", **known}, key_of, resume=resume) as journal:
         full = [replace(ceiling, label=Variant(ceiling.label).under(*ways).label) for ways in product(append, encode)]
@@ -85,7 +85,7 @@ def compare(
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """Replace ``oracle`` by all oracles, so that the report can name the best; on text-facts one suffices, as all are close."""
+    """Replace ``oracle`` by all oracles, so that the report can name the best; on text-facts by one, because all are close."""
     oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 

@@ -27,7 +27,7 @@ class PeakBytes:
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
         """Measure the bytes taken now.
 
-        present: bytes of the newest frame and of its reference frame, if they are held outside the cache.
+        present: bytes of the newest frame and its reference frame, if held outside the cache.
         """
         self.bytes = max(self.bytes, cache.nbytes + bytes_of(policy) + present)
 
@@ -44,7 +44,7 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
     """Return the largest budget up to ``tokens`` at which a policy takes at most ``allowed`` bytes.
 
     per_token: bytes of one more token in every layer. least: tokens per frame. peak_bytes: returns the bytes at a budget, and
-    must rise with the budget. Raises UserError if that budget is less than one frame.
+    must rise with the budget. Raises UserError if the result is less than one frame.
     """
     low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)
@@ -67,7 +67,7 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
 
 
 class WrappedEngine:
-    """An engine that passes all calls on to another engine, except for methods that a subclass replaces."""
+    """An engine that passes all calls to a wrapped engine, except for methods that a subclass replaces."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -77,7 +77,7 @@ class WrappedEngine:
 
 
 class NullEngine(WrappedEngine):
-    """An engine and decoder that compute nothing: they write no keys and values, and return zeros."""
+    """An engine and decoder that compute nothing, write no keys or values, and return zeros."""
 
     kv_device: KVDevice = "host"
     by_layer = True

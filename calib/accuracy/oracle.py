@@ -1,7 +1,7 @@
-"""The oracle: a policy that knows the coming questions, as an upper bound for all other policies.
+"""The oracle, a policy that knows the questions in advance: an upper bound for all other policies.
 
-It keeps the tokens that show the answers. It does not know which of them the model reads the answer from, so a better policy
-may exist.
+The oracle keeps the tokens that show the answers. Some policy may still be better, because the oracle does not know which
+tokens the model reads an answer from.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("sp
 
 @dataclass
 class Oracle(Policy):
-    """Keeps the ``recent`` newest frames and the tokens with the highest priority, the same ones in all layers and heads.
+    """Keep the ``recent`` newest frames and the tokens with the highest priority, the same tokens in all layers and heads.
 
-    priority: float32 ``[tokens of the stream]``. It never changes, so a dropped token is never wanted later.
+    priority: float32 ``[tokens of the stream]``. The priority never changes, so a dropped token is never wanted later.
     """
 
     priority: NDArray[np.float32]
@@ -39,7 +39,7 @@ class Oracle(Policy):
 
     @property
     def max_append(self) -> int:
-        """Return one frame's tokens: with larger chunks, more tokens than necessary would be evicted."""
+        """Return one frame's tokens: with chunks of several frames, more tokens than necessary would be evicted."""
         return self.shape.tokens_per_frame
 
     def score(self, layer: Layer) -> NDArray[np.float32]:
@@ -58,14 +58,14 @@ def ranking(case: Case, order: Order) -> NDArray[np.float32]:
     """Return a distinct priority for each token of the stream.
 
     The questions' evidence comes first, with the object most asked about in front, then all other objects' tokens, then the
-    background from the newest token to the oldest. Objects take turns, one token at a time.
+    background from the newest token to the oldest. Objects take turns with one token each.
     """
     asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
     flat = case.owners.ravel()
     others = [np.flatnonzero(flat == number).tolist() for number in np.unique(flat[flat >= 0])]
     evidence = [list(tokens) for tokens, _ in asked.most_common()]
     ranked = [*_in_rounds(evidence, order), *_in_rounds(others, order), *range(flat.size - 1, -1, -1)]
-    places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a token counts at its first place
+    places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a ranked token counts at its first place
     return -np.array([places[token] for token in range(flat.size)], np.float32)
 
 

@@ -49,7 +49,7 @@ class FullKVReference:
 
 
 class DivergenceMeter:
-    """Streams clips through one model in a session's chunks and text budget. Raises UserError if a question is too long."""
+    """Streams clips through one model, with a session's chunks and text budget. Raises UserError if a question is too long."""
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
@@ -69,7 +69,7 @@ class DivergenceMeter:
         return min(positions, memory)
 
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
-        """Return the largest |M| at which a policy takes at most the bytes of a sliding window of ``tokens`` tokens.
+        """Return the largest |M| at which a policy takes no more bytes than a sliding window of ``tokens`` tokens.
 
         Raises UserError if there is none.
         """
@@ -95,9 +95,9 @@ class DivergenceMeter:
     ) -> Record:
         """Measure a policy at |M| = ``tokens``, at every moment after more than ``budget`` tokens.
 
-        In the result, kl is KL(full || policy) in nats, and top1 whether the most probable token is the same as full KV's. Both
-        have one list per moment, with a value for each token of the answers. appended is the fraction of the stream's tokens
-        that were appended.
+        In the result, kl is KL(full || policy) in nats, and top1 whether the most probable token is the same as full KV's. kl
+        and top1 have one list per moment, with a value for each token of the answers. appended is the fraction of the stream's
+        tokens that were appended.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -117,7 +117,7 @@ class DivergenceMeter:
         }  # fmt: skip
 
     def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV with only the changes of ``frames`` frames appended, in at most the rows of the whole frames."""
+        """Measure full KV with only the changes of ``frames`` frames appended, in no more rows than whole frames would take."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 
@@ -125,7 +125,7 @@ class DivergenceMeter:
         """Measure full KV with only the changed patches of the clip's frames encoded.
 
         In the result, encoded is the fraction of patches that were encoded. low_cosine is the first percentile of the cosine
-        similarity between features and those of the whole tower.
+        similarity between these features and the whole tower's.
         """
         vision, features = self.model.bundle.vision, []
         preprocess, encoder = Preprocessor(vision), ChangedEncoder(self.model.engine, self.model.bundle, encode)

@@ -1,6 +1,6 @@
 """Compare the policies on a model at equal bytes, and select the policies and settings that ``auto`` uses.
 
-The settings for append and encode are those that save most and are sure to lose little under full KV.
+For append and encode, the settings are selected that save most and surely lose little under full KV.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonInput:
-    """The model and the clips to compare on. frames: how many to watch of each clip. folder: where measurements are kept."""
+    """The model and the clips to compare on. frames: the number to watch of each clip. folder: where measurements are kept."""
 
     model: Model
     clips: Sequence[Clip]
@@ -101,7 +101,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
 
 
 def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
-    """Yield a choice for each budget at which some policy can run, in rising order. Raises UserError if none can."""
+    """Yield a choice for each budget at which some policy can run, in rising order. Raises UserError if there is none."""
     for budget, measured in sorted(found.measured.items()):
         skipped = found.skipped[budget]
         if measured:
@@ -115,10 +115,10 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Return the policy that compresses fastest among those as good as the best, or None, which stands for FALLBACK.
+    """Return the fastest-compressing of the policies that are as good as the best; None stands for FALLBACK.
 
     The best policy has the largest mean. A policy is as good if the paired differences on the same clusters do not tell it from
-    the best. The result is None if FALLBACK is as good as the best, or if all of several policies are.
+    the best. The result is None if FALLBACK is as good as the best policy, or if all of several policies are.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -210,7 +210,7 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 
 
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
-    """Return the trial with the smallest ``taken`` (appended or encoded), among those that save enough and surely lose little.
+    """Return the trial with the smallest ``taken`` (appended or encoded) that saves enough and surely loses little.
 
     losses: each trial's losses, one list per cluster.
     """
@@ -225,7 +225,7 @@ def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], take
 def _surely_within(losses: Sequence[Values]) -> bool:
     """Return whether the upper end of Student's 95 % interval of the mean loss is at most BOUND.
 
-    One loss is added first, so that a few lucky measurements do not suffice.
+    A loss of 1 is added first, so that a few lucky measurements do not suffice.
     """
     found = mean([[1.0, *losses[0]], *losses[1:]])
     return found.value + half_width(found) <= BOUND
@@ -249,7 +249,7 @@ def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
 
 
 def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, float, float]:
-    """Return the mean of ``taken`` (appended or encoded), then the mean loss and the ends of its interval."""
+    """Return the mean of ``taken`` (appended or encoded), then the mean loss and the ends of the loss's interval."""
     found = mean(_lost_tokens(records))
     return (
         round(fmean(record[taken] for record in records), 4),

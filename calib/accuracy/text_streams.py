@@ -1,10 +1,10 @@
 """Make the suites text-facts and text-scenes: streams of text that a language model reads instead of frames.
 
-A frame is ``TOKENS`` tokens of whole sentences, whose embeddings enter the cache as a frame with one row of patches. Each
-question gives the first words of its answer, as in RULER (arXiv 2404.06654).
+A frame is ``TOKENS`` tokens of whole sentences, whose embeddings enter the cache as one row of patches. Each question gives the
+first words of its answer, as in RULER (arXiv 2404.06654).
 
 In text-facts, a few frames name a visitor, in sentences that differ only in the name, like RULER's multi-key needles. In
-text-scenes, each frame describes the whole scene, most of which is as in the frame before, as in a video.
+text-scenes, each frame describes the whole scene, most of which does not change from one frame to the next.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def pixels_of(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
-    """Make a seed's ``stream``-th stream of text-facts, and a question about each visitor.
+    """Make stream number ``stream`` of text-facts for a seed, and a question about each visitor.
 
     Raises UserError if the stream is too short.
     """
@@ -128,10 +128,10 @@ def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 
 
 def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
-    """Make a seed's ``stream``-th stream of text-scenes, and a question about each person.
+    """Make stream number ``stream`` of text-scenes for a seed, and a question about each person.
 
-    Questions ask for a family name and for a city in turn. While present, a person has one of a frame's SLOTS sentences; the
-    first person to come has a different sentence in the first frame. Raises UserError if the model's tokenizer splits most
+    Questions ask for a family name and for a city in turn. While a person is present, one of a frame's SLOTS sentences is about
+    them; the first person's sentence in the first frame is different. Raises UserError if the model's tokenizer splits most
     names into several tokens.
     """
     rng = np.random.default_rng([*words, stream, 4])
@@ -172,7 +172,7 @@ def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> Text
 
 
 def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[str]:
-    """Draw PEOPLE names that are one token each. Raises UserError if there are fewer such names."""
+    """Draw PEOPLE names that are one token each. Raises UserError if fewer names are one token each."""
     short = [name for name in names.split() if len(encode(f" {name}")) == 1]
     if len(short) < PEOPLE:
         raise UserError(f"this model has more than one token for names like {names.split()[0]}; give a model of English text")

@@ -111,14 +111,14 @@ def key_of(record: Record) -> tuple[str, str, int]:
     return record["policy"], record["budget"], record["stream"]
 
 
-PLAIN = Variant("sliding-window")  # it holds nothing but the cache; every policy may take as many bytes as it does
+PLAIN = Variant("sliding-window")  # holds only the cache; the limit of every policy's bytes
 
 
 def equal_byte_runs(
     variants: Sequence[Variant], budget: str, tokens: int, per_token: int, least: int,
     peak_bytes: Callable[[Variant, int], int], unlimited: Collection[Variant] = (),
 ) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
-    """Yield a run for each variant with no more bytes than a sliding window of ``tokens`` tokens, or why it cannot run.
+    """Yield a run for each variant with no more bytes than a sliding window of ``tokens`` tokens, or a skipped run.
 
     A run gets the largest possible |M|. per_token, least: see :func:`equal_byte_budget`. peak_bytes: returns a variant's bytes
     at a budget. unlimited: variants that may take any number of bytes.
@@ -174,7 +174,7 @@ def split(text: str) -> list[str]:
 
 
 def parse_budgets(text: str) -> list[Budget]:
-    """Parse budgets such as ``12.5%,50%`` of a stream or ``512,6k`` tokens per layer. Raises UserError for invalid ones."""
+    """Parse budgets such as ``12.5%,50%`` of a stream or ``512,6k`` tokens per layer. Raises UserError if one is invalid."""
     budgets = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         fraction = float(part[:-1]) / 100 if re.fullmatch(r"\d+(\.\d+)?%", part) else 0.0

@@ -38,10 +38,10 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.taught import OFFERED
 
-CHUNK = 8  # frames encoded and appended at once, as a session does by default
+CHUNK = 8  # frames encoded and appended at once: a session's default
 TEXT_BUDGET = TextBudget(80, 80, 80)  # enough for this benchmark's questions and answers; small, to leave the stream positions
-MEASURED = 256  # a policy's bytes are measured in this many frames of a long stream: all of its arrays exist by then
-MEASURED_TEXT = 16  # bytes are measured in this many frames of a stream of text, whose budget is a few frames
+MEASURED = 256  # a policy's bytes are measured over this many frames of a long stream; all of its arrays exist by then
+MEASURED_TEXT = 16  # bytes are measured over this many frames of a text stream, whose budget is a few frames
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 """The run that replaces full KV on streams too long for it: it keeps the evidence and leaves half of the positions free."""
 
@@ -129,7 +129,7 @@ class Worker:
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """Yield a run for each variant, with no more bytes than a sliding window at ``budget``, or why it cannot run."""
+        """Yield a run for each variant, with no more bytes than a sliding window at ``budget``, or a skipped run."""
         tokens, per_token = budget.tokens(self.settings.frames * self.per_frame), bytes_per_token(self.model.bundle)
         oracles = [variant for variant in variants if variant.is_oracle]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
@@ -161,7 +161,7 @@ class Worker:
 
 
 def policy_of(variant: Variant, model: Model, tokens: int) -> Policy:
-    """Create the variant's policy; for ``auto``, the one that was chosen for the model at this budget."""
+    """Create the variant's policy; for ``auto``, the policy that was chosen for the model at this budget."""
     return chosen_policy(model.bundle, tokens)[0] if variant.policy == AUTO else create_policy(variant.policy)
 
 
@@ -184,7 +184,7 @@ def run_case(
     """Watch a stream, then ask and score all of its questions. tokens: |M|.
 
     In the result, bytes is the peak of cache and policy together, and appended and encoded are the fractions of tokens appended
-    and of patches encoded; for results, see :func:`ask`. Raises UserError if the policy cannot run at |M| = ``tokens``.
+    and of patches encoded; see :func:`ask` for results. Raises UserError if the policy cannot run at |M| = ``tokens``.
     """
     with open_variant(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)
@@ -227,8 +227,8 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
     """Ask a question and score the answer.
 
     In the result, quarter and gap tell when the evidence was last seen (see :class:`Case`); for held and any, see
-    :func:`overlap`. moved is the number of bytes that retrieval fetched for the answer. seen is the score of the evidence that
-    the answer names, None if there is no evidence.
+    :func:`overlap`. moved is the number of bytes that retrieval fetched for the answer. seen is the score of the answer's
+    evidence, or None without evidence.
     """
     before = moved_bytes(session)
     answer = session.ask(question.text)
@@ -252,7 +252,7 @@ def moved_bytes(session: Session) -> int:
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
     """Return the fraction of the evidence held and whether any of it is held, both averaged over layers and KV heads.
 
-    Both are None without evidence.
+    Both results are None without evidence.
     """
     if not len(evidence):
         return None, None

@@ -1,7 +1,7 @@
 """Find the right answers to the questions that the demo model was taught.
 
-A question is about now (the newest frame) or about before (the whole stream, or what its History still holds of it). It has an
-answer only if exactly one is right: after two squares, no colour is that of *the* square.
+A question is about now (the newest frame) or about before (the whole stream, or the part that History still holds). A question
+has an answer only if exactly one is right: after two squares, "the square" has no colour.
 """
 
 from collections.abc import Iterator
@@ -133,7 +133,7 @@ class DemoScene:
         return truth(known, self.history) if known else None
 
     def sample(self, random: np.random.Generator) -> list[str]:
-        """Draw up to two questions that have an answer at this frame: one about now and one about before."""
+        """Draw up to two questions that have an answer at this frame, one about now and one about before."""
         asked = sample(self.history, random)
         groups = [[text for kind, text, _ in asked if is_about_now(kind) is now] for now in (True, False)]
         return [str(random.choice(group)) for group in groups if group]

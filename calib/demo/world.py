@@ -1,9 +1,9 @@
 """The demo camera: an endless world of coloured shapes, generated from a seed in constant memory.
 
 A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells. A cell is one patch of the vision tower and holds at most one
-object. Objects are 11-pixel sprites that drift inside their cell. They enter, leave and sometimes hop to a free cell of their
-quadrant; at most one of these events happens per frame, and at most three objects are present. The background is still, but in
-a hard world it glides by a pixel per frame and is sometimes cut to a new one.
+object. Objects are 11-pixel sprites that drift inside their cell. Objects enter, leave and sometimes hop to a free cell of
+their quadrant; at most one of these events happens per frame, and at most three objects are present. The background is still,
+but in a hard world it glides by a pixel per frame and is sometimes replaced.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _RGB = np.array(list(bytes.fromhex("cd1919e17305dcd71919a02819c8cd283cdc9123b9e1
 
 @dataclass(slots=True)
 class Thing:
-    """One object of the stream. Its colour, shape and quadrant never change."""
+    """One object of the stream. An object's colour, shape and quadrant never change."""
 
     number: int  # 0 for the first object of the stream, counting up
     color: int  # index into COLORS
@@ -132,7 +132,7 @@ class World:
         return self._render()
 
     def skip(self) -> None:
-        """Advance the world by one frame without showing it."""
+        """Advance the world by one frame without drawing the frame."""
         self.step()
 
     def _happen(self) -> None:
@@ -164,7 +164,7 @@ class World:
     def _enter(self) -> None:
         recent = {(thing.color, thing.shape) for thing in self.history.things}
         pairs = [pair for pair in self._pairs() if pair not in recent]
-        if pairs:  # in a very busy stream there may be none left
+        if pairs:  # in a very busy stream no pair may be left
             self._show(*self._pick(pairs))
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -237,7 +237,7 @@ _MASKS = _masks()
 GAPS = (30, 100, 300, 1_000, 3_000, 10_000, 30_000)
 """Approximate numbers of frames from a visitor's leaving to the end of the stream."""
 
-STAYS = (8, 24)  # a visitor stays at least the first number of frames and less than the second
+STAYS = (8, 24)  # a visitor's stay in frames: at least the first, less than the second
 AT_MOST = 5  # the most visitors, which leaves three shapes for all other objects
 
 
@@ -249,13 +249,13 @@ class Visit:
     leaves: int
     color: int
     shape: int
-    thing: Thing | None = field(default=None, compare=False)  # once it has come
+    thing: Thing | None = field(default=None, compare=False)  # set when the visitor enters
 
 
 class LongWorld(World):
-    """A world for long streams, with planned ``visits`` one after another; other objects come and go as in :class:`World`.
+    """A world for long streams, with planned ``visits`` one after another; all other objects come and go as in :class:`World`.
 
-    No other object has a visitor's shape, so a question about the visitor has one answer however long ago the visit was.
+    A visitor's shape is unique, so a question about the visitor has one answer however long ago the visit was.
     """
 
     def __init__(self, seed: int | list[int], visits: Sequence[Visit]) -> None:
@@ -288,7 +288,7 @@ class LongWorld(World):
 
 
 def plan_visits(rng: np.random.Generator, frames: int) -> list[Visit]:
-    """Plan the stream's first object, and a visit for each of the longest GAPS that fit. Raises ValueError if none fits."""
+    """Plan the stream's first object, and a visit for each of the longest GAPS that fit. Raises ValueError if no gap fits."""
     longest = [gap for gap in GAPS if gap * 11 // 10 + 3 * STAYS[1] <= frames][-(AT_MOST - 1) :]
     if not longest:
         raise ValueError(f"{frames} frames are too few for a gap of {GAPS[0]}")
