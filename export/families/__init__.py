@@ -1,7 +1,7 @@
-"""Model families, one class each, with everything that export, plan and policies need to know about a family.
+"""Model families: one class per family has everything that export, plan and policies need to know about it.
 
-A family is an entry point ``edgevlm.families`` whose name is ``model_type`` in config.json. Nothing here imports onnx
-before :meth:`Family.parts` is called, so that ``edgevlm plan`` runs without them.
+A family is an entry point in ``edgevlm.families``, named after ``model_type`` in config.json. Nothing here imports onnx before
+:meth:`Family.parts` is called, so that ``edgevlm plan`` runs without it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
     from edgevlm.export.vision import Tower
     from edgevlm.runtime.bundle import PixelBudget, VisionSpec
 
-BLOCKS, WIDENING, HEAD = 24, 4, 64  # a tower's usual depth, MLP's width over its own, and width of a head
+BLOCKS, WIDENING, HEAD = 24, 4, 64  # a usual tower's blocks, its MLP's width over its own width, and a head's width
 Config = Mapping[str, Any]
 FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
-"""(factor, (fewest, most) pixels, frames that share them) to (height, width): multiples of factor within the pixel budget."""
+"""A function of (factor, (fewest, most) pixels, frames that share them) that returns (height, width), multiples of factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class TowerGeometry:
-    """A vision tower in numbers. One frame, or ``group`` frames together, become a grid of ``tokens`` decoder rows.
+    """A vision tower's sizes. ``group`` frames together become a grid of ``tokens`` decoder rows.
 
-    parameters: all stored numbers, including constants of the graph. block_parameters: those applied to each of ``patches``.
-    projector_parameters: those applied to each of ``projected`` rows. attended: keys that a patch sees, the mean over
-    ``blocks``. size: (height, width) of a frame, pixels. text: rows of text around each grid. precision: of its linears.
+    parameters: all stored numbers, including the graph's constants. block_parameters: parameters applied to each of
+    ``patches``. projector_parameters: parameters applied to each of ``projected`` rows. attended: how many keys a patch sees,
+    averaged over ``blocks``. size: a frame's (height, width) in pixels. text: rows of text around each grid. precision: of the
+    tower's linears.
     """
 
     parameters: int
@@ -56,12 +57,12 @@ class TowerGeometry:
 
     @property
     def rows(self) -> int:
-        """The decoder's rows for each grid."""
+        """Return the decoder's rows per grid: its tokens and the text around it."""
         return self.tokens + self.text
 
     @classmethod
     def estimated(cls, parameters: int, tokens: int, patches: int, size: tuple[int, int], **others: Any) -> TowerGeometry:
-        """Estimate a tower from its number of parameters only: BLOCKS plain blocks with full attention."""
+        """Estimate a tower's geometry from its number of parameters, assuming BLOCKS plain blocks with full attention."""
         width = max(1, round((parameters / (BLOCKS * (4 + 2 * WIDENING))) ** 0.5))
         return cls(
             parameters=parameters, block_parameters=parameters, projector_parameters=0, projected=tokens, tokens=tokens,
@@ -72,49 +73,49 @@ class TowerGeometry:
 
 @dataclass(frozen=True, slots=True)
 class FamilyParts:
-    """The export parts of one checkpoint."""
+    """What a family's :meth:`Family.parts` returns for a checkpoint."""
 
     vision: Tower  # pixels [G, group * 3, H, W] -> rows [G, tokens, width]
     grid: tuple[int, int]  # rows and columns of a frame's tokens
-    closing: NDArray[np.float32] | None = None  # rows that close a video, [n, hidden]
+    closing: NDArray[np.float32] | None = None  # rows to append after a video, [n, hidden]
     tokens_per_second: float | None = None  # see VisionSpec
-    deepstack: int = 0  # decoder layers that the tower gives features for, beside the embeddings
-    longest_edge: int | None = None  # frames are first resized to, before they are stretched
-    pixels: PixelBudget | None = None  # sizes of frames, where the tower takes more than one
+    deepstack: int = 0  # number of decoder layers that get further features from the tower
+    longest_edge: int | None = None  # frames are first resized to this longest edge, then stretched
+    pixels: PixelBudget | None = None  # allowed frame sizes, if the tower accepts more than one
 
 
 class Family:
-    """A model family: set the attributes that differ, and write :meth:`parts`."""
+    """A model family. A subclass sets the attributes that differ and implements :meth:`parts`."""
 
-    vision_type: ClassVar[str] = ""  # model_type of vision_config, where early checkpoints give the whole model's
-    content_type: ClassVar[str] = "video"  # the chat template's word for what is watched
-    token_keys: ClassVar[tuple[str, ...]] = ("video_token_id", "video_token_index")  # of the placeholder, newest first
+    vision_type: ClassVar[str] = ""  # vision_config's model_type, since early checkpoints have the whole model's there
+    content_type: ClassVar[str] = "video"  # the chat template's name for the content watched
+    token_keys: ClassVar[tuple[str, ...]] = ("video_token_id", "video_token_index")  # config keys of the placeholder token
     processors: ClassVar[tuple[str, ...]] = ("video_processor", "image_processor")  # sections or files, best first
-    is_sized: ClassVar[bool] = False  # whether frames are sized by the processor's pixel budget
-    keeps_aspect: ClassVar[bool] = False  # whether they are of the camera's own aspect
+    is_sized: ClassVar[bool] = False  # whether the processor's pixel budget determines the size of frames
+    keeps_aspect: ClassVar[bool] = False  # whether frames keep the camera's aspect ratio
     positions: ClassVar[str] = "rows"  # how frames take positions: see VisionSpec
-    before: ClassVar[str] = ""  # text around each frame; {seconds}, {minutes}, {second} are its time, {frame} its number from 1
-    after: ClassVar[str] = ""
-    opening: ClassVar[str] = ""  # text that the processor, not the template, puts before the first frame,
-    ending: ClassVar[str] = ""  # and after the last
-    placeholder: ClassVar[str] = ""  # what the chat template writes for a video, where that is not the placeholder's token
-    around: ClassVar[tuple[str, str]] = ("", "")  # what it writes beside that and the frames bring themselves
-    text_tokens: ClassVar[int] = 0  # of ``before`` and ``after``, a time of four digits among them
+    before: ClassVar[str] = ""  # text before each frame, with {seconds}, {minutes}, {second} of its time; {frame} counts from 1
+    after: ClassVar[str] = ""  # text after each frame
+    opening: ClassVar[str] = ""  # text before the first frame that comes from the processor, not the template
+    ending: ClassVar[str] = ""  # text after the last frame that comes from the processor, not the template
+    placeholder: ClassVar[str] = ""  # what the chat template writes for a video, if not the placeholder token
+    around: ClassVar[tuple[str, str]] = ("", "")  # what the template writes around it that ``before`` and ``after`` contain too
+    text_tokens: ClassVar[int] = 0  # tokens of ``before`` and ``after`` with a four-digit time
     closing_rows: ClassVar[int] = 0
-    merge: ClassVar[int] = 1  # patches along the edge of what becomes a token
+    merge: ClassVar[int] = 1  # a token is made from merge x merge patches
     fading: ClassVar[tuple[str, str]] = FADING  # HERMES's k and omega: see DecoderSpec
-    tokenizer_class: ClassVar[str | None] = ""  # of transformers where no file names one; None: tokenizer.json as it is
-    backbone: ClassVar[Backbone | None] = None  # its decoder; None: what ``text_config.model_type`` names
-    template: ClassVar[str] = ""  # the chat template, where transformers' processor takes its own for a video
+    tokenizer_class: ClassVar[str | None] = ""  # transformers' class if no file names one; None: use tokenizer.json unchanged
+    backbone: ClassVar[Backbone | None] = None  # the decoder's traits; None: those of ``text_config.model_type``
+    template: ClassVar[str] = ""  # the chat template, if transformers' processor has a built-in one for videos
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
-        """Return the parts, for frames of ``camera`` (height, width). Raises UserError for a checkpoint it cannot express."""
+        """Return the parts for frames of ``camera`` (height, width). Raises UserError if the checkpoint cannot be exported."""
         raise NotImplementedError
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
-        """Return a plan's numbers of the tower in a complete ``config.json``, whose sections have transformers' defaults.
+        """Return the tower's geometry for ``edgevlm plan``. config: ``config.json`` with transformers' defaults filled in.
 
-        By default it builds :meth:`parts` from tensors that are all zero.
+        This default implementation estimates it from :meth:`parts` built with tensors that are all zero.
         """
         from edgevlm.export.checkpoint import DeclaredOnly
         from edgevlm.export.vision import tower_parameters
@@ -127,12 +128,12 @@ class Family:
         return TowerGeometry.estimated(number, tower.tokens, rows * columns, tower.size, group=tower.group, text=text)
 
     def patches(self, vision: VisionSpec) -> int:
-        """Return the number of patches in a bundle's grid."""
+        """Return the number of patches per frame grid of a bundle."""
         return vision.tokens_per_frame * self.merge**2
 
 
 def load_family(model_type: str, where: object) -> Family:
-    """Return the family of a ``model_type`` or ``./file.py:Class``; raises UserError, naming the file ``where``, for others."""
+    """Return the family for a ``model_type`` or ``./file.py:Class``; raises UserError, naming ``where``, if there is none."""
     if not is_file(model_type) and model_type not in (known := names("families")):
         raise UserError(f"{where}: models of type {model_type!r} are not exported; there are: {', '.join(known)}")
     family: Family = load_class("families", model_type)()
@@ -140,7 +141,7 @@ def load_family(model_type: str, where: object) -> Family:
 
 
 def block_parameters(width: int, inner: int, gated: bool = False) -> int:
-    """Return the parameters of a tower's block: q, k, v, o and an MLP of two or three matrices, with biases."""
+    """Return the number of parameters in a tower's block: q, k, v, o and an MLP of two or three matrices, with biases."""
     mlp = (3 if gated else 2) * width * inner + (2 * inner if gated else inner) + width
     return 4 * (width * width + width) + mlp
 
@@ -148,10 +149,7 @@ def block_parameters(width: int, inner: int, gated: bool = False) -> int:
 def square_geometry(
     vision: Config, blocks: int, projector: int, projected: int, tokens: int, *, text: int = 0, more: int = 0
 ) -> TowerGeometry:
-    """Return the geometry of the first ``blocks`` of a SigLIP or CLIP tower: square frames, full attention.
-
-    more: further parameters.
-    """
+    """Return the geometry of a SigLIP or CLIP tower's first ``blocks`` blocks. more: the number of additional parameters."""
     width, inner, patch = (int(vision[key]) for key in ("hidden_size", "intermediate_size", "patch_size"))
     is_clip, size = vision["model_type"] == "clip_vision_model", int(vision["image_size"])
     patches, each = (size // patch) ** 2 + is_clip, block_parameters(width, inner)

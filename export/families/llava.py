@@ -1,4 +1,4 @@
-"""LLaVA, LLaVA-NeXT-Video and LLaVA-OneVision: a CLIP or SigLIP tower, its rows pooled or not, nothing between frames."""
+"""The families LLaVA, LLaVA-NeXT-Video and LLaVA-OneVision: a CLIP or SigLIP tower, and no text between frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, square_geometry
 from edgevlm.runtime.bundle import VisionSpec
 
-PATCH = 14  # pixels, of every CLIP and SigLIP tower that LLaVA is published with
+PATCH = 14  # a patch's pixels in every CLIP and SigLIP tower of the published LLaVA models
 
 
 class Llava(Family):
@@ -28,7 +28,7 @@ class Llava(Family):
         return FamilyParts(vision, (vision.side, vision.side))
 
     def pooled(self, side: int, config: Config) -> tuple[int, int]:
-        """Return the projector's rows for ``side`` x ``side`` patches, and the number of tokens made of them."""
+        """Return the number of rows that the projector reads for ``side`` x ``side`` patches, and the number of tokens."""
         return side**2, side**2
 
     def patches(self, vision: VisionSpec) -> int:

@@ -1,4 +1,7 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: two frames make one grid, sized by a pixel budget; positions have three axes (M-RoPE)."""
+"""The families Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+
+Two frames make one grid, whose size follows from a pixel budget; positions have three axes (M-RoPE).
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ class Qwen2VL(Family):
     fading: ClassVar[tuple[str, str]] = ("20/12", "0.75/0.6")
     tokenizer_class: ClassVar[str | None] = "Qwen2Tokenizer"
     tower: ClassVar[str] = "QwenTower"
-    token_edge: ClassVar[int] = 28  # pixels, in which the budget of 128 to 768 tokens a frame is counted
-    shares_budget: ClassVar[bool] = False  # whether the frames of a grid do
-    is_gated: ClassVar[bool] = False  # whether its MLPs are
-    norm_vectors: ClassVar[int] = 2  # of a norm: weight and bias, or the weight only
+    token_edge: ClassVar[int] = 28  # a token's edge in pixels, for the budget of 128 to 768 tokens per frame
+    shares_budget: ClassVar[bool] = False  # whether a grid's frames share one budget
+    is_gated: ClassVar[bool] = False  # whether the tower's MLPs are gated
+    norm_vectors: ClassVar[int] = 2  # a norm's vectors: weight and bias, or only the weight
     is_placed: ClassVar[bool] = False  # whether patches have position embeddings, and a bias
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
@@ -51,7 +54,7 @@ class Qwen2VL(Family):
         )
 
     def budget(self, vision: Config) -> tuple[tuple[int, int], int]:
-        """Return a frame's fewest and most pixels, unless the processor files name them, and how many frames share them."""
+        """Return a frame's default for the fewest and the most pixels, and how many frames share this budget."""
         return (128 * self.token_edge**2, 768 * self.token_edge**2), int(vision["temporal_patch_size"] ** self.shares_budget)
 
     def widths(self, vision: Config) -> tuple[int, int, int]:
@@ -73,7 +76,9 @@ class Qwen2VL(Family):
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
         norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined
         attended = float(patches)
-        if "window_size" in vision and "fullatt_block_indexes" in vision:  # in all blocks that are not full
+        if (
+            "window_size" in vision and "fullatt_block_indexes" in vision
+        ):  # all blocks attend inside windows, except for fullatt_block_indexes
             side = max(1, int(vision["window_size"]) // (patch * merge))
             tall, wide = ([min(side, edge - start) for start in range(0, edge, side)] for edge in (rows, columns))
             windowed = merge**2 * sum(height**2 for height in tall) * sum(across**2 for across in wide) / tokens

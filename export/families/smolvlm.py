@@ -1,4 +1,4 @@
-"""SmolVLM2: SigLIP patches shuffled into fewer, wider tokens, Llama, and the time before each frame."""
+"""The family SmolVLM2: SigLIP patches shuffled into fewer, wider tokens, a Llama decoder, and a timestamp before each frame."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, Towe
 from edgevlm.export.frames import processor, sides
 
 FENCE = "<fake_token_around_image>"
-MOST_PIXELS = 4096  # of an edge
+MOST_PIXELS = 4096  # the largest edge
 
 
 class SmolVLM(Family):
-    """SmolVLM2, without the processor's introduction, which states a number of frames and a length unknown in a stream."""
+    """SmolVLM2, without the number of frames and the duration that its processor's introduction states: a stream has none."""
 
     vision_type: ClassVar[str] = "smolvlm_vision"
     token_keys: ClassVar[tuple[str, ...]] = ("image_token_id",)
@@ -27,7 +27,7 @@ class SmolVLM(Family):
     ending: ClassVar[str] = "\n\n"
     text_tokens: ClassVar[int] = 15
     merge: ClassVar[int] = 4
-    template: ClassVar[str] = (  # renders as the default of transformers' processor
+    template: ClassVar[str] = (  # renders like the default template of transformers' processor
         "<|im_start|>{% for message in messages %}{{ message.role.capitalize() }}:"
         "{{ '' if message.content[0].type == 'image' else ' ' }}{% for item in message.content %}"
         "{{ item.text if item.type == 'text' else '<' ~ item.type ~ '>' }}{% endfor %}"

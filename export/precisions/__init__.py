@@ -1,6 +1,6 @@
-"""Weight precisions: the storage and multiplication of a decoder's matrices, each an entry point ``edgevlm.precisions``.
+"""Weight precisions, which determine how a decoder's matrices are stored and multiplied.
 
-Imports neither onnx nor ml_dtypes, so that ``edgevlm plan`` can use the bytes of a weight.
+A precision is an entry point in ``edgevlm.precisions``. This module imports no onnx, since ``edgevlm plan`` uses it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ HALF_ROWS = Dense(np.float16, by_row=True, half=True)
 
 
 class Layouts(NamedTuple):
-    """Layouts of a precision.
+    """The layouts of a precision.
 
-    matrices: the layout of the layers' matrices. table: the layout of the embedding and the head. rotated: whether the layers'
-    rows are rotated. A table's
-    parts are by row, as the engine gathers them: numbers, or codes of 8 bits without zeros, and scales.
+    matrices: for the layers' matrices. table: for the embedding and the head; its parts are stored by row, because the engine
+    gathers rows, as numbers or as 8-bit codes with scales and without zeros. rotated: whether the layers' rows are rotated.
     """
 
     matrices: Layout
@@ -39,10 +38,10 @@ class Layouts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """One weight precision, the object of an entry point ``edgevlm.precisions``.
+    """A weight precision, which an entry point in ``edgevlm.precisions`` names.
 
-    onnxruntime, tensorrt: the layouts in bundles for each; tensorrt is None if its parser lacks the type. least_opset: the
-    first ONNX opset with the type.
+    onnxruntime, tensorrt: the layouts in bundles for each of them; tensorrt is None if TensorRT's parser lacks the type.
+    least_opset: the first ONNX opset with the type.
     """
 
     onnxruntime: Layouts
@@ -53,16 +52,16 @@ class Precision:
 FP32 = Precision(Layouts(Dense(), Dense(by_row=True)), Layouts(Dense(), Dense(by_row=True)))
 # float16 in the file and float32 in memory: ONNX Runtime's CPU kernels have no float16 product
 FP16 = Precision(Layouts(Dense(np.float16), Dense(np.float16, by_row=True)), Layouts(Dense(np.float16, half=True), HALF_ROWS))
-# 8 bits with one scale an output; embedding and head, which are not rotated, in blocks of 32
+# matrices have 8 bits and one scale per output; embedding and head, which are not rotated, have 8 bits in blocks of 32
 INT8 = Precision(Layouts(RowsByColumns(), Blocks(8), rotated=True), Layouts(Symmetric(8), HALF_ROWS))
-# 4 bits in blocks of 32 without zero points, and with them; embedding and head have 8
+# matrices have 4 bits in blocks of 32, without or with zero points; embedding and head have 8 bits
 INT4 = Precision(Layouts(Blocks(4), Blocks(8)), Layouts(Symmetric(4), HALF_ROWS), least_opset=21)
 INT4_ZP = Precision(Layouts(Blocks(4, with_zeros=True), Blocks(8)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A matrix of ``shape`` (out, in) as it will be stored: rounded once, for all graphs that share it."""
+    """A matrix of ``shape`` (out, in) in the form it is stored in, rounded once for all graphs that share it."""
 
     layout: Layout
     parts: Parts
@@ -74,16 +73,16 @@ class Stored:
 
     @classmethod
     def written(cls, layout: Layout, weight: Float32) -> Stored:
-        """Return a matrix whose parts are in the weights file already; only their names are used, so they have one row."""
+        """Return a matrix whose parts are in the weights file already; it holds only one row, since only names are used."""
         return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
-        """Return nodes for ``rows @ weight.T``; the parts go to the weights file, as ``name.part``."""
+        """Add nodes for ``rows @ weight.T``, store the parts in the weights file as ``name.part``, and return the product."""
         tensors = [graph.weight(f"{name}.{part}", array) for part, array in self.parts.items()]
         return self.layout.multiply(graph, name, rows, tensors, self.shape)
 
 
-@cache  # a plan asks hundreds of times, and every look goes through all installed packages
+@cache  # a plan calls this hundreds of times, and each lookup searches all installed packages
 def load_precision(name: str) -> Precision:
     """Return the precision called ``name``; raises UserError naming the nearest known one."""
     if name not in (known := names("precisions")):

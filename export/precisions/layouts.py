@@ -1,8 +1,8 @@
-"""Storage layouts of a matrix ``[out, in]``, and the graph nodes that multiply by it.
+"""Store matrices ``[out, in]`` in various layouts, and add the graph nodes that multiply by them.
 
-For ONNX Runtime: :class:`Dense`, :class:`Blocks` and :class:`Channels`. For TensorRT's strongly typed networks, products are in
-float16: ``Dense`` with ``half``, and :class:`Symmetric` integers, ``code * scale`` with a scale above 0 and no zero point, as
-its parser demands; DequantizeLinear reads them, which its engines may merge with the product.
+ONNX Runtime uses :class:`Dense`, :class:`Blocks` and :class:`Channels`. TensorRT's strongly typed networks compute products in
+float16, with ``Dense`` with ``half`` or :class:`Symmetric` integers. These are ``code * scale`` with a positive scale and no
+zero point, as TensorRT's parser demands; DequantizeLinear reads them, and an engine may merge it with the product.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ Parts = Mapping[str, NDArray]
 UInt8 = NDArray[np.uint8]
 
 LARGEST_BLOCK = 128
-LEAST_STEP = 1e-30  # of a row of zeros
+LEAST_STEP = 1e-30  # the step of a row of zeros
 
 
 class Layout(ABC):
-    """One way to store matrices. ``is_integer``: whether weights are rounded to integers."""
+    """A way to store matrices. is_integer: whether weights are rounded to integers."""
 
     is_integer: ClassVar[bool] = False
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Whether many rows are multiplied at a processor's rate of 8-bit integers, and not about as float32 is."""
+        """Return whether many rows are multiplied at the processor's speed for 8-bit integers, not at that for float32."""
         return False
 
     @abstractmethod
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        """Return the arrays to store, by name, rounded to nearest or, with a ``hessian``, by GPTQ.
+        """Return the arrays to store, by name, rounded to nearest or, with a Hessian, by GPTQ.
 
-        hessian: ``x.T @ x / n`` ``[in, in]`` of n input rows ``x`` of the matrix; only if ``is_integer``.
+        hessian: ``x.T @ x / n`` ``[in, in]`` for n input rows ``x`` of the matrix; allowed only if ``is_integer``.
         """
 
     @abstractmethod
     def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
-        """Return nodes for ``rows [..., in] @ weight.T``: ``[..., out]``, float32. tensors: the initializers of ``parts``."""
+        """Add nodes for ``rows [..., in] @ weight.T`` and return the float32 result. tensors: the names of the parts."""
 
     @abstractmethod
     def bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the bytes of a weight. group: weights of a row that share a scale, by default the layout's own."""
+        """Return the stored bytes per weight. group: how many weights share a scale, by default as in the layout."""
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the bytes of a weight packed for ONNX Runtime's kernels of x86-64: float32 unless ``is_integer``."""
+        """Return the bytes per weight once packed for ONNX Runtime's x86-64 kernels: 4 for layouts that are not integer."""
         return self.bytes_per_weight(group) if self.is_integer else 4
 
 
 @dataclass(frozen=True, slots=True)
 class Dense(Layout):
-    """Floating point numbers: ``weight`` ``[in, out]``, the order that MatMul packs from, or ``[out, in]``, ``by_row``.
+    """Floating-point numbers in one part ``weight``: ``[in, out]``, as MatMul expects, or with ``by_row`` ``[out, in]``.
 
-    Computes in float32 or, with ``half``, in float16.
+    Products are computed in float32 or, with ``half``, in float16.
     """
 
     dtype: DTypeLike = np.float32
@@ -90,11 +90,11 @@ class Dense(Layout):
 class Blocks(Layout):
     """Integers of 4 or 8 bits in blocks of ``size`` along a row, multiplied by ``com.microsoft.MatMulNBits``.
 
-    A weight is ``(code - zero) * scale``; code and zero are unsigned. B is ``ceil(in / size)``, the last block filled up with
-    zeros. Parts: ``codes`` uint8 ``[out, B, size * bits / 8]`` (of two 4-bit codes in a byte the first is the low one),
-    ``scales`` float32 ``[out, B]`` and, unless zero is always half of the range, ``zeros`` uint8 ``[out, ceil(B * bits / 8)]``.
-    level: ONNX Runtime's ``accuracy_level``: 4 rounds activations to 8 bits, block by block, and adds up integers; 0
-    computes in float32. (A session that does not prepack computes in float32 in any case, and slowly.)
+    A weight is ``(code - zero) * scale``; code and zero are unsigned. A row has B = ``ceil(in / size)`` blocks; the last is
+    padded with zeros. Parts: ``codes`` uint8 ``[out, B, size * bits / 8]``, two 4-bit codes per byte with the first in the low
+    half, ``scales`` float32 ``[out, B]`` and, unless zero is always half of the range, ``zeros`` uint8
+    ``[out, ceil(B * bits / 8)]``. level: ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by
+    block, and adds up integers; 0 computes in float32. A session without prepacking always computes in float32, slowly.
     """
 
     bits: int
@@ -105,7 +105,7 @@ class Blocks(Layout):
     is_integer: ClassVar[bool] = True
 
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        """Return the parts. GPTQ searches for the scales too."""
+        """Return the parts; with a Hessian, the best scales are searched for too."""
         grid = partial(block_grid if hessian is None else best_grid, bits=self.bits, with_zeros=self.with_zeros)
         codes, scales, zeros = rounded(weight, hessian, self.size, grid, (0, (1 << self.bits) - 1))
         blocks = np.zeros((len(weight), scales.shape[1] * self.size), np.uint8)
@@ -114,7 +114,7 @@ class Blocks(Layout):
         return self.packed(blocks, scales, zeros.astype(np.uint8) if self.with_zeros else None)
 
     def packed(self, codes: UInt8, scales: Float32, zeros: UInt8 | None) -> Parts:
-        """Pack codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` or None, with one number per byte."""
+        """Return the parts for codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` or None, one per byte."""
         parts: dict[str, NDArray] = {"codes": self._bytes(codes), "scales": scales}
         return parts if zeros is None else parts | {"zeros": self._bytes(zeros)}
 
@@ -127,15 +127,15 @@ class Blocks(Layout):
 
     @property
     def multiplies_bytes(self) -> bool:
-        """The engine's own product does."""
+        """Return whether our C++ extension multiplies this layout in 8 bits: 4-bit codes, blocks of 32, no zeros."""
         return self.bits == 4 and self.size == 32 and not self.with_zeros
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the bytes, which at level 4 include a float32 sum of each block."""
+        """Return the bytes per weight once packed, which at level 4 include a float32 sum for each block."""
         return self.bytes_per_weight(group) + (4 / (group or self.size) if self.level == 4 else 0)
 
     def _bytes(self, codes: UInt8) -> UInt8:
-        """Return codes side by side on the last axis, two to a byte when they have 4 bits."""
+        """Pack codes along the last axis: two per byte if they have 4 bits, otherwise unchanged."""
         if self.bits == 8:
             return codes
         if codes.shape[-1] % 2:
@@ -147,8 +147,8 @@ class Blocks(Layout):
 class Channels(Layout):
     """Integers of 8 bits with one scale per output channel, multiplied by ``com.microsoft.MatMulIntegerToFloat``.
 
-    Each row of activations is rounded to bytes with a scale of its own. Parts: ``codes`` int8 ``[in, out]`` and ``scales``
-    float32 ``[out]``, of either sign.
+    Each row of activations is rounded to bytes with its own scale. Parts: ``codes`` int8 ``[in, out]``, and ``scales`` float32
+    ``[out]``, which may be negative.
     """
 
     is_integer: ClassVar[bool] = True
@@ -162,13 +162,13 @@ class Channels(Layout):
     def multiply(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int], zero: int = 128
     ) -> str:
-        """Return the product. zero: the byte of 0, less than 128 for rows that are mostly above 0."""
+        """Add nodes for the product and return it. zero: the byte that stands for 0, below 128 for mostly positive rows."""
         step = self.steps(graph, name, rows, zero)
         scaled = graph.node("Div", [rows, step], [f"{name}.scaled"])
         return graph.node("Mul", [self.product(graph, f"{name}.product", scaled, tensors, 1.0, zero), step], [name])
 
     def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
-        """Return the step of each row ``[.., 1]`` that maps its smallest and largest numbers to bytes 0 to 255."""
+        """Return the step ``[.., 1]`` of each row with which all of the row's numbers fit into bytes 0 to 255."""
         ends = []
         for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
             end = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"])
@@ -178,9 +178,7 @@ class Channels(Layout):
     def product(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], step: float, zero: int = 128, bias: str = ""
     ) -> str:
-        """Return nodes for ``rows @ weight.T + bias``, with rows rounded to ``zero`` plus multiples of ``step`` and clipped to
-        bytes.
-        """
+        """Add nodes for ``rows @ weight.T + bias`` and return the result; rows become bytes ``zero + rows / step``, clipped."""
         scale, offset = graph.number(step), graph.constant(f"uint8.{zero}", np.uint8(zero))
         codes = graph.node("QuantizeLinear", [rows, scale, offset], [f"{name}.rows"])
         inputs = [codes, tensors[0], scale, tensors[1], offset, *(["", bias] if bias else [])]
@@ -192,9 +190,9 @@ class Channels(Layout):
 
 @dataclass(frozen=True, slots=True)
 class RowsByColumns(Channels):
-    """Channels of a decoder, whose rows are rounded by their largest magnitudes to codes of -127 to 127.
+    """The layout Channels for a decoder: a row's largest magnitude gets the code 127 or -127.
 
-    A row of zeros has 0 / 0 for codes, which are still bytes, and its product is 0. Graphs for other devices round no rows.
+    A row of zeros gets 0 / 0 as codes, which still are bytes, and its product is 0. Graphs not ``for_cpu`` do not round rows.
     """
 
     def multiply(
@@ -212,12 +210,11 @@ class RowsByColumns(Channels):
 
 @dataclass(frozen=True, slots=True)
 class Symmetric(Layout):
-    """Integers of 8 or 4 bits from -top to top, ``codes`` int8 or int4 ``[in, out]``, with float16 ``scales``, max|w| / top.
+    """Integers from -top to top: ``codes`` int8 or int4 ``[in, out]``, with float16 ``scales``, max|w| / top.
 
-    8 bits have top 127 and a scale for each output channel, ``[out]``; 4 bits have top 7 and one for each block of a column,
-    ``[in / block, out]``; a block is 128 numbers, or the largest power of two below that divides ``in``. Raises UserError for a
-    4-bit
-    matrix with an odd number of outputs: two codes share a byte.
+    With 8 bits, top is 127 and each output channel has a scale, ``[out]``. With 4 bits, top is 7 and each block of a column has
+    a scale, ``[in / block, out]``; a block is 128 numbers, or the largest lower power of two that divides ``in``. Two 4-bit
+    codes share a byte, so an odd number of outputs raises UserError.
     """
 
     bits: int
@@ -244,19 +241,19 @@ class Symmetric(Layout):
         return 1 if self.bits == 8 else 0.5 + 2 / LARGEST_BLOCK
 
     def _block(self, width: int) -> int:
-        """Return how many numbers share a scale in columns of ``width``."""
+        """Return how many numbers share a scale in a column of ``width`` numbers."""
         return width if self.bits == 8 else int(np.gcd(width, LARGEST_BLOCK))
 
 
 def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: str, **attributes: int) -> str:
-    """Return the product in float16 of float32 rows, in float32."""
+    """Multiply float32 rows in float16, and return the product converted to float32."""
     half = graph.cast(rows, f"{name}.rows", np.float16)
     product = graph.node(op, [half, weight], [f"{name}.half"], "", **attributes)
     return graph.cast(product, name, np.float32)
 
 
 def _as(dtype: DTypeLike, weight: Float32) -> NDArray:
-    """Convert numbers to ``dtype``. Raises UserError for numbers that it cannot hold."""
+    """Convert numbers to ``dtype``. Raises UserError if a number is too large for it."""
     if np.dtype(dtype) == np.float32:
         return weight
     with np.errstate(over="ignore"):

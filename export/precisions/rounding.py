@@ -1,4 +1,4 @@
-"""Round numbers to integers in blocks along a row, to the nearest or by GPTQ."""
+"""Round weights to integers in blocks along a row, either to nearest or by GPTQ."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Float32 = NDArray[np.float32]
 Grid = Callable[[Float32], tuple[Float32, Float32]]  # blocks [.., n] -> their scales and zeros [..]
 Rounded = tuple[Float32, Float32, Float32]  # codes [out, in], scales and zeros [out, B]: a weight is (code - zero) * scale
 
-DAMPING = 0.01  # of the mean of the Hessian's diagonal
-LAZY_BATCH = 128  # columns whose errors are passed on at once
-CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)  # of a block's range, that are tried
+DAMPING = 0.01  # times the mean of the Hessian's diagonal is added to the diagonal
+LAZY_BATCH = 128  # the errors of this many columns are passed on at once
+CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)  # the fractions of a block's range that are tried
 LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0
 
 
 def rounded(weight: Float32, hessian: Float32 | None, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
-    """Return codes of ``weight [out, in]`` in blocks of ``size``: by GPTQ with a ``hessian [in, in]``, else to nearest."""
+    """Round ``weight [out, in]`` in blocks of ``size``: by GPTQ with a ``hessian [in, in]``, otherwise to nearest."""
     if hessian is not None:
         return gptq(weight, hessian, size, grid, code_range)
     return nearest(weight, size, grid, code_range)
 
 
 def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
-    """Round to nearest, with the last block filled up with zeros."""
-    step = max(1, SLICE // weight.shape[1])  # what rounding takes in between is several times what it rounds
+    """Round to nearest; the last block of a row is padded with zeros."""
+    step = max(1, SLICE // weight.shape[1])  # a few rows at once, since rounding needs several times their memory
     parts = []
     for row in range(0, len(weight), step):
         rows = weight[row : row + step]
@@ -42,10 +42,10 @@ def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int])
 
 
 def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
-    """Return scales and zeros of unsigned codes. With zeros these span ``ratio`` of a block's numbers and 0.
+    """Return scales and zeros for unsigned codes. With zeros, codes span ``ratio`` times the range of a block's numbers and 0.
 
-    Without zeros the number of largest magnitude in a block, of either sign, becomes code 0, whose side has one step more. A
-    block of zeros has scale 1.
+    Without zeros, a block's number of largest magnitude gets code 0, since that side of the range has one more step; the scale
+    may be negative. A block of zeros has scale 1.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:
@@ -59,7 +59,7 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
 
 
 def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Float32]:
-    """Return scales and zeros of unsigned codes, with the ratio of CLIP_RATIOS of least square error in each block."""
+    """Return scales and zeros for unsigned codes; each block uses the one of CLIP_RATIOS with the least squared error."""
     scales, zeros = block_grid(blocks, bits, with_zeros)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
     for ratio in CLIP_RATIOS:
@@ -72,7 +72,7 @@ def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Fl
 
 
 def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
-    """Return positive float16 scales of codes from -top to top. Raises UserError for a scale that float16 cannot hold."""
+    """Return positive float16 scales for codes from -top to top. Raises UserError if a scale is too large for float16."""
     wanted = np.abs(blocks).max(-1) / np.float32(top)
     with np.errstate(over="ignore"):
         scales = wanted.astype(np.float16)
@@ -85,9 +85,9 @@ def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
 def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
     """Round by GPTQ (arXiv 2210.17323, Alg. 1).
 
-    Columns are rounded one after the other, and later ones compensate for the error of each: with ``U`` the upper Cholesky
-    factor of the inverse of the damped Hessian, column ``q`` passes on ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``. A block's
-    scale is found when its first column's turn comes.
+    Columns are rounded one after another, and later columns compensate for the error of earlier ones. Column ``q`` passes on
+    ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``, where ``U`` is the upper Cholesky factor of the damped Hessian's inverse. A block's
+    scale is computed just before its first column is rounded.
     """
     remaining, width = weight.astype(np.float32), weight.shape[1]
     upper = _upper_factor(hessian)
@@ -112,7 +112,7 @@ def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: t
 
 
 def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, column: int, end: int) -> Float32:
-    """Return the current columns of a block; those past LAZY_BATCH do not yet have this round's errors."""
+    """Return the current values of a block's columns, including errors not yet passed on to columns past this batch."""
     behind = max(start + errors.shape[1], column)
     block = remaining[:, column:end].copy()
     if end > behind:
@@ -121,11 +121,11 @@ def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, 
 
 
 def _upper_factor(hessian: Float32) -> Float32:
-    """Return ``U`` with ``U.T @ U`` the inverse of the damped Hessian; columns with only zero inputs pass on no error."""
+    """Return the upper triangular ``U`` for which ``U.T @ U`` is the inverse of the damped Hessian."""
     damped, diagonal = hessian.astype(np.float64), np.arange(len(hessian))
     mean = float(damped[diagonal, diagonal].mean()) or 1.0
     damped[diagonal, diagonal] += DAMPING * mean
-    # the inverse's upper factor is the inverse of the lower factor of the Hessian read from its end
+    # the inverse's upper factor is the inverse of the lower factor of the Hessian with its axes reversed
     backwards = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
     upper: Float32 = np.linalg.inv(backwards).astype(np.float32)
     return upper

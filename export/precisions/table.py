@@ -1,4 +1,4 @@
-"""The embedding: files of rows that the host gathers from, also used by a tied head."""
+"""Write the embedding to files from which the engine gathers rows, and which a tied head uses too."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgevlm.export.graph import ExportJournal, GraphBuilder, WeightsFile, exter
 from edgevlm.export.precisions import Float32, Layout, Parts
 
 FILES = {"weight": "embedding.npy", "codes": "embedding.npy", "scales": "embedding-scales.npy"}  # part -> file
-Read = Callable[[], Iterator[Float32]]  # slices of whole rows, again each time
+Read = Callable[[], Iterator[Float32]]  # each call yields the slices of whole rows from the start
 
 
 @dataclass(frozen=True, slots=True)
 class WeightTable:
-    """Rows ``[vocab, hidden]`` of a layout, in files beside the graphs."""
+    """A table of rows ``[vocab, hidden]`` in some layout, stored in files next to the graphs."""
 
     layout: Layout
     tensors: tuple[TensorProto, ...]
@@ -26,17 +26,17 @@ class WeightTable:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files of codes, or of the numbers themselves; then of scales, if any."""
+        """Return the names of the table's files: that of the numbers or codes, then that of the scales, if any."""
         return tuple(tensor.external_data[0].value for tensor in self.tensors)
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
-        """Return nodes for ``rows @ table.T``; the graph refers to the table's own files."""
+        """Add nodes for ``rows @ table.T``, which read the table's files, and return the product."""
         graph.initializers += self.tensors
         return self.layout.multiply(graph, name, rows, [tensor.name for tensor in self.tensors], self.shape)
 
 
 def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
-    """Write the rows ``[vocab, hidden]`` of ``read`` into ``folder``, a file per part, unless they exist. Raises OSError."""
+    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part, unless it is done already. Raises OSError."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
         written = []
@@ -50,7 +50,7 @@ def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read
 
 
 def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], read: Read) -> WeightTable:
-    """Return the same rows in the graphs' weights file, for a head that is not tied. Raises OSError."""
+    """Write the rows of a head that is not tied into the graphs' weights file, and return its table. Raises OSError."""
     tensors = (
         weights.add_slices(f"head.{part}", kept, dtype, (layout.parts(rows)[part] for rows in read()))
         for part, kept, dtype in parts_of(layout, shape)
@@ -59,6 +59,6 @@ def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], rea
 
 
 def parts_of(layout: Layout, shape: tuple[int, int]) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-    """Return name, shape and dtype of each part that a layout by rows stores for a matrix of ``shape``."""
+    """Return the name, shape and dtype of each part that a layout by rows stores for a matrix of ``shape``."""
     first: Parts = layout.parts(np.zeros((1, shape[1]), np.float32))
     return [(part, (shape[0], *array.shape[1:]), array.dtype) for part, array in first.items()]

@@ -1,8 +1,8 @@
-"""Profiles: how the decoder builder writes graphs for one kind of runtime.
+"""Graph profiles: how decoder graphs are written for each runtime.
 
-They differ in the operators of norms and rotary positions, in the cache, and in the layout of matrices; the rest of the decoder
-is the same. docs/internals/engines.md has the inputs and outputs. This module has ONNX Runtime's profile, for CPU and CUDA:
-fused nodes of ``com.microsoft``, and GroupQueryAttention, which appends in place.
+Profiles differ in the operators for norms and rotary positions, in the cache, and in the layout of matrices. The rest of the
+decoder is the same. docs/internals/engines.md describes the inputs and outputs. This module has ONNX Runtime's profile for CPU
+and CUDA, with fused operators from ``com.microsoft``, such as GroupQueryAttention, which appends in place.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from edgevlm.runtime.plugins import names
 class Profile:
     """A graph profile.
 
-    opset, ir_version: ONNX versions of decoder graphs. kv: allowed types of keys and values. variants: the decoder graphs.
-    operators: norms and rotary positions, like :class:`Fused`. cache: keys and values in one graph, with ``start`` and
-    ``attend`` like :class:`edgevlm.export.kv.Memory`.
+    opset, ir_version: the ONNX versions of decoder graphs. operators: builds norms and rotary positions, like :class:`Fused`.
+    cache: builds keys and values, with methods ``start`` and ``attend`` like :class:`edgevlm.export.kv.Memory`. kv: the allowed
+    types of keys and values. variants: the decoder graphs to write.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Profile:
         return self.name != ONNXRUNTIME
 
     def precision(self, name: str) -> Layouts:
-        """Return the layouts of a weight precision; raises UserError for one that is unknown or not in the profile."""
+        """Return the layouts for a weight precision; raises UserError if it is unknown or the profile does not support it."""
         chosen = load_precision(name)
         layouts = chosen.tensorrt if self.is_tensorrt else chosen.onnxruntime
         if layouts is None:
@@ -55,7 +55,7 @@ class Profile:
         return layouts
 
     def check_kv(self, kv: KVType) -> None:
-        """Raise UserError for a type of keys and values that its graphs cannot keep."""
+        """Raise UserError if the profile's graphs do not support ``kv`` as the type of keys and values."""
         if kv not in self.kv:
             raise UserError(f"--kv {kv} cannot be written for {self.name}; give {' or '.join(self.kv)}")
 
@@ -65,15 +65,15 @@ class Profile:
 
 @dataclass(slots=True)
 class Fused:
-    """Norms and rotary positions of a decoder; rows are ``[1, S, n]``, float32."""
+    """A builder of a decoder's norms and rotary positions, with fused operators; rows are float32 ``[1, S, n]``."""
 
     graph: GraphBuilder
     shape: DecoderShape
 
     def tables(self) -> None:
-        """Convert the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` to the two-dimensional tables of RotaryEmbedding.
+        """Add the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` and convert them to two-dimensional tables for RotaryEmbedding.
 
-        With a base of its own for layers with a window they are ``[1, S, D]``: its tables follow.
+        If layers with a window have a different rotary base, the inputs are ``[1, S, D]``, with its tables in the second half.
         """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
@@ -84,7 +84,7 @@ class Fused:
                 g.node("Split", [wide, g.integers(half, half)], tables, axis=-1)
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """Take the RMS norm of ``residual + delta`` on the last axis; return the normed rows and the sum."""
+        """Return the RMS norm of ``residual + delta`` on the last axis, and the sum."""
         g, weight = self.graph, self.graph.weight(f"{name}.weight", gamma)
         if delta is None:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
@@ -94,7 +94,7 @@ class Fused:
         return name, f"{name}.sum"
 
     def rotate(self, name: str, rows: str, heads: int, table: str = "") -> str:
-        """Rotate ``[1, S, heads D]`` (rotate-half) by this call's cos and sin; row ``s`` of the call uses their row ``s``."""
+        """Rotate rows ``[1, S, heads D]`` (rotate-half) by the call's cos and sin, whose row ``s`` is for row ``s``."""
         start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
         attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
         return self.graph.fused(
@@ -113,7 +113,7 @@ def load_profile(name: str) -> Profile:
 
 
 def rounded_layout(precision: str, profile: str = ONNXRUNTIME) -> Layout:
-    """Return the layout of a precision's matrices; raises UserError for one that rounds nothing."""
+    """Return the layout of a precision's matrices; raises UserError if it does not round them to integers."""
     layout = load_profile(profile).precision(precision).matrices
     if not layout.is_integer:
         raise UserError(f"--rounding gptq is for integers, not {precision}; give --precision int4, int4-zp or int8 too")

@@ -1,6 +1,6 @@
-"""TensorRT: norms and rotary positions in operators that every version from 10.3 on has, and the cache in two ways.
+"""The profiles for TensorRT: norms and rotary positions in operators that all versions since 10.3 have, and two kinds of cache.
 
-The length of the input ``columns{l}`` is the number of rows read, and the graph makes the mask (docs/internals/engines.md).
+The length of the input ``columns{l}`` is the number of rows to read; the graph computes the mask (docs/internals/engines.md).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ NO_ROW = np.int32(2**31 - 1)
 
 @dataclass(slots=True)
 class Primitive:
-    """See :class:`edgevlm.export.profiles.Fused`. All in float32, whatever the products are in."""
+    """Norms and rotary positions like :class:`edgevlm.export.profiles.Fused`, in standard operators and always in float32."""
 
     graph: GraphBuilder
     shape: DecoderShape
 
     def tables(self) -> None:
-        """Add a dimension for the heads: ``[1, S, 1, D/2]``."""
+        """Add the inputs ``cos`` and ``sin`` and reshape them to ``[1, S, 1, D/2]``, with a dimension for the heads."""
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), g.integers(1, -1, 1, half)], [f"{name}.table"])
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """Return ``x / sqrt(mean(x^2) + eps) * gamma``."""
+        """Return ``x / sqrt(mean(x^2) + eps) * gamma`` for ``x = residual + delta``, and x."""
         g = self.graph
         x = residual if delta is None else g.node("Add", [residual, delta], [f"{name}.sum"])
         squares = g.node("Mul", [x, x], [f"{name}.squares"])
@@ -45,7 +45,7 @@ class Primitive:
         return g.node("Mul", [normed, g.weight(f"{name}.weight", gamma)], [name]), x
 
     def rotate(self, name: str, rows: str, heads: int, table: str = "") -> str:
-        """Rotate ``(a, b)`` to ``(a cos - b sin, b cos + a sin)``, a and b the halves of a head."""
+        """Rotate each head's halves ``(a, b)`` to ``(a cos - b sin, b cos + a sin)``."""
         g, dim = self.graph, self.shape.head_dim
         first, second = f"{name}.first", f"{name}.second"
         by_head = g.node("Reshape", [rows, g.integers(1, -1, heads, dim)], [f"{name}.split"])
@@ -61,14 +61,14 @@ class Primitive:
 
 @dataclass(slots=True)
 class Columns:
-    """Keys and values of one precision in one graph. Profiles implement ``attend``, as in :class:`edgevlm.export.kv.Memory`."""
+    """The keys and values of one graph. Subclasses implement ``attend``, as in :class:`edgevlm.export.kv.Memory`."""
 
     graph: GraphBuilder
     shape: DecoderShape
     kv: KVType
 
     def start(self) -> None:
-        """Make ``past{l}`` int32 ``[1]``, the rows before the call, and ``new`` int32 ``[S]``: 0, 1, .. of the call's rows."""
+        """Make ``past{l}`` int32 ``[1]``, the number of rows before the call, and ``new`` int32 ``[S]``: 0, 1, .., S - 1."""
         g, layers = self.graph, self.shape.layers
         total = g.input("total_len", TensorProto.INT32, [layers])
         rows = g.node("Shape", ["inputs_embeds"], ["S"], start=1, end=2)
@@ -87,7 +87,7 @@ class Columns:
         return [g.input(f"{part}{layer}", stored_as(self.kv), memory) for part in PARTS]
 
     def read(self, layer: int, part: str, memory: str) -> str:
-        """Return the first ``n{l}`` rows of ``[1, Hkv, C, D]``."""
+        """Return the first ``n{l}`` rows of a layer's keys or values ``[1, Hkv, C, D]``."""
         g = self.graph
         if part == "key":
             g.node("Shape", [f"columns{layer}"], [f"layer{layer}.n"])
@@ -95,11 +95,11 @@ class Columns:
         return g.node("Slice", [memory, *bounds], [f"layer{layer}.{part}s"])
 
     def stored(self, rows: str) -> str:
-        """Return rows in the memory's type."""
+        """Convert rows to the cache's type."""
         return rows if self.kv == "fp32" else self.graph.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
 
     def by_head(self, name: str, rows: str, heads: int) -> str:
-        """Convert ``[1, S, heads D]`` to ``[1, heads, S, D]`` of the memory's type."""
+        """Convert rows ``[1, S, heads D]`` to ``[1, heads, S, D]`` in the cache's type."""
         g = self.graph
         split = g.node("Reshape", [self.stored(rows), g.integers(1, -1, heads, self.shape.head_dim)], [f"{name}.split"])
         return g.node("Transpose", [split], [name], perm=[0, 2, 1, 3])
@@ -113,16 +113,16 @@ class Columns:
 
 @dataclass(slots=True)
 class Beside(Columns):
-    """TensorRT 10.3 to 10.14: operators of opset 20, attention from products and a softmax.
+    """The cache for TensorRT 10.3 to 10.14: operators of opset 20, and attention built from products and a softmax.
 
-    New rows are the outputs ``new_key{l}``, ``new_value{l}`` ``[1, Hkv, S, D]``: an engine of these versions cannot write into
-    what it reads, so that keys and values of the call are attended to beside those of the memory, and the caller writes them
-    there. The query heads that share keys are folded into rows, g S of them: then keys need not be repeated, and product, sum,
-    softmax, product is the chain that TensorRT knows for attention.
+    An engine of these versions cannot write into memory that it reads. New keys and values are therefore the outputs
+    ``new_key{l}`` and ``new_value{l}`` ``[1, Hkv, S, D]``, which the caller copies into the cache. Attention reads them and
+    the cache. The g query heads that share keys are folded into g S rows, so that keys need not be repeated. Product, sum,
+    softmax, product is the chain of nodes that TensorRT recognises as attention.
     """
 
     def start(self) -> None:
-        """Also make ``new.folded`` ``[1, 1, g S, 1]``: for each row of the folded scores its row of the call."""
+        """Also make ``new.folded`` ``[1, 1, g S, 1]``, the row of the call that each folded row belongs to."""
         Columns.start(self)
         g, group = self.graph, self.shape.heads // self.shape.kv_heads
         folded = g.node("Tile", ["new", g.integers(group)], ["new.tiled"])
@@ -145,7 +145,7 @@ class Beside(Columns):
         return self.joined(layer, g.node("Transpose", [split], [f"{name}.by_row"], perm=[1, 0, 2]))
 
     def _folded(self, layer: int, query: str) -> str:
-        """Fold and scale ``[1, S, Hq D]`` to ``[1, Hkv, g S, D]``."""
+        """Scale the query ``[1, S, Hq D]`` and fold it to ``[1, Hkv, g S, D]``."""
         g, s, name = self.graph, self.shape, f"layer{layer}.queries"
         scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
         scaled = self.stored(g.node("Mul", [query, scale], [f"{name}.scaled"]))
@@ -154,9 +154,9 @@ class Beside(Columns):
         return g.node("Reshape", [by_head, g.integers(1, s.kv_heads, -1, s.head_dim)], [name])
 
     def _bias(self, layer: int) -> str:
-        """Return ``[1, 1, g S, n + S]``: 0 where a row may look, UNSEEN elsewhere.
+        """Return the mask ``[1, 1, g S, n + S]`` to add to scores: 0 where a row may attend, UNSEEN elsewhere.
 
-        A column is seen from one row of the call on: a valid row of the memory from the first, a row of the call from itself.
+        A valid row of the cache is visible to all rows of the call; a row of the call, to itself and the rows after it.
         """
         g, name = self.graph, f"layer{layer}"
         valid = g.node("Less", [f"columns{layer}", f"past{layer}"], [f"{name}.valid"])
@@ -170,9 +170,9 @@ class Beside(Columns):
 
 @dataclass(slots=True)
 class InPlace(Columns):
-    """TensorRT 10.15 and newer: TensorScatter appends in place, and the standard Attention reads a slice of the memory.
+    """The cache for TensorRT 10.15 and newer: TensorScatter appends in place, and standard Attention reads a slice of the cache.
 
-    ``key{l}_out``, ``value{l}_out`` are to be bound to the addresses of ``key{l}``, ``value{l}``.
+    The caller must bind ``key{l}_out`` and ``value{l}_out`` to the addresses of ``key{l}`` and ``value{l}``.
     """
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
@@ -185,7 +185,7 @@ class InPlace(Columns):
             g.output(present, stored_as(self.kv), [1, s.kv_heads, f"C{layer}", s.head_dim])
             read.append(self.read(layer, part, present))
         queries = self.by_head(f"{name}.queries", query, s.heads)
-        own = g.node("Add", [f"past{layer}", "new"], [f"{name}.own"])  # a row sees what is not after itself
+        own = g.node("Add", [f"past{layer}", "new"], [f"{name}.own"])  # a row sees itself and the rows before it
         by_row = g.node("Reshape", [own, g.integers(1, 1, -1, 1)], [f"{name}.own.rows"])
         mask = g.node("LessOrEqual", [f"columns{layer}", by_row], [f"{name}.mask"])  # [1, 1, S, n]
         attended = g.node("Attention", [queries, *read, mask], [f"{name}.attended"])
