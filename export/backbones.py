@@ -235,7 +235,7 @@ _LLAMA = Backbone(gated_biases=True)
 _QWEN2 = Backbone(biases=("q", "k", "v"))
 _QWEN3 = Backbone(head_norms=True, head_dim=128)
 _QWEN2_VL = replace(_QWEN2, sections=(16, 24, 24))
-TEXT_BACKBONES: dict[str, Backbone] = {  # by text_config.model_type
+TEXT_BACKBONES: dict[str, Backbone] = {  # keyed by text_config.model_type
     "llama": _LLAMA,
     "qwen2": _QWEN2,
     "qwen2_5_vl_text": _QWEN2_VL,

@@ -85,7 +85,7 @@ def _template(checkpoint: Checkpoint) -> str:
     for file in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
         if template is None:
             template = (checkpoint.json(file) or {}).get("chat_template")
-    if isinstance(template, list):  # several named templates
+    if isinstance(template, list):  # a list of named templates
         template = next((t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), None)
     if not isinstance(template, str) or not template.strip():
         raise UserError(

@@ -170,7 +170,7 @@ class Beside(Columns):
 
 @dataclass(slots=True)
 class InPlace(Columns):
-    """The cache for TensorRT 10.15 and newer: TensorScatter appends in place, and standard Attention reads a slice of the cache.
+    """The cache for TensorRT 10.15 and newer: TensorScatter appends in place, Attention reads a slice of the cache.
 
     The caller must bind ``key{l}_out`` and ``value{l}_out`` to the addresses of ``key{l}`` and ``value{l}``.
     """

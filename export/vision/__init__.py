@@ -1,4 +1,4 @@
-"""Code that all vision towers share, and the writer of their graphs."""
+"""The base class of vision towers, and the writer of their graphs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ GRAPH, CHANGED, WEIGHTS = "vision.onnx", "vision-changed.onnx", "vision.weights"
 
 
 class Tower:
-    """Pixels ``[G, group * 3, H, W]`` to language-space rows ``[G, tokens, width]``, one frame group after another.
+    """A vision tower, which turns pixels ``[G, group * 3, H, W]`` into decoder rows ``[G, tokens, width]``.
 
-    size: (height, width) of a frame in pixels. is_sized: whether one graph takes other sizes. group: frames that a tower merges
-    into one. patch_grid: (rows, columns). class_tokens: rows before those of patches. reach: nonzero where a row of tokens
-    depends on a row of patches, ``[rows of tokens, rows of patches]``, and the same for columns; None if patches are tokens.
-    residual: width of the residual stream, which int8 rotates; 0 if :meth:`add_nodes` does not mark its readers and writers.
-    Families implement :meth:`add_nodes`.
+    size: a frame's (height, width) in pixels. is_sized: whether one graph accepts frames of several sizes. group: number of
+    frames that become one grid. patch_grid: its (rows, columns). class_tokens: number of rows before those of the patches.
+    reach: a matrix ``[rows of tokens, rows of patches]``, nonzero where a row of tokens depends on a row of patches, and one
+    for columns; None if patches are tokens. residual: width of the residual stream, which int8 rotates; 0 if :meth:`add_nodes`
+    does not mark the linears that read and write it. Families implement :meth:`add_nodes`.
     """
 
     size: tuple[int, int]
@@ -41,11 +41,11 @@ class Tower:
     reach: tuple[Float32, Float32] | None = None
 
     def patch_order(self, graph: VisionGraph) -> NDArray[np.int64]:
-        """Return the patches, numbered row by row of a frame, in the order of the tower's rows."""
+        """Return the order of patches in the tower's rows; patches are numbered row by row in a frame."""
         return np.arange(self.patch_grid[0] * self.patch_grid[1])
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
-        """Build the tower; return the tensor of its rows. Raises UserError if the checkpoint lacks a tensor."""
+        """Add the tower's nodes and return the tensor of its output rows. Raises UserError if the checkpoint lacks a tensor."""
         raise NotImplementedError
 
 
@@ -60,9 +60,10 @@ def write_vision(
 ) -> dict[str, Any] | None:
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
 
-    precision: of its linears, fp32, fp16 (which needs ``standard``) or int8. standard: without ONNX Runtime's own operators,
-    and for frames of the tower's size only; attention then has the precision too. changed: also write ``vision-changed.onnx``,
-    with the same weights and for that size only; returns its :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON.
+    precision: the linears' precision: fp32, fp16 (which needs ``standard``) or int8. standard: use standard ONNX operators
+    only; the graph is then for frames of the tower's size, and its attention has the precision too. changed: also write
+    ``vision-changed.onnx``, with the same weights and for frames of the tower's size. Returns that graph's
+    :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON values, or None without it.
     """
     spec = None
     with (folder / WEIGHTS).open("wb") as stream:
@@ -84,7 +85,7 @@ def write_vision(
 
 
 def check_tensors(tower: Tower, checkpoint: Checkpoint) -> None:
-    """Raise UserError if the checkpoint lacks one of a tower's tensors; none is read."""
+    """Raise UserError if the checkpoint lacks a tensor of the tower; no tensor is read."""
     graph = GraphBuilder("vision", WrittenNowhere(BytesIO(), WEIGHTS))
     _build(tower, VisionGraph(graph, checkpoint.without_reading(), fixed=False))
 
@@ -99,14 +100,14 @@ def _build(tower: Tower, g: VisionGraph) -> None:
 
 
 def tower_parameters(tower: Tower, checkpoint: Checkpoint) -> int:
-    """Count all numbers that a tower's graph stores."""
+    """Count the numbers that a tower's graph stores as weights."""
     weights = WrittenNowhere(BytesIO(), WEIGHTS)
     _build(tower, VisionGraph(GraphBuilder("vision", weights), checkpoint, fixed=False))
     return weights.numbers
 
 
 class WrittenNowhere(WeightsFile):
-    """A weights file that only counts numbers."""
+    """A weights file that counts numbers instead of writing them."""
 
     numbers = 0
 

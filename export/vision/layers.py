@@ -1,14 +1,14 @@
-"""Build vision towers from nodes of a graph: linears in each precision, norms, activations, attention, pooling.
+"""Add the nodes of a vision tower to a graph: linears in each precision, norms, activations, attention, pooling.
 
-Linears in ``int8`` (ONNX Runtime) multiply bytes and add up integers: weights have one scale per output channel, activations
-one per row. Norms without gain and bias, which are folded, and a rotated residual stream make rows of standard deviation 1
-without outlying channels; those have one scale. A projector that reads the residual stream directly stays float32. Linears in
-``fp16`` (TensorRT): the product and its weights, with a Cast on either side; attention too. The first convolution, norms,
-activations and sums stay float32.
+int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel, activations one per
+row. The residual stream is rotated, and norms' gains and biases are folded into linears, so normed rows have standard
+deviation 1 and no outlier channels; one constant scale serves them all. A projector that reads the residual stream stays
+float32. fp16 linears (TensorRT) cast their rows before the product and cast the result back; attention does so too. The first
+convolution, norms, activations and sums stay float32.
 
-Attention is, for ONNX Runtime, one node, which never holds the scores of all pairs at once. Graphs without its operators have
-product, softmax and product, the chain that TensorRT merges into one kernel where it has one; QUERIES queries at a time, so
-that where it has none the scores of those and all keys are held, ``[B, heads, QUERIES, N]``, and not those of all pairs.
+For ONNX Runtime, attention is one node, which never holds the scores of all pairs at once. Graphs of standard operators have
+product, softmax and product, which TensorRT merges into one kernel if it can. They take QUERIES queries at a time, so that
+without such a kernel only scores ``[B, heads, QUERIES, N]`` are held.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ if TYPE_CHECKING:
     from edgevlm.export.vision import Tower
 
 CHANNELS = Channels()
-NORMED = 4.5  # standard deviations of a rotated row, beyond which its numbers are clipped
-GELU_ZERO = 32  # the byte of 0 where an activation gives the rows: it is never far below
+NORMED = 4.5  # numbers of a rotated, normed row are clipped beyond this many standard deviations
+GELU_ZERO = 32  # the byte that stands for 0 in an activation's output, which is never far below 0
 QUERIES = 1024
-SMALL = 64  # numbers of a constant that is kept in the graph itself, at most
-# transformers' name -> the function in it, and what its argument is multiplied by
+SMALL = 64  # constants of at most this many numbers are kept in the graph itself
+# transformers' name of an activation -> the function that it uses, and the factor of the function's argument
 ACTIVATIONS = {
     "gelu": ("Erf", sqrt(0.5)), "gelu_pytorch_tanh": ("Tanh", sqrt(2 / pi)), "gelu_new": ("Tanh", sqrt(2 / pi)),
     "quick_gelu": ("Sigmoid", 1.702), "silu": ("Sigmoid", 1.0), "swish": ("Sigmoid", 1.0), "relu": ("Relu", 1.0),
 }  # fmt: skip
 Float32 = NDArray[np.float32]
 Operand = str | int | tuple[int, ...] | NDArray[Any] | np.generic  # a tensor of the graph, or numbers known at export
-Windows = list[tuple[Operand, Operand]]  # (how many, patches in each), one after another
+Windows = list[tuple[Operand, Operand]]  # runs of equal windows: (number of windows, patches in each)
 
 
 @dataclass(slots=True)
 class VisionGraph:
-    """A tower's graph under construction: methods add nodes and return their tensor.
+    """A tower's graph under construction: methods add nodes and return their output tensor.
 
-    A layer's name is that of its tensors in the checkpoint (``vision.encoder.layers.0.mlp.fc1``), which are read when it is
-    added, one at a time. Rows are float32 ``[B, N, width]``. precision: of linears. standard: without ONNX Runtime's own
-    operators. fixed: frames have one size, and everything that depends only on it is computed at export. rotation: the residual
-    stream's rotation in the stored weights; gains and biases of norms are then folded into the linears that read them.
+    Layers are named after their tensors in the checkpoint (``vision.encoder.layers.0.mlp.fc1``), which are read one at a time
+    when the layer is added. Rows are float32 ``[B, N, width]``. precision: the linears' precision. standard: whether to use
+    standard ONNX operators only. fixed: whether frames have one size; everything that depends only on the size is then computed
+    at export. rotation: the residual stream's rotation, which stored weights contain; norms' gains and biases are then folded
+    into the linears that read them.
     """
 
     graph: GraphBuilder
@@ -63,47 +64,47 @@ class VisionGraph:
     standard: bool = False
     fixed: bool = True
     rotation: MeanKeeping | None = None
-    affine: dict[str, list[Float32]] = field(default_factory=dict)  # of norms: gain and bias that are folded
-    activated: set[str] = field(default_factory=set)  # rows that an activation gave
+    affine: dict[str, list[Float32]] = field(default_factory=dict)  # norm -> its gain and bias, to be folded
+    activated: set[str] = field(default_factory=set)  # outputs of activations
     computed: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """Return an array, kept in the graph or, unless it is small or of integers, in the weights file."""
+        """Add a constant, kept in the graph if it is small or int64, otherwise in the weights file; return its name."""
         is_kept = array.size <= SMALL or array.dtype == np.int64
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
     def per_position(self, table: str) -> str:
-        """Return the lines of a table ``[positions, ...]`` for the rows of the call: all of them."""
+        """Return the rows of a table ``[positions, ...]`` that belong to the call's rows: here, all of them."""
         return table
 
     def per_patch(self, table: str) -> str:
-        """Return the same for a table ``[patches, ...]`` in the order of the frame."""
+        """Return the rows of a table ``[patches, ...]``, in frame order, that belong to the call's patches: here, all."""
         return table
 
     def position_ids(self) -> str:
-        """Return the position ids of RotaryEmbedding."""
+        """Return the tensor of position ids for RotaryEmbedding."""
         return self.integers(0)
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
         return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
 
     def kept(self, name: str, rows: str, width: int) -> str:
-        """Return the rows of all patches, for tokens made of several patches."""
+        """Return the rows of all patches, changed or not; tokens made of several patches need them."""
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
-        """Choose the rows of the tokens to be computed. order: the row of each token, if different."""
+        """Return the rows of the tokens to compute: here, all. order: the row of each token, if not in order."""
         return rows
 
     def integers(self, *numbers: int) -> str:
         return self.graph.integers(*numbers)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Float32:
-        """Return a tensor of the checkpoint, to compute with. Raises UserError if it is missing or not of ``shape``."""
+        """Read a tensor from the checkpoint. Raises UserError if it is missing or not of ``shape``."""
         return self.checkpoint.tensor(name, shape)
 
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return a tensor of the checkpoint in the graph, float32. Raises UserError if it is missing or not of ``shape``."""
+        """Add a checkpoint's tensor to the graph as float32. Raises UserError if it is missing or not of ``shape``."""
         if self.graph.shared(name):
             return name
         self.checkpoint.check(name, shape)
@@ -115,9 +116,9 @@ class VisionGraph:
         return self.graph.node(op, inputs, [name], **attributes)
 
     def compute(self, op: str, *operands: Operand, **attributes: Any) -> Operand:
-        """Apply one of ONNX's own operators; return numbers where all operands are known at export, else a tensor of the graph.
+        """Apply a standard ONNX operator; return numbers if all operands are known at export, otherwise the tensor of a node.
 
-        The same of the same tensors is one node.
+        Repeated calls with the same tensors share one node.
         """
         if not any(isinstance(operand, str) for operand in operands):
             return _evaluated(op, operands, attributes)
@@ -128,7 +129,7 @@ class VisionGraph:
         return self.computed[key]
 
     def argsort(self, keys: Operand) -> Operand:
-        """Return the order that sorts integers, no two of them equal."""
+        """Return the order that sorts ``keys``, which are distinct integers."""
         if not isinstance(keys, str):
             return np.argsort(np.asarray(keys))
         order, count = f"{keys}.order", self.compute("Shape", keys)
@@ -139,7 +140,7 @@ class VisionGraph:
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
-        """Return the tensor, or a constant of known numbers, called ``name`` or, if that is empty, after its numbers."""
+        """Return a tensor unchanged; make numbers a constant called ``name``, by default named after its numbers."""
         if isinstance(operand, str):
             return operand
         array = np.asarray(operand)
@@ -151,13 +152,13 @@ class VisionGraph:
         return self.node("Add", [left, right], name)
 
     def mul(self, name: str, left: str, right: str | float) -> str:
-        """Return the product by elements, or with a number."""
+        """Multiply element by element, or by a number."""
         if isinstance(right, float):
             right = self.graph.number(right)
         return self.node("Mul", [left, right], name)
 
     def reshape(self, name: str, rows: str, *shape: Operand) -> str:
-        """Reshape; 0 keeps a dimension, -1 takes the rest."""
+        """Reshape rows: a size of 0 keeps a dimension, and -1 takes the rest."""
         return self.node("Reshape", [rows, self.named("", self.vector(*shape))], name)
 
     def transpose(self, name: str, rows: str, *axes: int) -> str:
@@ -169,11 +170,11 @@ class VisionGraph:
         return names
 
     def residual(self, rows: Float32) -> Float32:
-        """Rotate numbers that are added to the residual stream ``[.., width]``."""
+        """Rotate weights ``[.., width]`` whose products are added to the residual stream."""
         return rows if self.rotation is None else self.rotation.rows(rows)
 
     def rotated(self, name: str, rows: str, width: int) -> str:
-        """Rotate, in the graph, rows that become the residual stream."""
+        """Add a node that rotates rows that become the residual stream."""
         if self.rotation is None:
             return rows
         if not self.graph.shared("rotation"):
@@ -183,9 +184,9 @@ class VisionGraph:
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Convolve squares of ``patch`` pixels in ``group`` frames, ``[F, group * 3, H, W]``, to rows.
+        """Convolve squares of ``patch`` x ``patch`` pixels in frames ``[F, group * 3, H, W]`` to one row each.
 
-        writes: the rows are the residual stream.
+        writes: whether the rows become the residual stream.
         """
         deep = (width, 3, group, patch, patch) if group > 1 else (width, 3, patch, patch)
         turned = self.residual if writes else np.asarray
@@ -202,10 +203,10 @@ class VisionGraph:
         self, name: str, rows: str, columns: int, width: int, *,
         bias: bool = True, activation: str = "", reads: str = "", writes: bool = False,
     ) -> str:  # fmt: skip
-        """Return ``activation(rows @ weight.T + bias)`` of rows ``columns`` wide.
+        """Return ``activation(rows @ weight.T + bias)`` for rows that are ``columns`` wide.
 
-        reads: the norm before the rows, or "residual" for the residual stream; may be several, side by side. writes: the result
-        is added to the residual stream. Raises UserError for a weight that fp16 cannot hold.
+        reads: the norm that the rows come from, or "residual" for the residual stream; a row may join several of them. writes:
+        whether the result is added to the residual stream. Raises UserError if a weight is too large for fp16.
         """
         shape, vector = (width, columns), ""
         if bias or len(self.affine.get(reads, [])) > 1:
@@ -253,7 +254,7 @@ class VisionGraph:
     ) -> tuple[str, str]:
         """Return the norm of ``rows + skip`` on the last axis, and the sum. writes: the norm becomes the residual stream.
 
-        It uses two nodes, because on a CPU ONNX Runtime's SkipLayerNormalization takes four times as long.
+        Sum and norm are two nodes, because ONNX Runtime's SkipLayerNormalization takes four times as long on a CPU.
         """
         vectors = self._affine(name, ("weight", "bias"), width, writes)
         total = self.add(f"{name}.sum", rows, skip) if skip else rows
@@ -261,7 +262,7 @@ class VisionGraph:
         return self.rotated(f"{name}.rotated", normed, width) if writes else normed, total
 
     def rms_norm(self, name: str, rows: str, width: int, epsilon: float, skip: str = "") -> tuple[str, str]:
-        """Return ``x / sqrt(mean(x^2) + epsilon) * weight`` of ``x = rows + skip``, and the sum."""
+        """Return ``x / sqrt(mean(x^2) + epsilon) * weight`` for ``x = rows + skip``, and x."""
         [weight], total = self._affine(name, ("weight",), width), self.add(f"{name}.sum", rows, skip) if skip else rows
         if not self.standard:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
@@ -273,7 +274,7 @@ class VisionGraph:
         return self.mul(f"{name}.scaled", normed, weight), total
 
     def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
-        """Return an activation, by transformers' name, of ``rows + bias``. Raises UserError for an unknown one."""
+        """Return an activation of ``rows + bias``. kind: transformers' name. Raises UserError if it is unknown."""
         if kind not in ACTIVATIONS:
             raise UserError(f"config.json: activation {kind!r} cannot be exported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
@@ -286,7 +287,7 @@ class VisionGraph:
         if function == "Sigmoid" and not self.standard:
             return self.graph.fused("QuickGelu", [x], [name], alpha=factor)
         inner = x
-        if function == "Tanh":  # of sqrt(2 / pi) (x + .044715 x^3)
+        if function == "Tanh":  # its argument is sqrt(2 / pi) (x + .044715 x^3)
             cube = self.mul(f"{name}.cube", self.mul(f"{name}.square", x, x), x)
             inner = self.add(f"{name}.inner", x, self.mul(f"{name}.small", cube, 0.044715))
         found = self.node(function, [self.mul(f"{name}.argument", inner, factor)], f"{name}.{function}")
@@ -317,7 +318,7 @@ class VisionGraph:
         self, name: str, parts: Sequence[str], windows: Windows, *,
         rows: int, width: int, heads: int, scale: float, frames: Operand,
     ) -> str:  # fmt: skip
-        """Attend inside each window; one window or none means all rows. parts: query, key, value ``[B, rows, width]``."""
+        """Attend inside each window, or to all rows if there are no windows. parts: query, key, value ``[B, rows, width]``."""
         if len(windows) < 2 and (not windows or windows[0][0] == 1):
             query, key, value = parts
             return self.attention(f"{name}.0", query, key, value, rows=rows, heads=heads, scale=scale)
@@ -334,7 +335,7 @@ class VisionGraph:
         return seen[0] if len(seen) == 1 else self.node("Concat", seen, f"{name}.seen", axis=1)
 
     def resample(self, name: str, rows: str, width: int, matrix: Float32) -> str:
-        """Return rows ``[F, side * side, width]`` of a square, resampled along both edges by a matrix ``[few, side]``."""
+        """Resample a square's rows ``[F, side * side, width]`` along both edges with the same matrix ``[few, side]``."""
         few, side = matrix.shape
         along = self.constant(f"{name}.matrix", matrix)
         lines = self.node("MatMul", [along, self.reshape(f"{name}.lines", rows, 0, side, side * width)], f"{name}.fewer")
@@ -349,8 +350,9 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return gain and bias of a norm; with a rotation, unless ``apply``, they are folded into linears, and the gain is
-        ones.
+        """Return the vectors for a norm's node: gain and bias, or ones if a rotation folds both into linears.
+
+        apply: do not fold them.
         """
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
@@ -378,13 +380,13 @@ def _evaluated(op: str, operands: Sequence[Operand], attributes: Mapping[str, An
 
 
 def averaging(side: int, stride: int) -> Float32:
-    """Return the matrix of means of ``stride`` neighbours, ``[side // stride, side]``. A remainder at the end is dropped."""
+    """Return the matrix ``[side // stride, side]`` that averages runs of ``stride`` numbers and drops the remainder."""
     means = np.repeat(np.eye(side // stride, dtype=np.float32) / np.float32(stride), stride, 1)
     return np.pad(means, ((0, 0), (0, side - means.shape[1])))
 
 
 def bilinear(side: int, few: int) -> Float32:
-    """Return the matrix of torch's linear interpolation from ``side`` places to ``few``: ``[few, side]``."""
+    """Return the matrix ``[few, side]`` that interpolates ``side`` numbers linearly to ``few``, as torch does."""
     at = np.maximum((np.arange(few) + 0.5) * side / few - 0.5, 0)
     low = np.minimum(at.astype(np.int64), side - 1)
     matrix, rows = np.zeros((few, side), np.float32), np.arange(few)
@@ -395,19 +397,19 @@ def bilinear(side: int, few: int) -> Float32:
 
 @dataclass(slots=True)
 class ChangedGraph(VisionGraph):
-    """A tower's graph for changed patches only: they go through all layers, and attend to the keys and values of all patches.
+    """A tower's graph for changed patches: only these go through the layers, and attend to the keys and values of all patches.
 
-    A layer's new keys and values are written over those that the patches had (ScatterND, in place where ``key{l}_out`` is bound
-    to the address of ``key{l}``), and then every query of the call attends to all of them. Unchanged patches keep their last
-    computed values.
+    In each layer, the changed patches' new keys and values replace their old ones. ScatterND does this in place if
+    ``key{l}_out`` is bound to the address of ``key{l}``. Then every query of the call attends to all keys and values, of which
+    those of unchanged patches are as last computed.
 
-    If a token is made of several patches, their rows are kept too. Attention inside windows runs for the windows with a changed
-    patch (and the first of each shape, so that there is one); a window has as many queries as patches, and those of unchanged
-    ones are ignored. Rows are those of changed patches, ``[1, n, width]``; the interface is otherwise that of
-    :class:`VisionGraph`.
+    If a token is made of several patches, their rows are kept too. Attention inside windows runs for windows with a changed
+    patch, and for the first window of each shape, so that there always is one. A window has a query for each of its patches;
+    results for unchanged patches are ignored. Rows are those of the changed patches, ``[1, n, width]``; otherwise the interface
+    is that of :class:`VisionGraph`.
 
-    A patch has two numbers: row by row in its frame (input ``patches``), and its position in keys and values, which is that
-    of the tower's own order, behind the class tokens.
+    A patch has two numbers: its number row by row in the frame (input ``patches``), and its position in keys and values, where
+    the tower's order follows the class tokens.
     """
 
     grid: tuple[int, int] = (0, 0)
@@ -416,15 +418,15 @@ class ChangedGraph(VisionGraph):
     head_dim: int = 0
     layers: int = 0
     outputs: list[int] = field(default_factory=list)
-    runs: list[tuple[str, str]] = field(default_factory=list)  # of equal windows: the changed ones, and their queries' rows
-    slots: str = ""  # where the rows' queries are among those of windows
+    runs: list[tuple[str, str]] = field(default_factory=list)  # per run of equal windows: the changed ones, their queries' rows
+    slots: str = ""  # the place of each row's query among the windows' queries
 
     @property
     def count(self) -> int:
         return self.grid[0] * self.grid[1]
 
     def start(self, tower: Tower) -> str:
-        """Add the inputs, and compute the places of patches and their tokens; return the tensor of pixels."""
+        """Add the inputs, and nodes that find the patches' positions and their tokens; return the tensor of pixels."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])
         self.class_tokens, self.head_dim = tower.class_tokens, tower.head_dim
@@ -454,7 +456,7 @@ class ChangedGraph(VisionGraph):
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Return the convolution over the changed patches, laid side by side."""
+        """Convolve only the changed patches, laid side by side."""
         rows, columns = self.grid
         ends = [self.integers(*numbers) for numbers in ((0, 0), (rows * patch, columns * patch), (2, 3))]
         used = self.node("Slice", [pixels, *ends], f"{name}.used")
@@ -477,7 +479,7 @@ class ChangedGraph(VisionGraph):
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Return rows unchanged: they stay in the order of ``patches``, and tokens in that of the frame."""
+        """Return rows unchanged: they stay in the order of the input ``patches``, and tokens in frame order."""
         return rows
 
     def kept(self, name: str, rows: str, width: int) -> str:
@@ -529,7 +531,7 @@ class ChangedGraph(VisionGraph):
         return self.node("Unsqueeze", [found, self.integers(0)], f"{name}.windowed")
 
     def _written(self, key: str, value: str, positions: int, heads: int, name: str) -> list[str]:
-        """Return all keys and values, those of the call put in place: float32 ``[1, heads, positions, head_dim]``."""
+        """Write the call's keys and values into the cache; return all of them, float32 ``[1, heads, positions, head_dim]``."""
         layer, found = self.layers, []
         self.layers += 1
         for part, rows in (("key", key), ("value", value)):
@@ -543,7 +545,7 @@ class ChangedGraph(VisionGraph):
         return found
 
     def _write_index(self, heads: int) -> str:
-        """Return ``[1, heads, n, 3]``: the place of each row of each head."""
+        """Return the index ``[1, heads, n, 3]`` for ScatterND: the place of each row of each head."""
         if not self.heads:
             self.heads = heads
             by_row = self.reshape("write.rows", "positions", 1, 1, -1, 1)
@@ -560,7 +562,7 @@ class ChangedGraph(VisionGraph):
         return self.graph.fused("MultiHeadAttention", [query, keys, values], [name], num_heads=heads, scale=scale)
 
     def _index(self, windows: list[tuple[int, int]]) -> None:
-        """Find each run's windows with a changed patch ``[w]``, and the rows of their queries ``[w, length]``."""
+        """Add nodes that find, per run, the windows with a changed patch ``[w]`` and their queries' rows ``[w, length]``."""
         ones = self._expanded("positions.ones", "positions", np.float32(1))
         marks = self._scattered("positions.changed", "positions", np.float32, ones)
         ends = [self.graph.constant("int64.zero", np.array(0, np.int64)), self.node("Size", ["positions"], "n"),

@@ -1,7 +1,7 @@
-"""Qwen's vision towers: patches of two frames, rotary positions, merged in squares.
+"""Qwen's vision towers, whose patches span two frames, have rotary positions, and are merged to tokens in squares.
 
-Rotary tables, windows and the order of patches depend on the size of a frame. The graph computes them from its pixels; a graph
-for one size has them as constants.
+Rotary tables, windows and the order of patches depend on the frame size. The graph computes them from the size of its input; a
+graph for a fixed size has them as constants.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from edgevlm.export.backbones import inverse_frequencies
 from edgevlm.export.vision import Tower
 from edgevlm.export.vision.layers import Operand, VisionGraph, Windows
 
-EPSILON = 1e-6  # of all norms
-EDGE = 1 << 14  # squares along an edge, at most
+EPSILON = 1e-6  # the epsilon of all norms
+EDGE = 1 << 14  # the most squares along an edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class PatchGrid:
 class PatchLayout:
     """The order of a frame's patches in the tower: window by window, square by square.
 
-    order: the patch of each row. row, column: of each patch. Patches are numbered row by row, int64 ``[patches]``. tokens: the
-    square of each token, row by row of the frame, ``[squares]``; None: squares are in that order.
+    order: each row's patch, int64 ``[patches]``; patches are numbered row by row in the frame. row, column: each patch's place
+    in the frame. tokens: each token's square, ``[squares]``, or None if squares are in the order of tokens, row by row.
     """
 
     order: Operand
@@ -56,9 +56,9 @@ class PatchLayout:
 
     @classmethod
     def of(cls, g: VisionGraph, tall: Operand, wide: Operand, merge: int, side: int = 0) -> PatchLayout:
-        """Lay out ``tall`` x ``wide`` patches, in windows of ``side`` x ``side`` squares; 0: one window.
+        """Lay out ``tall`` x ``wide`` patches in windows of ``side`` x ``side`` squares, or in one window if ``side`` is 0.
 
-        Windows along the lower and the right edge may be smaller.
+        Windows along the lower and right edges may be smaller.
         """
         c = g.compute
         index = c("Range", 0, c("Mul", tall, wide), 1)
@@ -68,7 +68,7 @@ class PatchLayout:
         windows: Windows = [(1, c("Mul", tall, wide))]
         if side:
             down, across = c("Div", tall, merge), c("Div", wide, merge)
-            before = [c("Div", c("Sub", edge, 1), side) for edge in (down, across)]  # windows before the last
+            before = [c("Div", c("Sub", edge, 1), side) for edge in (down, across)]  # the number of windows before the last one
             starts = [c("Mul", count, side) for count in before]
             last = [c("Sub", edge, start) for edge, start in zip((down, across), starts, strict=True)]
             behind = [c("GreaterOrEqual", at, start) for at, start in zip((y, x), starts, strict=True)]
@@ -101,9 +101,9 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
 
 
 class QwenTower(Tower):
-    """Qwen2-VL's tower: every patch sees its whole frame pair.
+    """Qwen2-VL's tower, in which every patch sees its whole frame pair.
 
-    vision: the complete ``vision_config``. inner: width of a block's MLP. hidden: width of the output.
+    vision: the complete ``vision_config``. width: of a block. inner: width of a block's MLP. hidden: width of a token.
     """
 
     is_sized = True
@@ -118,7 +118,7 @@ class QwenTower(Tower):
         self.depth, self.heads = int(vision["depth"]), int(vision["num_heads"])
         self.theta = float((vision.get("rope_parameters") or {}).get("rope_theta", 10000.0))
         self.side = 0  # squares along the edge of a window; 0: no windows
-        self.full: set[int] = set()  # blocks that see everything where the others see windows
+        self.full: set[int] = set()  # blocks whose patches see the whole frame pair instead of their window
         self.head_dim, self.residual = width // self.heads, width
         down, across = (np.repeat(np.eye(edge, dtype=np.float32), grid.merge, 1) for edge in (grid.rows, grid.columns))
         self.reach = down, across
@@ -144,12 +144,12 @@ class QwenTower(Tower):
         return graph.node("Concat", [tokens, *tapped], "vision.tokens", axis=-1) if tapped else tokens
 
     def embed(self, g: VisionGraph, pixels: str) -> str:
-        """Return patch embeddings ``[G, patches, columns]`` in the order of windows, square by square."""
+        """Return patch embeddings ``[G, patches, columns]`` in the tower's order: window by window, square by square."""
         rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, bias=False, group=self.group)
         return g.reorder("vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
-        """Add pre-norm attention and MLP of ``rows + delta``; return rows and delta again."""
+        """Add a block with attention and MLP that reads ``rows + delta``; return the new rows and delta."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
         attended = self.attention(g, name, normed, [] if layer in self.full else self.layout.windows)
@@ -165,7 +165,7 @@ class QwenTower(Tower):
         return g.linear(second, inner, self.inner, self.columns, writes=True)
 
     def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
-        """Merge each square's normed patches into one token, in row-major order: ``[G, squares, hidden]``."""
+        """Merge each square's normed patches into one token; return the tokens ``[G, squares, hidden]`` in row-major order."""
         normed, _ = self.norm(g, f"{name}.{self.merger_names[0]}", rows, delta)
         return self.projected(g, name, self.beside(g, name, normed))
 
@@ -180,11 +180,11 @@ class QwenTower(Tower):
         return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Return the tower's outputs of earlier layers, ``[G, squares, hidden]`` each."""
+        """Return the features ``[G, squares, hidden]`` that a layer gives to the decoder directly: here, none."""
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
-        """Attend within each window in block ``name`` (one window, or none, holds all rows); rotate queries and keys."""
+        """Add the attention of block ``name``, with rotated queries and keys, inside windows or, without these, to all rows."""
         width, name, norm = self.columns, f"{name}.attn", f"{name}.norm1"
         packed = g.linear(f"{name}.qkv", rows, width, 3 * width, reads=norm)
         query, key, value = g.split(f"{name}.parts", packed, [width] * 3)
@@ -197,7 +197,7 @@ class QwenTower(Tower):
         return g.linear(f"{name}.proj", attended, width, width, writes=True)
 
     def tables(self, g: VisionGraph) -> None:
-        """Return cos and sin of each patch: half of a head's pairs turn by its row, half by its column."""
+        """Make the tables of cos and sin: half of a head's pairs rotate by a patch's row, half by its column."""
         half, turned = self.columns // self.heads // 2, list[Operand]()
         inv_freq = inverse_frequencies(self.theta, half)
         for places in (self.layout.row, self.layout.column):
@@ -210,7 +210,7 @@ class QwenTower(Tower):
         self.cos, self.sin = (g.per_position(table) if g.standard else table for table in named)
 
     def rotated(self, g: VisionGraph, name: str, rows: str) -> str:
-        """Rotate ``(a, b)`` of each head to ``(a cos - b sin, b cos + a sin)``."""
+        """Rotate each head's halves ``(a, b)`` to ``(a cos - b sin, b cos + a sin)``."""
         if not g.standard:
             return g.graph.fused("RotaryEmbedding", [rows, g.position_ids(), self.cos, self.sin], [name], num_heads=self.heads)
         half = self.columns // self.heads // 2
@@ -222,7 +222,7 @@ class QwenTower(Tower):
 
 
 class Qwen25Tower(QwenTower):
-    """Qwen2.5-VL's tower: blocks outside ``fullatt_block_indexes`` attend inside windows; RMS norms, gated MLPs."""
+    """Qwen2.5-VL's tower: RMS norms, gated MLPs, and windows in blocks that ``fullatt_block_indexes`` does not list."""
 
     def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
         super().__init__(grid, vision, width, inner, hidden)
@@ -240,9 +240,7 @@ class Qwen25Tower(QwenTower):
 
 
 class Qwen3Tower(QwenTower):
-    """Qwen3-VL's tower: tokens ``[G, squares, (1 + K) hidden]``, the embedding, then K blocks' features for the decoder's first
-    K layers.
-    """
+    """Qwen3-VL's tower. Tokens ``[G, squares, (1 + K) hidden]`` join the embedding and features for K decoder layers."""
 
     mlp_names = "linear_fc1", "linear_fc2"
     merger_names = "norm", "linear_fc1", "linear_fc2"
@@ -258,7 +256,7 @@ class Qwen3Tower(QwenTower):
         return g.reorder("vision.ordered", placed, self.layout.order)
 
     def resampled(self, g: VisionGraph) -> Operand:
-        """Return the square table of position embeddings at each patch, bilinear, the outermost ones at the edges."""
+        """Return each patch's position embedding, interpolated bilinearly from a square table that spans the whole frame."""
         c, side, name = g.compute, round(self.position_count**0.5), "vision.pos_embed.weight"
         shape = self.position_count, self.columns
         places = g.residual(g.tensor(name, shape))
@@ -274,7 +272,7 @@ class Qwen3Tower(QwenTower):
         return c("Reshape", drawn, (-1, self.columns))
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Norm after joining the patches of a square, not before."""
+        """Return the layer's DeepStack features, if any; unlike in :meth:`merged`, the norm follows the joining of patches."""
         if layer not in self.tapped:
             return []
         name = f"vision.deepstack_merger_list.{self.tapped.index(layer)}"

@@ -1,4 +1,4 @@
-"""Towers of patches in a square, SigLIP's and CLIP's: with LLaVA's projector, or SmolVLM's shuffle."""
+"""The towers SigLIP and CLIP for square frames, with LLaVA's projector or SmolVLM's shuffle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
 class EncoderTower(Tower):
-    """Blocks of pre-norm attention and MLP over the patches of a square, as ``vision_config`` describes them."""
+    """A tower of pre-norm attention and MLP blocks over a square of patches, as ``vision_config`` describes it."""
 
     def __init__(self, section: dict[str, Any]) -> None:
         self.columns, self.inner, self.layers, self.heads = (
@@ -31,7 +31,10 @@ class EncoderTower(Tower):
         self.patch_grid, self.residual = (self.side, self.side), self.columns
 
     def embedded(self, g: VisionGraph, pixels: str, *, has_class: bool = False) -> str:
-        """Return patches at their places ``[F, positions, columns]``, after a class token if a norm reads them next."""
+        """Return patch embeddings with their position embeddings ``[F, positions, columns]``.
+
+        has_class: put CLIP's class token first; a norm, not the first block, must then read the rows.
+        """
         name, positions = "vision.embeddings", self.side**2 + has_class
         rows = g.patches(f"{name}.patch_embedding", pixels, self.columns, self.patch, bias=not has_class, writes=not has_class)
         places = g.tensor(f"{name}.position_embedding.weight", (positions, self.columns))
@@ -42,7 +45,7 @@ class EncoderTower(Tower):
         return g.add(name, rows, g.per_position(g.constant(f"{name}.position_embedding", places)))
 
     def states(self, g: VisionGraph, rows: str, layers: int) -> list[str]:
-        """Return ``[F, positions, columns]`` before the first block and after each of the first ``layers``."""
+        """Return hidden states ``[F, positions, columns]``: before the first block, and after each of the first ``layers``."""
         states, delta, columns, positions = [], "", self.columns, self.side**2 + self.class_tokens
         for layer in range(layers):
             name = f"vision.encoder.layers.{layer}"
@@ -63,11 +66,11 @@ class EncoderTower(Tower):
 
 
 class SquareTower(EncoderTower):
-    """Tower, chosen layers, projector of two linears: rows ``[F, tokens, width]`` of the language model.
+    """A tower whose chosen layers are joined and projected by two linears to decoder rows ``[F, tokens, width]``.
 
-    Hidden states are numbered as in transformers (0 is the embedding, -1 the last layer before the final norm); layers after
-    the chosen ones are skipped. ``before`` is the matrix that pools rows along both edges before the projector, ``after`` the
-    one after it; a subclass with either sets ``tokens`` and ``reach``.
+    Hidden states are numbered as in transformers: 0 is the embedding, -1 the last layer before the final norm. Layers after the
+    chosen ones are left out. The matrix ``before`` pools rows along both edges before the projector, ``after`` after it. Who
+    sets one of these must set ``tokens`` and ``reach`` too.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -78,7 +81,7 @@ class SquareTower(EncoderTower):
         self.is_clip = kind == "clip_vision_model"
         self.class_tokens = int(self.is_clip)
         strategy, wanted = settings["vision_feature_select_strategy"], "default" if self.is_clip else "full"
-        if strategy != wanted:  # CLIP's class token has no place in a grid, and SigLIP has none to drop
+        if strategy != wanted:  # CLIP's class token must be dropped, and SigLIP has none
             what = f"vision_feature_select_strategy {strategy!r} of a {kind} cannot be exported, only {wanted!r}"
             raise UserError(f"config.json: {what}; give a model that was trained so")
         chosen, layers = settings["vision_feature_layer"], self.layers
@@ -96,7 +99,9 @@ class SquareTower(EncoderTower):
         g, width = graph, self.columns
         rows = self.embedded(g, pixels, has_class=self.is_clip)
         if self.is_clip:
-            rows, _ = g.layer_norm("vision.pre_layrnorm", rows, width, self.epsilon, writes=True)  # spelt as in checkpoints
+            rows, _ = g.layer_norm(
+                "vision.pre_layrnorm", rows, width, self.epsilon, writes=True
+            )  # checkpoints have this spelling
         states = self.states(g, rows, max(self.chosen))
         features = [states[index] for index in self.chosen]
         joined = g.node("Concat", features, "features.chosen", axis=-1) if len(features) > 1 else features[0]
@@ -118,10 +123,10 @@ class SquareTower(EncoderTower):
 
 
 class SmolVLMTower(EncoderTower):
-    """SigLIP to the end, and squares of ``scale`` x ``scale`` patches joined and projected.
+    """SmolVLM's tower: all of SigLIP, then a linear over squares of ``scale`` x ``scale`` joined patches.
 
-    Frames fill the tower's square, so patches have the table's positions in order. (transformers computes them by fractions in
-    float32, with the same result for the published 27 and 32 patches a side; for some others, such as 25, it is off by one.)
+    Frames fill the tower's square, so patches have the table's positions in order. transformers computes positions from float32
+    fractions: the result is the same for the published 27 and 32 patches per side, but off by one for some others, such as 25.
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:
