@@ -112,7 +112,7 @@ class ClipTracer:
         budget = self.frames * self.model.rows_per_frame
         try:
             stream = Stream(self.model, policy, budget, self._prefix, self._text_rows, "never")
-        except BundleError:  # a file cannot be read, and fewer frames would not help
+        except BundleError:  # a file cannot be read, so watching fewer frames would not help
             raise
         except UserError as error:
             raise UserError(f"{self.frames} frames cannot be held in full ({error}); give fewer --frames") from None

@@ -39,8 +39,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    evidence: the tokens that show the answer, ascending int64; for a question about now, only the newest frame's. No token
-    shows a "no", so its evidence is empty. last: the last frame with evidence, or None if there is no evidence.
+    evidence: the tokens that show the answer, ascending int64; for a question about now, only the newest frame's. The evidence
+    of an answer "no" is empty. last: the last frame with evidence, or None if there is no evidence.
     """
 
     kind: str

@@ -117,8 +117,8 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the fastest-compressing of the policies that are as good as the best; None stands for FALLBACK.
 
-    The best policy has the largest mean. A policy is as good if the paired differences on the same clusters do not tell it from
-    the best. The result is None if FALLBACK is as good as the best policy, or if all of several policies are.
+    The best policy has the largest mean. A policy is as good as the best if their paired differences on the same clusters do
+    not tell the two apart. The result is None if FALLBACK is as good as the best policy, or if all of several policies are.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]

@@ -130,9 +130,9 @@ def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
     """Make stream number ``stream`` of text-scenes for a seed, and a question about each person.
 
-    Questions ask for a family name and for a city in turn. While a person is present, one of a frame's SLOTS sentences is about
-    them; the first person's sentence in the first frame is different. Raises UserError if the model's tokenizer splits most
-    names into several tokens.
+    Questions ask for a family name and for a city in turn. While a person is present, one of a frame's SLOTS sentences names
+    the person; the first person's sentence in the first frame is different. Raises UserError if the model's tokenizer splits
+    most names into several tokens.
     """
     rng = np.random.default_rng([*words, stream, 4])
     given, family, city = (_draw_names(rng, names, encode) for names in (GIVEN, FAMILY, CITY))
@@ -172,7 +172,7 @@ def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> Text
 
 
 def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[str]:
-    """Draw PEOPLE names that are one token each. Raises UserError if fewer names are one token each."""
+    """Draw PEOPLE names that are one token each. Raises UserError if too few names are one token each."""
     short = [name for name in names.split() if len(encode(f" {name}")) == 1]
     if len(short) < PEOPLE:
         raise UserError(f"this model has more than one token for names like {names.split()[0]}; give a model of English text")

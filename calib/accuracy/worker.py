@@ -144,7 +144,7 @@ class Worker:
         frames, full = self.settings.frames, create_policy("full")
         Session.open(
             self.model, policy=full, text_budget=self._text_budget, append=ALL
-        ).close()  # this sets full.budget to the largest possible one
+        ).close()  # sets full.budget to the largest possible budget
         if frames > (most := full.budget // self.per_frame):
             raise UserError(f"--frames {frames}: this model has positions for {most} frames under full KV; give fewer")
         return VariantRun(FULL, "100%", frames * self.per_frame)
@@ -183,8 +183,8 @@ def run_case(
 ) -> Record:
     """Watch a stream, then ask and score all of its questions. tokens: |M|.
 
-    In the result, bytes is the peak of cache and policy together, and appended and encoded are the fractions of tokens appended
-    and of patches encoded; see :func:`ask` for results. Raises UserError if the policy cannot run at |M| = ``tokens``.
+    In the result, bytes is the peak of cache and policy together. appended and encoded are the fractions of tokens appended and
+    of patches encoded. :func:`ask` describes results. Raises UserError if the policy cannot run at |M| = ``tokens``.
     """
     with open_variant(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)
@@ -252,7 +252,7 @@ def moved_bytes(session: Session) -> int:
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
     """Return the fraction of the evidence held and whether any of it is held, both averaged over layers and KV heads.
 
-    Both results are None without evidence.
+    Returns (None, None) if there is no evidence.
     """
     if not len(evidence):
         return None, None

@@ -42,7 +42,7 @@ class Thing:
     number: int  # 0 for the first object of the stream, counting up
     color: int  # index into COLORS
     shape: int  # index into SHAPES
-    cell: int  # 0..15, row-major; after it has left, the last cell it was in
+    cell: int  # 0..15, row-major; after the object has left, its last cell
     entered: int  # first frame that shows it
     left: int | None = None  # first frame that no longer shows it
     offset: tuple[int, int] = (0, 0)  # pixels (down, right) inside the cell

@@ -259,7 +259,7 @@ def check_turned(cache: DeviceCache, rotated: bool) -> None:
 
 
 def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) -> Callable[[], None]:
-    """Declare the arrays for temporal similarity, and return a function that launches its kernels after they are sent."""
+    """Declare the arrays for temporal similarity, and return a function that launches the kernels after the arrays are sent."""
     cache = work.cache
     check_turned(cache, rotated)
     work.masks("recent", recent)

@@ -106,7 +106,7 @@ class SeqScores(Stateful):
         return out
 
     def replace(self, seq: Int64, score: Float64, capacity: int) -> None:
-        """Replace the table's content with these tokens and scores, ``[heads, n]`` in any order."""
+        """Replace the table's content with the tokens ``seq`` and their scores, ``[heads, n]`` in any order."""
         if not self._seq.size:
             self._seq, self._score = np.zeros((len(seq), capacity), np.int64), np.zeros((len(seq), capacity))
         self._count = seq.shape[1]

@@ -115,9 +115,9 @@ class Policy(Stateful):
                 return -np.linalg.norm(layer.keys, axis=-1)
 
     The base class keeps the prefix, the text, frame 0 if later frames always attend to it, and the rows with the highest
-    scores. To choose rows in a different way or to merge them, override :meth:`compress`. To compare several layers,
-    override :meth:`prepare`. To rank by attention, name the layers whose queries you want in :attr:`needs`, and receive the
-    queries in :meth:`after_append`.
+    scores. To choose rows without scores, or to merge rows, override :meth:`compress`. To compare several layers, override
+    :meth:`prepare`. To rank by attention, name the layers whose queries you want in :attr:`needs`, and receive the queries in
+    :meth:`after_append`.
 
     Create state that lasts between calls in :meth:`attach`, and declare it in ``state_fields``. Snapshots store the
     attributes in ``state_fields``, and the byte budget counts their arrays.
@@ -240,7 +240,7 @@ class Policy(Stateful):
 
 
 def problem_of(cls: type[Policy]) -> str:
-    """Return the error in a policy's class, with its source location, or an empty string if there is none."""
+    """Return the error in a policy's class, with its source location, or an empty string if the class is valid."""
     written = any(getattr(cls, name) is not getattr(Policy, name) for name in ("score", "compress", "before_append"))
     if cls.bounded and not written:
         return f"{cls.__name__} defines neither score() nor compress()"

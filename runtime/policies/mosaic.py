@@ -142,9 +142,9 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 class Partitions(Stateful):
     """A set of up to ``slots`` partitions, which are clusters of frames by their pooled features ``[width]``.
 
-    A partition is never split, because that would fetch all rows of its frames. A frame that would exceed a partition's
-    threshold starts a new partition instead. If no slot is free, the two most similar partitions merge. small, large:
-    thresholds, as multiples of the early variance.
+    A partition is never split, because a split would fetch all rows of the partition's frames. A frame that would exceed a
+    partition's threshold starts a new partition instead. If no slot is free, the two most similar partitions merge. small,
+    large: thresholds, as multiples of the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -152,7 +152,7 @@ class Partitions(Stateful):
     def __init__(self, slots: int, width: int, frames: int, small: float, large: float) -> None:
         self.slots, self._times = slots, (small, large)
         self.mean, self.variance = np.zeros((slots, width), np.float32), np.zeros(slots)
-        self.size, self.taken = np.zeros(slots, np.int64), np.full(slots, -1, np.int32)  # -1 for a free slot, else 0
+        self.size, self.taken = np.zeros(slots, np.int64), np.full(slots, -1, np.int32)  # -1 for a free slot, 0 for a used one
         self._of = np.zeros(frames, np.int32)
         self._early = EarlyVariance(1, width, EARLY_FRAMES)
         self.merged = 0

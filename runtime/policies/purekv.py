@@ -21,7 +21,7 @@ PRESET = 2  # the best CLIE layer in fig. 5
 class PureKV(EvictsOnDemand):
     """Keep the newest tokens and the tokens that their queries attend to, weighted by value norms. Low layers give the scores.
 
-    Ours: a token that the CLIE layer has evicted keeps its last score in the layers above. KV heads are matched by number.
+    Ours: above the CLIE layer, a token that the CLIE layer has evicted keeps its last score. KV heads are matched by number.
     """
 
     clie: str = setting("", "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)")

@@ -23,7 +23,7 @@ PAGE_ROWS = 64  # the largest number of rows in a block
 class PageRun:
     """A run of a cluster's rows, in blocks of PAGE_ROWS rows with the numbers ``first``, ``first + 1``, ...
 
-    missing: the number of rows in lost blocks. block: the rows themselves, until they are in the store.
+    missing: the number of rows in lost blocks. block: the run's rows until they are in the store, then None.
     """
 
     rows: int

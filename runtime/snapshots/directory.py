@@ -1,6 +1,6 @@
 """Store the snapshots of ``--state`` in a local folder, or at an address that fsspec can open.
 
-The two newest snapshots are kept. A snapshot appears once it is complete. With a key, it is an age file
+The two newest snapshots are kept. Unfinished snapshots are not listed. With a key, a snapshot is an age file
 (https://age-encryption.org/v1).
 """
 
@@ -46,7 +46,7 @@ def snapshots(where: str | Path) -> list[Any]:
 
 
 class Folder:
-    """A local folder of snapshots. Only the process that holds the folder's lock uses it. Symbolic links are not followed."""
+    """A local folder of snapshots. Only the process that holds the lock uses the folder. Symbolic links are not followed."""
 
     has_locks = True  # False on network disks without locks
 
@@ -278,7 +278,7 @@ class SnapshotDirectory:
 
         take: called to restore a snapshot; if the call raises SnapshotError, the next older snapshot is tried. If no snapshot
         fits, snapshots of a different version and, if ``begin_again`` is set, of a different session get the suffix OTHER.
-        Raises UserError if one cannot be decrypted or, without ``begin_again``, is of a different session.
+        Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different session.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []

@@ -134,7 +134,7 @@ def read_record(data: bytes, stamp: int) -> Block | None:
 
 
 def _views(buffer: NDArray[np.uint8], header: RecordHeader) -> Block:
-    """Return views of a record's arrays, whose order in the record aligns each array to its dtype."""
+    """Return views of a record's arrays, which are ordered so that each array is aligned to its dtype."""
     shape, at = (header.heads, header.rows), HEADER.size
 
     def array(dtype: type[np.generic] | np.dtype, *more: int) -> NDArray:
