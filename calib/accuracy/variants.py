@@ -111,7 +111,7 @@ def key_of(record: Record) -> tuple[str, str, int]:
     return record["policy"], record["budget"], record["stream"]
 
 
-PLAIN = Variant("sliding-window")  # holds only the cache; the limit of every policy's bytes
+PLAIN = Variant("sliding-window")  # holds only the cache, whose size limits every policy
 
 
 def equal_byte_runs(

@@ -39,9 +39,9 @@ from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.taught import OFFERED
 
 CHUNK = 8  # frames encoded and appended at once: a session's default
-TEXT_BUDGET = TextBudget(80, 80, 80)  # enough for this benchmark's questions and answers; small, to leave the stream positions
-MEASURED = 256  # a policy's bytes are measured over this many frames of a long stream; all of its arrays exist by then
-MEASURED_TEXT = 16  # bytes are measured over this many frames of a text stream, whose budget is a few frames
+TEXT_BUDGET = TextBudget(80, 80, 80)  # tokens: enough for these questions and answers, few enough to leave the stream positions
+MEASURED = 256  # frames of a long stream after which a policy's bytes are measured: all of its arrays exist
+MEASURED_TEXT = 16  # frames of a text stream after which bytes are measured: its budget is a few frames
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 """The run that replaces full KV on streams too long for it: it keeps the evidence and leaves half of the positions free."""
 

@@ -82,7 +82,7 @@ def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.float
 
 
 def units(rows: NDArray[np.floating]) -> Float64:
-    """Return rows ``[n, width]`` scaled to length 1, in float64. Zero rows stay zero."""
+    """Return rows ``[n, width]`` scaled to length 1, in float64. Rows of zeros stay zero."""
     wide = rows.astype(np.float64)
     length = np.linalg.norm(wide, axis=-1, keepdims=True)
     return np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)

@@ -152,7 +152,7 @@ class Retrieval(Policy, ABC):
         """Return the policy's state fields and the store's state."""
         self.forget_lost()
         lost, store = self.store.stats.lost, self.store.state()
-        if self.store.stats.lost != lost:  # writing the store's waiting blocks has overwritten stored ones
+        if self.store.stats.lost != lost:  # writing the store's waiting blocks has overwritten other blocks
             self.forget_lost()
             store = self.store.state()
         return {**super().state(), **add_prefix("store", store)}
