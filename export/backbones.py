@@ -71,15 +71,12 @@ class DecoderShape:
         return self.local_theta is not None and bool(self.windows[layer])
 
     def inv_freq(self) -> list[float]:
-        """Return the rotary frequencies in float32, as in transformers: ``[head_dim / 2]``."""
+        """Return transformers' rotary frequencies, float32 ``[head_dim / 2]``."""
         return [float(value) for value in inverse_frequencies(self.rope_theta, self.head_dim)]
 
 
 def inverse_frequencies(theta: float, dim: int) -> Float32:
-    """Return ``theta ** (-2 i / dim)`` with PyTorch's rounding, the same on any processor: ``[dim / 2]``.
-
-    numpy's power in float32 differs in the last bit between instruction sets; in float64, rounded, it does not.
-    """
+    """Return ``theta ** (-2 i / dim)`` ``[dim / 2]``, rounded as in PyTorch, with the same bits on any processor."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return 1 / (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
 
@@ -89,9 +86,9 @@ class LayerWeights:
     """The weights of one layer.
 
     matrices: ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``, ``[out, in]``; float32,
-    or rounded by a precision or by the checkpoint itself. biases: ``[out]``, for matrices with a bias. norms: gains before
-    attention and MLP, ``input`` and ``mlp`` ``[hidden]``; if any, of heads, ``q`` and ``k`` ``[head_dim]``, and after attention
-    and MLP, ``attended`` and ``passed`` ``[hidden]``.
+    or rounded by a precision or by the checkpoint itself. biases: ``[out]``, for matrices with a bias. norms: the gains
+    ``input`` and ``mlp`` ``[hidden]`` before attention and MLP; some models add ``q`` and ``k`` ``[head_dim]`` per head, and
+    ``attended`` and ``passed`` ``[hidden]`` after attention and MLP.
     """
 
     matrices: Mapping[str, Float32 | Stored]
@@ -104,9 +101,9 @@ class Backbone:
     """The traits of a text backbone.
 
     biases: which of ``q k v o gate up down`` have a bias, None if the configuration decides. gated_biases: whether the
-    configuration may give the MLP biases too. head_norms: whether queries and keys are normed per head before rotation.
-    head_dim: the default for configurations without one. sections: the default of M-RoPE's sections, None for 1-D positions.
-    interleaved: whether M-RoPE's axes alternate, regardless of the configuration.
+    configuration may add biases to the MLP. head_norms: whether queries and keys are normed per head before rotation. head_dim:
+    the default head size. sections: the default M-RoPE sections, None for 1-D positions. interleaved: whether M-RoPE's axes
+    alternate, regardless of the configuration.
     """
 
     biases: tuple[str, ...] | None = None
@@ -168,7 +165,7 @@ class Backbone:
         return found | {f"{part}.bias": (f"{matrices[part][0]}.bias", matrices[part][1][0]) for part in own}
 
     def embedding(self, checkpoint: Checkpoint, s: DecoderShape) -> Iterator[Float32]:
-        """Yield the embedding ``[vocab, hidden]``, which is also the head if that is tied, in slices of rows."""
+        """Yield the embedding ``[vocab, hidden]``, which a tied head shares, in slices of rows."""
         return checkpoint.rows("text.embed_tokens.weight", (s.vocab, s.hidden))
 
     def final_norm(self, checkpoint: Checkpoint, s: DecoderShape) -> Float32:

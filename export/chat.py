@@ -17,7 +17,7 @@ from edgevlm.runtime.chat import Chat, encode_inside, video_mark
 
 GENERATION = "generation_config.json"
 _MARK = re.compile(r"<[^<>{}\s]+>")
-_CHANGING = {  # settings of ``generate`` that change greedy answers and are not supported -> the value that changes nothing
+_CHANGING = {  # unsupported settings of ``generate`` -> the value at which the setting has no effect
     **dict.fromkeys(("num_beams", "num_beam_groups", "guidance_scale", "encoder_repetition_penalty"), 1),
     **dict.fromkeys(("min_length", "min_new_tokens", "encoder_no_repeat_ngram_size"), 0),
     **dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Read a checkpoint folder that ``save_pretrained`` wrote, JSON files and safetensors, in slices of one tensor at a time.
+"""Read the JSON files and safetensors of a checkpoint folder that ``save_pretrained`` wrote, one slice of a tensor at a time.
 
 Nothing is unpickled, no code from the folder runs, nothing is downloaded, and no file outside the folder is read.
 """
@@ -52,7 +52,7 @@ _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # tests/export/tes
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor in a file, not read yet. name: as in the file. dtype: safetensors' name. read: reads a slice of rows."""
+    """A tensor not read yet. name: the name in the file. dtype: safetensors' name of the type. read: reads a slice of rows."""
 
     path: Path
     name: str
@@ -61,7 +61,7 @@ class Unread:
     read: Callable[[slice], NDArray[Any]]
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
-        """Read rows ``[start, stop)`` as stored. Raises UserError if they cannot be read."""
+        """Read rows ``[start, stop)`` as stored; raises UserError if the file cannot be read."""
         try:
             return self.read(slice(start, stop))
         except Exception as error:  # safetensors, gguf and the disk raise various types
@@ -74,7 +74,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
     from safetensors import safe_open
 
     try:
-        with path.open("rb"):  # this error has a reason, unlike the one of safetensors
+        with path.open("rb"):  # unlike safetensors, ``open`` names the cause of an error
             file = safe_open(path, "np")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is not a dict
         shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
@@ -172,7 +172,7 @@ class Checkpoint:
         return section
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Return the tensor with the canonical ``name`` as float32. Raises UserError unless it has ``shape`` and is finite."""
+        """Return the tensor with the canonical ``name`` as float32; raises UserError unless it has ``shape`` and is finite."""
         self.check(name, shape)
         full, filled = np.zeros(shape, np.float32), 0
         if self._reads:
@@ -193,11 +193,11 @@ class Checkpoint:
             yield rows
 
     def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
-        """Return the int32 tensor with the canonical ``name``. Raises UserError unless it has ``shape`` and this type."""
+        """Return the tensor with the canonical ``name``; raises UserError unless it is int32 and has ``shape``."""
         return self.check(name, shape, ("I32",)).rows(0, shape[0])
 
     def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Unread:
-        """Return the tensor without reading it. Raises UserError if it is missing or has the wrong shape or type."""
+        """Return the tensor without reading it; raises UserError if it is missing or has the wrong shape or type."""
         if name not in self.tensors:
             if (packed := self.tensors.get(f"{name.removesuffix('weight')}qweight")) is not None:
                 what = "is quantised; only the decoder's layers may be, as quantization_config of config.json says"
@@ -215,15 +215,15 @@ class Checkpoint:
         return tensor
 
     def without_reading(self) -> Checkpoint:
-        """Return a copy whose tensors are all zero, for steps of an export whose weights have been written already."""
+        """Return a copy whose tensors are all zero, for the steps after an export has written its weights."""
         other = copy.copy(self)
         other._reads = False
         return other
 
     def is_tied(self, text: Mapping[str, Any]) -> bool:
-        """Return whether the head is the embedding: if the configuration ties them, unless both are stored and differ.
+        """Return whether the configuration ties the head to the embedding, unless both are stored and differ.
 
-        text: the configuration's ``text_config``. If only the head is stored, it becomes the embedding, as in transformers.
+        If only the head is stored, it becomes the embedding, as in transformers.
         """
         embedding, head = (self.tensors.get(f"text.{name}.weight") for name in ("embed_tokens", "lm_head"))
         if not (self.config.get("tie_word_embeddings") or text.get("tie_word_embeddings")):
@@ -242,7 +242,7 @@ class Checkpoint:
         return False
 
     def weight_files(self) -> list[str]:
-        """Return the names of the safetensors files, whether or not they exist: SINGLE if it exists, else those in the index.
+        """Return the names of the safetensors files: SINGLE if it exists, else the names in the index.
 
         Raises UserError for a damaged index.
         """
@@ -328,8 +328,8 @@ def _canonical(name: str) -> str:
 def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
     """Return a section of ``config.json`` with transformers' defaults for the settings it lacks.
 
-    kind: the ``model_type`` to use instead of the section's, since early checkpoints have the whole model's there. Rotary
-    settings have had several names, so a section that has one of them gets only the default of ``rope_theta``.
+    kind: the ``model_type`` to use instead of the section's, which in early checkpoints is the whole model's. Rotary settings
+    have had several names: a section with any of these names gets only the default of ``rope_theta``.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:
@@ -367,7 +367,7 @@ def _defaults() -> dict[str, dict[str, Any]]:
 def inside(folder: Path, name: str) -> Path:
     """Return the path of a checkpoint's file. Raises UserError if the name, or a link of that name, leads out of the folder.
 
-    Links into ``blobs`` two folders up are allowed, because snapshots in the Hugging Face Hub's cache consist of them.
+    Links into ``../../blobs`` are allowed: a snapshot in the Hugging Face Hub's cache consists of such links.
     """
     path, home = folder / name, folder.resolve()
     if Path(name).name != name or name in ("", ".", ".."):

@@ -7,16 +7,16 @@ A traced decoder would concatenate its cache; these graphs append to the caller'
     outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
-K is 0 without DeepStack. With DeepStack, columns ``(1 + l) E ..`` of a row are added to it after layer ``l``; they are zeros
-for text. ``total_len[l]`` is the number of valid rows in layer ``l`` after the call. A layer consists of ``project`` (residual
-to q, k, v), ``attend`` (which alone knows the cache) and ``finish`` (back to the residual). A graph can be split between them.
+K is 0 without DeepStack, which adds columns ``(1 + l) E ..`` of an input row, zeros for text, to the hidden state after layer
+``l``. ``total_len[l]`` is the number of valid rows in layer ``l`` after the call. A layer consists of ``project`` (residual to
+q, k, v), ``attend`` (which alone knows the cache) and ``finish`` (back to the residual), between which a graph can be split.
 
 Norms, rotary positions and ``attend`` depend on the profile, so they are in :mod:`edgevlm.export.profiles`.
 docs/internals/engines.md describes the inputs and outputs for TensorRT.
 
-All graphs share one weights file. ``full`` is the whole decoder. ``st-spattn`` prefills frames: from some layer on it attends
-as :mod:`edgevlm.export.st_spattn` describes, with two more inputs. ``per-layer0`` to ``per-layer{L}`` are ``full`` without
-attention (:class:`PerLayerGraphs`). The CPU engine runs the per-layer graphs, CUDA the other two.
+All graphs share one weights file. ``full`` is the whole decoder. ``st-spattn`` prefills frames, with sparse attention in its
+later layers (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` are ``full`` without attention
+(:class:`PerLayerGraphs`). The CPU engine runs the per-layer graphs; CUDA runs ``full`` and ``st-spattn``.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def write_decoder(
 def _stored(
     read: LayerWeights, layer: int, layout: Layout, samples: Samples | None, rotations: DecoderRotations | None, done: bool
 ) -> LayerWeights:
-    """Return the layer with its matrices rounded once for all graphs; those that the checkpoint has rounded stay.
+    """Return the layer with its matrices rounded once for all graphs; matrices rounded by the checkpoint stay as they are.
 
     done: whether the layer is in the weights file already.
     """
@@ -217,7 +217,7 @@ class DecoderGraph:
             self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
 
     def rotated(self, name: str, rows: str) -> str:
-        """Return rows ``[1, S, E]`` with the residual's rotation, if there is one."""
+        """Rotate rows ``[1, S, E]`` if the graph's residual is rotated."""
         return rows if self.rotations is None else self.rotations.residual.nodes(self.graph, name, rows)
 
     def linear(self, name: str, rows: str, w: LayerWeights, matrix: str) -> str:
@@ -300,8 +300,9 @@ class DecoderGraph:
 class PerLayerGraphs:
     """A decoder's dense parts under construction: L + 1 graphs, between which the caller computes attention.
 
-    graph: makes an empty graph with a name. ``per-layer0`` projects the input rows to layer 0's query, key and value.
-    ``per-layer{l}`` reads the attention of layer ``l - 1``, finishes that layer and projects the next one, or returns logits:
+    graph: a function that makes an empty graph with the given name. ``per-layer0`` projects the input rows to layer 0's query,
+    key and value. ``per-layer{l}`` reads the attention of layer ``l - 1``, finishes that layer and projects the next one, or
+    returns logits:
 
         per-layer0    inputs_embeds [1, S, E]   cos, sin [1, S, D/2]
         per-layer{l}  layer{l-1}.attention [1, S, Hq D]   the residual of the graph before (inputs_embeds for l = 1)

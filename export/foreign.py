@@ -24,7 +24,7 @@ METHODS = ("awq", "gptq", "gguf")  # accepted; transformers leaves "gguf" in the
 def refuse_files(path: Path, names: Collection[str] | None = None, where: object = None) -> None:
     """Raise UserError for a GGUF file, or for a folder whose files show why it is not a readable checkpoint.
 
-    names: the names of the files, if they are not in the folder ``path``. where: the repository that has them.
+    names: the file names, if the files are in the repository ``where`` and not in the folder ``path``.
     """
     where = path if where is None else where
     if names is None:

@@ -11,7 +11,7 @@ from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.preprocess import SUPPORT
 
 _RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL's numbers
-MOST_TOKENS = 768  # the most tokens per frame for Qwen models, a limit that its authors' code has too
+MOST_TOKENS = 768  # the most tokens per frame for Qwen models, as in their authors' code
 _JOINT = "processor_config.json"
 _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor": "preprocessor_config.json"}
 
@@ -21,9 +21,9 @@ def frame_preparation(
 ) -> dict[str, Any]:
     """Return the bundle's ``vision`` fields on preparing frames for a tower that takes ``size`` (height, width) pixels.
 
-    processors: tried in order, each first in ``processor_config.json`` and then in its own file. is_sized: whether the size is
-    from the processor's pixel budget; frames are then stretched to it. Raises UserError if no processor is found, or if it
-    prepares frames in a way that a bundle cannot express.
+    processors: tried in order, each first in ``processor_config.json`` and then in its own file. is_sized: whether ``size``
+    comes from the processor's pixel budget; frames are then stretched to ``size``. Raises UserError if no processor is found,
+    or if it prepares frames in a way that a bundle cannot express.
     """
     file, config = processor(checkpoint, processors)
     wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "use_square_size": False}
@@ -51,7 +51,7 @@ def frame_preparation(
 
 
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Return the first existing file of ``processors``, and its settings with transformers' defaults for missing ones."""
+    """Return the first existing file of ``processors``, and its settings, completed with transformers' defaults."""
     joint = checkpoint.json(_JOINT)
     for name in processors:
         file, own = f"{checkpoint.folder / _JOINT} ({name})", (joint or {}).get(name)
@@ -80,7 +80,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return a size in a processor file as a dict of sides. A number stands for both sides of a crop, or the shorter edge."""
+    """Return a processor file's size as a dict of sides. A number means both sides of a crop, otherwise the shorter edge."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}

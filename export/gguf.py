@@ -34,7 +34,7 @@ _SETTINGS = {  # GGUF's setting -> text_config's
 
 
 class GgufCheckpoint(Checkpoint):
-    """A checkpoint read from a GGUF file, which contains its settings too. folder: the path of the file.
+    """A checkpoint whose settings and tensors are read from a GGUF file. folder: the path of the file.
 
     Raises UserError if the file is missing, damaged or not of ARCHITECTURES, or if the package gguf is not installed.
     """
@@ -49,7 +49,7 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{path}: reading GGUF needs the package gguf: {install('gguf')}") from None
 
         class Reader(GGUFReader):
-            """A reader that stops at the end of the file, unlike the package, which trusts an array's claimed length."""
+            """A reader that stops at the end of the file; the package's reader trusts the length that an array claims."""
 
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> NDArray[Any]:
                 if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
@@ -87,9 +87,9 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{self.folder}: {name} is not text; download it again") from None
 
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
-        """Return a tensor that is not read yet.
+        """Return a tensor without reading it.
 
-        heads: if not None, the number of heads in the tensor's rows, whose rotary pairs llama.cpp stores side by side; reading
+        heads: the number of heads in a tensor whose rotary pairs llama.cpp stores side by side, otherwise None; reading
         restores the checkpoint's order.
         """
         from gguf.quants import dequantize

@@ -81,10 +81,10 @@ class ExportJournal(JsonLines):
 
 
 class WeightsFile:
-    """A file of tensors, 64-byte aligned, which are written one after another, a slice at a time.
+    """A file of 64-byte aligned tensors, written one after another in slices.
 
-    Graphs that share the file share its tensors, so each name is written only once. :meth:`finish` closes a step of the
-    journal. When an export continues, tensors of finished steps are not written again; the file is cut after the last one.
+    Graphs share the file's tensors, so each name is written only once. :meth:`finish` closes a step of the journal. When an
+    export continues, the file is cut after the tensors of the last finished step.
     """
 
     def __init__(self, stream: BinaryIO, name: str, journal: ExportJournal | None = None) -> None:
@@ -137,7 +137,7 @@ class WeightsFile:
 class GraphBuilder:
     """An ONNX graph under construction: nodes, initializers, inputs and outputs, with unique, readable names.
 
-    for_cpu: whether the graph runs only on ONNX Runtime's CPU, so that it may use operators that other devices lack.
+    for_cpu: whether the graph runs only on ONNX Runtime's CPU and may use operators that other devices lack.
     """
 
     def __init__(self, name: str, weights: WeightsFile, opset: int = OPSET, ir_version: int = IR_VERSION) -> None:
@@ -163,7 +163,7 @@ class GraphBuilder:
         return name
 
     def shared(self, name: str) -> bool:
-        """Return whether the weights file already has ``name``, and if so, make it an initializer of this graph too."""
+        """Return whether the weights file already has ``name``, and if so, make that tensor an initializer of this graph."""
         if (tensor := self.weights.written.get(name)) is not None:
             self.initializers.append(tensor)
         return tensor is not None

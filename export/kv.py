@@ -1,8 +1,8 @@
 """Build the cache's part of a decoder graph: inputs and outputs in its KV precision, dense attention, and conversions.
 
 Attention over an ``fp32`` or ``fp16`` cache computes in the cache's type, because otherwise each call would convert the whole
-cache. GroupQueryAttention reads and writes int8 caches itself, with two more inputs per layer, ``key_scale{l}`` and
-``value_scale{l}`` ``[1, Hkv, 1, D]``. It rounds new rows to codes, and attention uses the rounded values.
+cache. GroupQueryAttention itself reads and writes int8 caches, using two more inputs per layer, ``key_scale{l}`` and
+``value_scale{l}`` ``[1, Hkv, 1, D]``. New rows are rounded to codes, and attention uses the rounded values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the scales of an int8 cache from the ranges that keys and values have on calibration input in an fp32 cache."""
+"""Measure the scales of an int8 cache from the ranges of keys and values in an fp32 cache on calibration input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUESTIONS = (
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
     """Measure the KV scales of the int8 bundle that ``manifest`` describes, and add their file to the manifest.
 
-    The file ``bundle.json`` is left describing an fp32 cache, as the measurement needed it. Raises UserError if no engine is
+    The file ``bundle.json`` still describes the fp32 cache that the measurement needed. Raises UserError if no engine is
     installed.
     """
     exact = {**manifest["decoder"], "kv": "fp32"}
@@ -52,7 +52,7 @@ def measured_scales(
 ) -> KVScales:
     """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and return scales for HEADROOM times the largest magnitudes.
 
-    Magnitudes are measured per layer, KV head and channel: of a key's rotary pairs, and of a value's numbers. frames: uint8 RGB
+    Magnitudes are those of a key's rotary pairs and of a value's numbers, per layer, KV head and channel. frames: uint8 RGB
     ``[H, W, 3]``, by default changing fields of colour. Raises UserError if the model has too few positions for a frame and a
     question.
     """

@@ -1,12 +1,12 @@
 """Read checkpoints already rounded by AWQ or GPTQ: codes, zeros and scales are packed again without further rounding.
 
-In both, a weight is ``w[n, k] = (code - zero) * scale`` with a 4-bit code. Each group of consecutive inputs of an output has
-one zero and one scale. Eight codes or zeros share an int32, lowest bits first:
+In both formats, a weight is ``w[n, k] = (code - zero) * scale`` with a 4-bit code. In each output, a group of consecutive
+inputs shares a zero and a scale. Eight codes or zeros share an int32, lowest bits first:
 
 - AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. The
-  i-th number of an int32 belongs to output ``AWQ_ORDER[i]`` of the eight.
-- GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx``
-  ``[in]``, all in order. The first format stores zero - 1, ``gptq_v2`` the zero itself.
+i-th number of an int32 belongs to output ``AWQ_ORDER[i]`` of the eight. - GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros``
+``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx`` ``[in]``, all in order. GPTQ's first format stores
+zero - 1; ``gptq_v2`` stores the zero itself.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """A rotation of rows. outer: ``[a, a]``. inner: ``[b, b]``. signs: ``[width]``. Every ``a b`` consecutive columns mix."""
+    """A rotation of rows. outer: ``[a, a]``. inner: ``[b, b]``. signs: ``[width]``. Each run of ``a b`` columns is mixed."""
 
     outer: Float32
     inner: Float32
@@ -46,7 +46,7 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return Hadamard blocks of ``largest`` columns, or of the largest power of two below it that divides ``width``."""
+        """Return Hadamard blocks of the largest power of two, at most ``largest``, that divides ``width``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
@@ -54,10 +54,8 @@ class Rotation:
         width, (a, b) = len(self.signs), (len(self.outer), len(self.inner))
         flat = rows.reshape(-1, width)
         turned, step = np.empty(flat.shape, np.float32), max(1, SLICE // width)
-        outer, inner = (
-            self.outer.T.astype(np.float64),
-            self.inner.astype(np.float64),
-        )  # float64 gives the same result on all processors
+        # float64 gives the same result on all processors
+        outer, inner = self.outer.T.astype(np.float64), self.inner.astype(np.float64)
         for start in range(0, len(flat), step):
             split = (flat[start : start + step] * self.signs).reshape(-1, b) @ inner
             turned[start : start + step] = (outer @ split.reshape(-1, a, b)).reshape(-1, width)
@@ -107,7 +105,7 @@ class MeanKeeping:
 class DecoderRotations:
     """The rotations in a decoder: of the residual, of each head of values and attention, and of ``down``'s input in blocks.
 
-    The cache holds rotated values. Within a layer, only ``down``'s input is rotated by nodes; weights contain the rest.
+    The cache holds rotated values. Within a layer, nodes rotate only ``down``'s input; weights contain the other rotations.
     """
 
     residual: Rotation
@@ -119,7 +117,7 @@ class DecoderRotations:
         return cls(Rotation.of(shape.hidden), Rotation.of(shape.head_dim), Rotation.blocks(shape.intermediate))
 
     def layer(self, w: LayerWeights) -> LayerWeights:
-        """Return the layer's weights for rotated rows, with gains moved into the matrices after them. No matrix is Stored."""
+        """Return the layer's weights for rotated rows, with gains moved into the matrices after them."""
         matrices, biases = dict[str, Any](w.matrices), dict(w.biases)
         for name, norm in (("qkv", "input"), ("gate_up", "mlp")):
             gained = replace(self.residual, signs=self.residual.signs * w.norms[norm])

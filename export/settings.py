@@ -22,9 +22,8 @@ Index = Annotated[int, Ge(-1024), Le(1024)]
 Theta = Annotated[float, Ge(1), Le(1e12)]
 Numbers = Annotated[int, Ge(1), Le(1 << 20)]
 Square = Annotated[int, Ge(1), Le(1 << 14)] | list[int]  # a list passes here, but every family refuses it
-Area = (
-    Annotated[int, Ge(1), Le(1 << 28)] | Annotated[float, MultipleOf(1), Ge(1), Le(1 << 28)]
-)  # pixels; some files have 78400.0
+# pixels; some files have 78400.0
+Area = Annotated[int, Ge(1), Le(1 << 28)] | Annotated[float, MultipleOf(1), Ge(1), Le(1 << 28)]
 Short = Annotated[list[Index], MaxLen(1024)]
 _ROPE = {Word: "type rope_type", Theta: "rope_theta", Short: "mrope_section", bool: "mrope_interleaved"}
 _QUANTIZATION = {

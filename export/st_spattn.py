@@ -1,13 +1,13 @@
 """Build spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) from nodes of the decoder graph.
 
-A call appends F whole frames of p tokens, none of them frame 0. A token sees slots ``[0, m)`` of its layer and KV head (the
-prefix and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. For the call's first
-frame, this previous token is the row at slot ``previous[l]`` of the cache (-1: absent); for later frames, a row of the call.
+A call appends F whole frames of p tokens, but never frame 0. A token sees slots ``[0, m)`` of its layer and KV head (the prefix
+and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. For the call's first frame,
+this previous token is the row at slot ``previous[l]`` of the cache (-1: absent); for later frames, a row of the call.
 
 A token thus has dense attention over m + p keys, and one more logit for the previous token. This logit becomes one more
-dimension: a query is ``[logit, q]``, a key is ``[0, k]``, and one more key is ``[1, 0, ...]`` with the value zero. The weight
-of that key is the previous token's weight. All operators are standard ones of opset 18. ScatterND writes new rows in place,
-without copies, if its output is bound to its input's address.
+dimension: a query is ``[logit, q]``, a key is ``[0, k]``, and an extra key ``[1, 0, ...]``, whose value is zero, gets the
+previous token's weight. All operators are standard ones of opset 18. ScatterND writes new rows in place, without copies, if its
+output is bound to its input's address.
 
 In the shapes below, H is the number of KV heads, g the number of query heads that share one, S = F p and T = 1 + m + p.
 """
@@ -144,7 +144,7 @@ class SparseAttention:
     def _written(self, layer: int, part: str, past: str, present: str, rows: str) -> str:
         """Write new rows ``[1, S, H D]`` to slots ``[past, past + S)`` of ``present``, which must be bound to ``past``.
 
-        Returns the rows ``[1, H, S, D]`` in float32, as they can be read back from storage.
+        Returns the rows ``[1, H, S, D]`` as float32, rounded as in storage.
         """
         new = self.memory.stored(part, layer, self._by_head(f"layer{layer}.new_{part}", rows))
         self.graph.node("ScatterND", [past, self._slots(layer, part), new], [present])

@@ -120,7 +120,7 @@ def _add(
     special: dict[str, AddedToken],
     extra: list[AddedToken],
 ) -> None:
-    """Add the tokens that tokenizer.json lacks. Raises UserError if one would get a different number than in its file."""
+    """Add the tokens that tokenizer.json lacks; raises UserError if a token would get a different number than in its file."""
     usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
     try:
@@ -148,7 +148,7 @@ def _add(
 
 
 def _token(checkpoint: Checkpoint, value: Any) -> AddedToken:
-    """Convert a token in a tokenizer's file, a string or an object, to an AddedToken. Raises UserError for anything else."""
+    """Convert a string or an object in a tokenizer's file to an AddedToken; raises UserError for anything else."""
     given = {"content": value, "special": True} if isinstance(value, str) else value
     if not isinstance(given, dict) or not given.get("content") or not isinstance(given["content"], str):
         raise UserError(f"{checkpoint.folder / SETTINGS}: {str(value)[:80]!r} is not a token; {AGAIN}")

@@ -33,9 +33,7 @@ class TensorRTDecoder:
     ) -> None:
         self._workspace, self._spec, self._loaded = workspace, bundle.decoder, loaded
         self._buffers, self._probes = tuple(buffers), tuple(probes)
-        self._writes_rows = (
-            bundle.profile == TENSORRT_10_3
-        )  # the graph outputs new rows, which are copied into the cache after the call
+        self._writes_rows = bundle.profile == TENSORRT_10_3  # the graph outputs new rows, to be copied into the cache
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._most = {name: loaded.most("inputs_embeds", kind)[1] for kind, name in enumerate(DECODER_CALLS)}
         columns = np.arange(self._capacity.max(), dtype=np.int32)  # all decoders of a backend share them

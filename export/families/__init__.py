@@ -1,7 +1,7 @@
-"""Model families: one class per family has everything that export, plan and policies need to know about it.
+"""Define model families: a family's class holds what export, plan and policies need to know about its models.
 
-A family is an entry point in ``edgevlm.families``, named after ``model_type`` in config.json. Nothing here imports onnx before
-:meth:`Family.parts` is called, so that ``edgevlm plan`` runs without it.
+A family is an entry point in ``edgevlm.families``, named after ``model_type`` in config.json. onnx is imported only by
+:meth:`Family.parts`, so that ``edgevlm plan`` runs without onnx.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class TowerGeometry:
 
     parameters: all stored numbers, including the graph's constants. block_parameters: parameters applied to each of
     ``patches``. projector_parameters: parameters applied to each of ``projected`` rows. attended: how many keys a patch sees,
-    averaged over ``blocks``. size: a frame's (height, width) in pixels. text: rows of text around each grid. precision: of the
-    tower's linears.
+    averaged over ``blocks``. size: a frame's (height, width) in pixels. text: rows of text around each grid. precision: the
+    precision of the tower's linears.
     """
 
     parameters: int
@@ -79,7 +79,7 @@ class FamilyParts:
     grid: tuple[int, int]  # rows and columns of a frame's tokens
     closing: NDArray[np.float32] | None = None  # rows to append after a video, [n, hidden]
     tokens_per_second: float | None = None  # see VisionSpec
-    deepstack: int = 0  # number of decoder layers that get further features from the tower
+    deepstack: int = 0  # number of decoder layers that get DeepStack features from the tower
     longest_edge: int | None = None  # frames are first resized to this longest edge, then stretched
     pixels: PixelBudget | None = None  # allowed frame sizes, if the tower accepts more than one
 
@@ -87,7 +87,7 @@ class FamilyParts:
 class Family:
     """A model family. A subclass sets the attributes that differ and implements :meth:`parts`."""
 
-    vision_type: ClassVar[str] = ""  # vision_config's model_type, since early checkpoints have the whole model's there
+    vision_type: ClassVar[str] = ""  # vision_config's model_type; early checkpoints have the whole model's
     content_type: ClassVar[str] = "video"  # the chat template's name for the content watched
     token_keys: ClassVar[tuple[str, ...]] = ("video_token_id", "video_token_index")  # config keys of the placeholder token
     processors: ClassVar[tuple[str, ...]] = ("video_processor", "image_processor")  # sections or files, best first
@@ -96,10 +96,10 @@ class Family:
     positions: ClassVar[str] = "rows"  # how frames take positions: see VisionSpec
     before: ClassVar[str] = ""  # text before each frame, with {seconds}, {minutes}, {second} of its time; {frame} counts from 1
     after: ClassVar[str] = ""  # text after each frame
-    opening: ClassVar[str] = ""  # text before the first frame that comes from the processor, not the template
-    ending: ClassVar[str] = ""  # text after the last frame that comes from the processor, not the template
+    opening: ClassVar[str] = ""  # text before the first frame, added by the processor, not by the template
+    ending: ClassVar[str] = ""  # text after the last frame, added by the processor, not by the template
     placeholder: ClassVar[str] = ""  # what the chat template writes for a video, if not the placeholder token
-    around: ClassVar[tuple[str, str]] = ("", "")  # what the template writes around it that ``before`` and ``after`` contain too
+    around: ClassVar[tuple[str, str]] = ("", "")  # the template's text around the video, repeated in ``before`` and ``after``
     text_tokens: ClassVar[int] = 0  # tokens of ``before`` and ``after`` with a four-digit time
     closing_rows: ClassVar[int] = 0
     merge: ClassVar[int] = 1  # a token is made from merge x merge patches
@@ -113,10 +113,7 @@ class Family:
         raise NotImplementedError
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
-        """Return the tower's geometry for ``edgevlm plan``. config: ``config.json`` with transformers' defaults filled in.
-
-        This default implementation estimates it from :meth:`parts` built with tensors that are all zero.
-        """
+        """Return the tower's geometry for ``edgevlm plan``. config: ``config.json`` with transformers' defaults filled in."""
         from edgevlm.export.checkpoint import DeclaredOnly
         from edgevlm.export.vision import tower_parameters
 

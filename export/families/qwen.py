@@ -54,7 +54,7 @@ class Qwen2VL(Family):
         )
 
     def budget(self, vision: Config) -> tuple[tuple[int, int], int]:
-        """Return a frame's default for the fewest and the most pixels, and how many frames share this budget."""
+        """Return the default fewest and most pixels of a frame, and how many frames share this budget."""
         return (128 * self.token_edge**2, 768 * self.token_edge**2), int(vision["temporal_patch_size"] ** self.shares_budget)
 
     def widths(self, vision: Config) -> tuple[int, int, int]:
@@ -71,14 +71,12 @@ class Qwen2VL(Family):
         rows, columns = size[0] // (patch * merge), size[1] // (patch * merge)
         tokens, blocks = rows * columns, int(vision["depth"])
         patches, joined = tokens * merge**2, width * merge**2
-        places = (1 + int(vision["num_position_embeddings"])) * width if self.is_placed else 0  # and a bias
+        places = (1 + int(vision["num_position_embeddings"])) * width if self.is_placed else 0  # 1: the bias
         per_block = block_parameters(width, inner, self.is_gated)
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
         norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined
         attended = float(patches)
-        if (
-            "window_size" in vision and "fullatt_block_indexes" in vision
-        ):  # all blocks attend inside windows, except for fullatt_block_indexes
+        if "window_size" in vision and "fullatt_block_indexes" in vision:  # all other blocks attend inside windows
             side = max(1, int(vision["window_size"]) // (patch * merge))
             tall, wide = ([min(side, edge - start) for start in range(0, edge, side)] for edge in (rows, columns))
             windowed = merge**2 * sum(height**2 for height in tall) * sum(across**2 for across in wide) / tokens

@@ -1,6 +1,7 @@
 """Weight precisions, which determine how a decoder's matrices are stored and multiplied.
 
-A precision is an entry point in ``edgevlm.precisions``. This module imports no onnx, since ``edgevlm plan`` uses it.
+A precision is an entry point in ``edgevlm.precisions``. This module does not import onnx, because ``edgevlm plan`` runs without
+onnx.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ HALF_ROWS = Dense(np.float16, by_row=True, half=True)
 class Layouts(NamedTuple):
     """The layouts of a precision.
 
-    matrices: for the layers' matrices. table: for the embedding and the head; its parts are stored by row, because the engine
-    gathers rows, as numbers or as 8-bit codes with scales and without zeros. rotated: whether the layers' rows are rotated.
+    matrices: the layout of the layers' matrices. table: the layout of the embedding and the head. The engine gathers rows from
+    the embedding, so ``table`` stores rows: numbers, or 8-bit codes with scales and no zeros. rotated: whether the layers' rows
+    are rotated.
     """
 
     matrices: Layout
@@ -40,8 +42,8 @@ class Layouts(NamedTuple):
 class Precision:
     """A weight precision, which an entry point in ``edgevlm.precisions`` names.
 
-    onnxruntime, tensorrt: the layouts in bundles for each of them; tensorrt is None if TensorRT's parser lacks the type.
-    least_opset: the first ONNX opset with the type.
+    onnxruntime, tensorrt: the layouts for each runtime; tensorrt is None if TensorRT's parser lacks the type. least_opset: the
+    first ONNX opset with the type.
     """
 
     onnxruntime: Layouts
@@ -73,7 +75,7 @@ class Stored:
 
     @classmethod
     def written(cls, layout: Layout, weight: Float32) -> Stored:
-        """Return a matrix whose parts are in the weights file already; it holds only one row, since only names are used."""
+        """Return a one-row placeholder for a matrix that is in the weights file already; only its parts' names are used."""
         return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:

@@ -1,8 +1,8 @@
 """Store matrices ``[out, in]`` in various layouts, and add the graph nodes that multiply by them.
 
 ONNX Runtime uses :class:`Dense`, :class:`Blocks` and :class:`Channels`. TensorRT's strongly typed networks compute products in
-float16, with ``Dense`` with ``half`` or :class:`Symmetric` integers. These are ``code * scale`` with a positive scale and no
-zero point, as TensorRT's parser demands; DequantizeLinear reads them, and an engine may merge it with the product.
+float16, from a ``Dense`` layout with ``half`` or from :class:`Symmetric` integers. TensorRT's parser demands integers with a
+positive scale and no zero point, read by DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Layout(ABC):
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Return whether many rows are multiplied at the processor's speed for 8-bit integers, not at that for float32."""
+        """Return whether products of many rows run at the processor's speed for 8-bit integers."""
         return False
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Layout(ABC):
         """Return the stored bytes per weight. group: how many weights share a scale, by default as in the layout."""
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the bytes per weight once packed for ONNX Runtime's x86-64 kernels: 4 for layouts that are not integer."""
+        """Return the bytes per weight once packed for ONNX Runtime's x86-64 kernels: 4 unless ``is_integer``."""
         return self.bytes_per_weight(group) if self.is_integer else 4
 
 
@@ -92,9 +92,9 @@ class Blocks(Layout):
 
     A weight is ``(code - zero) * scale``; code and zero are unsigned. A row has B = ``ceil(in / size)`` blocks; the last is
     padded with zeros. Parts: ``codes`` uint8 ``[out, B, size * bits / 8]``, two 4-bit codes per byte with the first in the low
-    half, ``scales`` float32 ``[out, B]`` and, unless zero is always half of the range, ``zeros`` uint8
-    ``[out, ceil(B * bits / 8)]``. level: ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by
-    block, and adds up integers; 0 computes in float32. A session without prepacking always computes in float32, slowly.
+    half, ``scales`` float32 ``[out, B]`` and, unless zero is always half of the range, ``zeros`` uint8 ``[out, ceil(B * bits /
+    8)]``. level: ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by block, and adds up integers;
+    level 0 computes in float32. A session without prepacking always computes in float32, slowly.
     """
 
     bits: int
@@ -105,7 +105,7 @@ class Blocks(Layout):
     is_integer: ClassVar[bool] = True
 
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        """Return the parts; with a Hessian, the best scales are searched for too."""
+        """Return the parts; with a Hessian, also search for the best scales."""
         grid = partial(block_grid if hessian is None else best_grid, bits=self.bits, with_zeros=self.with_zeros)
         codes, scales, zeros = rounded(weight, hessian, self.size, grid, (0, (1 << self.bits) - 1))
         blocks = np.zeros((len(weight), scales.shape[1] * self.size), np.uint8)
@@ -168,7 +168,7 @@ class Channels(Layout):
         return graph.node("Mul", [self.product(graph, f"{name}.product", scaled, tensors, 1.0, zero), step], [name])
 
     def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
-        """Return the step ``[.., 1]`` of each row with which all of the row's numbers fit into bytes 0 to 255."""
+        """Return each row's step ``[.., 1]``, with which all numbers of the row fit into bytes 0 to 255."""
         ends = []
         for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
             end = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"])
@@ -190,9 +190,9 @@ class Channels(Layout):
 
 @dataclass(frozen=True, slots=True)
 class RowsByColumns(Channels):
-    """The layout Channels for a decoder: a row's largest magnitude gets the code 127 or -127.
+    """A :class:`Channels` layout for decoders: a row's largest magnitude gets the code 127 or -127.
 
-    A row of zeros gets 0 / 0 as codes, which still are bytes, and its product is 0. Graphs not ``for_cpu`` do not round rows.
+    A row of zeros has codes from 0 / 0, which still are bytes, and its product is 0. Only graphs ``for_cpu`` round rows.
     """
 
     def multiply(
@@ -253,7 +253,7 @@ def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: st
 
 
 def _as(dtype: DTypeLike, weight: Float32) -> NDArray:
-    """Convert numbers to ``dtype``. Raises UserError if a number is too large for it."""
+    """Convert numbers to ``dtype``; raises UserError if a number is too large for the type."""
     if np.dtype(dtype) == np.float32:
         return weight
     with np.errstate(over="ignore"):

@@ -29,7 +29,7 @@ def rounded(weight: Float32, hessian: Float32 | None, size: int, grid: Grid, cod
 
 def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
     """Round to nearest; the last block of a row is padded with zeros."""
-    step = max(1, SLICE // weight.shape[1])  # a few rows at once, since rounding needs several times their memory
+    step = max(1, SLICE // weight.shape[1])  # a few rows at once: rounding takes several times the memory of the rows
     parts = []
     for row in range(0, len(weight), step):
         rows = weight[row : row + step]
@@ -59,7 +59,7 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
 
 
 def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Float32]:
-    """Return scales and zeros for unsigned codes; each block uses the one of CLIP_RATIOS with the least squared error."""
+    """Return scales and zeros for unsigned codes; each block uses the ratio of CLIP_RATIOS with the least squared error."""
     scales, zeros = block_grid(blocks, bits, with_zeros)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
     for ratio in CLIP_RATIOS:

@@ -1,4 +1,4 @@
-"""Write the embedding to files from which the engine gathers rows, and which a tied head uses too."""
+"""Write the embedding's files, which the engine reads row by row and a tied head shares."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WeightTable:
 
 
 def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
-    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part, unless it is done already. Raises OSError."""
+    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part, unless the step is finished. Raises OSError."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
         written = []

@@ -1,8 +1,8 @@
 """Graph profiles: how decoder graphs are written for each runtime.
 
-Profiles differ in the operators for norms and rotary positions, in the cache, and in the layout of matrices. The rest of the
-decoder is the same. docs/internals/engines.md describes the inputs and outputs. This module has ONNX Runtime's profile for CPU
-and CUDA, with fused operators from ``com.microsoft``, such as GroupQueryAttention, which appends in place.
+Profiles differ in the operators for norms and rotary positions, in the cache, and in the layout of matrices.
+docs/internals/engines.md describes the inputs and outputs. This module has ONNX Runtime's profile for CPU and CUDA, with fused
+operators from ``com.microsoft``, such as GroupQueryAttention, which appends in place.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Fused:
     def tables(self) -> None:
         """Add the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` and convert them to two-dimensional tables for RotaryEmbedding.
 
-        If layers with a window have a different rotary base, the inputs are ``[1, S, D]``, with its tables in the second half.
+        If layers with a window have a different rotary base, the inputs are ``[1, S, D]``; the second half is for these layers.
         """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
@@ -94,7 +94,7 @@ class Fused:
         return name, f"{name}.sum"
 
     def rotate(self, name: str, rows: str, heads: int, table: str = "") -> str:
-        """Rotate rows ``[1, S, heads D]`` (rotate-half) by the call's cos and sin, whose row ``s`` is for row ``s``."""
+        """Rotate rows ``[1, S, heads D]`` (rotate-half); row ``s`` uses row ``s`` of the call's cos and sin."""
         start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
         attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
         return self.graph.fused(

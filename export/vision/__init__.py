@@ -23,10 +23,10 @@ class Tower:
     """A vision tower, which turns pixels ``[G, group * 3, H, W]`` into decoder rows ``[G, tokens, width]``.
 
     size: a frame's (height, width) in pixels. is_sized: whether one graph accepts frames of several sizes. group: number of
-    frames that become one grid. patch_grid: its (rows, columns). class_tokens: number of rows before those of the patches.
-    reach: a matrix ``[rows of tokens, rows of patches]``, nonzero where a row of tokens depends on a row of patches, and one
-    for columns; None if patches are tokens. residual: width of the residual stream, which int8 rotates; 0 if :meth:`add_nodes`
-    does not mark the linears that read and write it. Families implement :meth:`add_nodes`.
+    frames that become one grid. patch_grid: the rows and columns of patches in a grid. class_tokens: number of rows before
+    those of the patches. reach: a matrix ``[rows of tokens, rows of patches]``, nonzero where a row of tokens depends on a row
+    of patches, and a second matrix for columns; None if patches are tokens. residual: width of the residual stream, which int8
+    rotates; 0 if :meth:`add_nodes` does not mark the linears that read and write it. Families implement :meth:`add_nodes`.
     """
 
     size: tuple[int, int]
@@ -61,9 +61,9 @@ def write_vision(
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
 
     precision: the linears' precision: fp32, fp16 (which needs ``standard``) or int8. standard: use standard ONNX operators
-    only; the graph is then for frames of the tower's size, and its attention has the precision too. changed: also write
-    ``vision-changed.onnx``, with the same weights and for frames of the tower's size. Returns that graph's
-    :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON values, or None without it.
+    only; the graph is then for frames of the tower's size, and its attention has ``precision``. changed: also write
+    ``vision-changed.onnx``, with the same weights and for frames of the tower's size. Returns the
+    :class:`edgevlm.runtime.bundle.ChangedTowerSpec` of ``vision-changed.onnx`` as JSON values, or None without ``changed``.
     """
     spec = None
     with (folder / WEIGHTS).open("wb") as stream:

@@ -1,14 +1,14 @@
 """Add the nodes of a vision tower to a graph: linears in each precision, norms, activations, attention, pooling.
 
 int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel, activations one per
-row. The residual stream is rotated, and norms' gains and biases are folded into linears, so normed rows have standard
-deviation 1 and no outlier channels; one constant scale serves them all. A projector that reads the residual stream stays
-float32. fp16 linears (TensorRT) cast their rows before the product and cast the result back; attention does so too. The first
-convolution, norms, activations and sums stay float32.
+row. The residual stream is rotated, and norms' gains and biases are folded into linears, so normed rows have standard deviation
+1 and no outlier channels; one constant scale serves them all. A projector that reads the residual stream stays float32. With
+fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back. The first convolution,
+norms, activations and sums stay float32.
 
 For ONNX Runtime, attention is one node, which never holds the scores of all pairs at once. Graphs of standard operators have
-product, softmax and product, which TensorRT merges into one kernel if it can. They take QUERIES queries at a time, so that
-without such a kernel only scores ``[B, heads, QUERIES, N]`` are held.
+product, softmax and product, which TensorRT merges into one kernel if it can. Attention takes QUERIES queries at a time:
+without such a kernel, only scores ``[B, heads, QUERIES, N]`` are held.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class VisionGraph:
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
     def per_position(self, table: str) -> str:
-        """Return the rows of a table ``[positions, ...]`` that belong to the call's rows: here, all of them."""
+        """Return the rows of ``table [positions, ...]`` for the positions to compute; this graph computes every position."""
         return table
 
     def per_patch(self, table: str) -> str:
-        """Return the rows of a table ``[patches, ...]``, in frame order, that belong to the call's patches: here, all."""
+        """Return the rows of ``table [patches, ...]`` for the patches to compute; this graph computes every patch."""
         return table
 
     def position_ids(self) -> str:
@@ -89,22 +89,22 @@ class VisionGraph:
         return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
 
     def kept(self, name: str, rows: str, width: int) -> str:
-        """Return the rows of all patches, changed or not; tokens made of several patches need them."""
+        """Return the rows of all patches, including unchanged patches, which tokens made of several patches need."""
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
-        """Return the rows of the tokens to compute: here, all. order: the row of each token, if not in order."""
+        """Return the rows of the tokens to compute; this graph computes every token. order: each token's row."""
         return rows
 
     def integers(self, *numbers: int) -> str:
         return self.graph.integers(*numbers)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Float32:
-        """Read a tensor from the checkpoint. Raises UserError if it is missing or not of ``shape``."""
+        """Read a tensor from the checkpoint; raises UserError if it is missing or not of ``shape``."""
         return self.checkpoint.tensor(name, shape)
 
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
-        """Add a checkpoint's tensor to the graph as float32. Raises UserError if it is missing or not of ``shape``."""
+        """Add a checkpoint's tensor to the graph as float32; raises UserError if it is missing or not of ``shape``."""
         if self.graph.shared(name):
             return name
         self.checkpoint.check(name, shape)
@@ -274,7 +274,7 @@ class VisionGraph:
         return self.mul(f"{name}.scaled", normed, weight), total
 
     def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
-        """Return an activation of ``rows + bias``. kind: transformers' name. Raises UserError if it is unknown."""
+        """Return an activation of ``rows + bias``. kind: transformers' name for it; raises UserError for an unknown name."""
         if kind not in ACTIVATIONS:
             raise UserError(f"config.json: activation {kind!r} cannot be exported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
@@ -287,7 +287,7 @@ class VisionGraph:
         if function == "Sigmoid" and not self.standard:
             return self.graph.fused("QuickGelu", [x], [name], alpha=factor)
         inner = x
-        if function == "Tanh":  # its argument is sqrt(2 / pi) (x + .044715 x^3)
+        if function == "Tanh":  # the argument of tanh is sqrt(2 / pi) (x + .044715 x^3)
             cube = self.mul(f"{name}.cube", self.mul(f"{name}.square", x, x), x)
             inner = self.add(f"{name}.inner", x, self.mul(f"{name}.small", cube, 0.044715))
         found = self.node(function, [self.mul(f"{name}.argument", inner, factor)], f"{name}.{function}")
@@ -352,7 +352,7 @@ class VisionGraph:
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
         """Return the vectors for a norm's node: gain and bias, or ones if a rotation folds both into linears.
 
-        apply: do not fold them.
+        apply: do not fold gain and bias.
         """
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
@@ -400,16 +400,16 @@ class ChangedGraph(VisionGraph):
     """A tower's graph for changed patches: only these go through the layers, and attend to the keys and values of all patches.
 
     In each layer, the changed patches' new keys and values replace their old ones. ScatterND does this in place if
-    ``key{l}_out`` is bound to the address of ``key{l}``. Then every query of the call attends to all keys and values, of which
-    those of unchanged patches are as last computed.
+    ``key{l}_out`` is bound to the address of ``key{l}``. Then every query of the call attends to all keys and values, including
+    the old ones of unchanged patches.
 
-    If a token is made of several patches, their rows are kept too. Attention inside windows runs for windows with a changed
-    patch, and for the first window of each shape, so that there always is one. A window has a query for each of its patches;
+    If a token is made of several patches, the rows of unchanged patches are kept as well. Attention inside windows runs for
+    windows with a changed patch, and always for the first window of each shape. A window has a query for each of its patches;
     results for unchanged patches are ignored. Rows are those of the changed patches, ``[1, n, width]``; otherwise the interface
     is that of :class:`VisionGraph`.
 
-    A patch has two numbers: its number row by row in the frame (input ``patches``), and its position in keys and values, where
-    the tower's order follows the class tokens.
+    A patch has two numbers: its number row by row in the frame (input ``patches``), and its position in keys and values, which
+    start with the class tokens and continue in the tower's order.
     """
 
     grid: tuple[int, int] = (0, 0)
@@ -479,7 +479,7 @@ class ChangedGraph(VisionGraph):
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Return rows unchanged: they stay in the order of the input ``patches``, and tokens in frame order."""
+        """Return rows unchanged: patches stay in the order of the input ``patches``, and tokens in frame order."""
         return rows
 
     def kept(self, name: str, rows: str, width: int) -> str:

@@ -1,7 +1,6 @@
 """Qwen's vision towers, whose patches span two frames, have rotary positions, and are merged to tokens in squares.
 
-Rotary tables, windows and the order of patches depend on the frame size. The graph computes them from the size of its input; a
-graph for a fixed size has them as constants.
+Rotary tables, windows and the order of patches depend on the frame size: a graph computes them unless its frame size is fixed.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
 class QwenTower(Tower):
     """Qwen2-VL's tower, in which every patch sees its whole frame pair.
 
-    vision: the complete ``vision_config``. width: of a block. inner: width of a block's MLP. hidden: width of a token.
+    vision: the complete ``vision_config``. width: a block's width. inner: the width of a block's MLP. hidden: a token's width.
     """
 
     is_sized = True
@@ -180,11 +179,11 @@ class QwenTower(Tower):
         return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Return the features ``[G, squares, hidden]`` that a layer gives to the decoder directly: here, none."""
+        """Return the layer's DeepStack features ``[G, squares, hidden]``; only Qwen3-VL has any."""
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
-        """Add the attention of block ``name``, with rotated queries and keys, inside windows or, without these, to all rows."""
+        """Add the attention of block ``name``, with rotated queries and keys, inside ``windows`` or, if empty, to all rows."""
         width, name, norm = self.columns, f"{name}.attn", f"{name}.norm1"
         packed = g.linear(f"{name}.qkv", rows, width, 3 * width, reads=norm)
         query, key, value = g.split(f"{name}.parts", packed, [width] * 3)
@@ -272,7 +271,7 @@ class Qwen3Tower(QwenTower):
         return c("Reshape", drawn, (-1, self.columns))
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Return the layer's DeepStack features, if any; unlike in :meth:`merged`, the norm follows the joining of patches."""
+        """Return the layer's DeepStack features; unlike in :meth:`merged`, patches are joined before the norm."""
         if layer not in self.tapped:
             return []
         name = f"vision.deepstack_merger_list.{self.tapped.index(layer)}"

@@ -69,8 +69,8 @@ class SquareTower(EncoderTower):
     """A tower whose chosen layers are joined and projected by two linears to decoder rows ``[F, tokens, width]``.
 
     Hidden states are numbered as in transformers: 0 is the embedding, -1 the last layer before the final norm. Layers after the
-    chosen ones are left out. The matrix ``before`` pools rows along both edges before the projector, ``after`` after it. Who
-    sets one of these must set ``tokens`` and ``reach`` too.
+    chosen ones are left out. The matrix ``before`` pools rows along both edges before the projector; ``after`` pools the
+    projector's output. A tower that sets either must also set ``tokens`` and ``reach``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -99,9 +99,8 @@ class SquareTower(EncoderTower):
         g, width = graph, self.columns
         rows = self.embedded(g, pixels, has_class=self.is_clip)
         if self.is_clip:
-            rows, _ = g.layer_norm(
-                "vision.pre_layrnorm", rows, width, self.epsilon, writes=True
-            )  # checkpoints have this spelling
+            # "layrnorm" is the checkpoints' spelling
+            rows, _ = g.layer_norm("vision.pre_layrnorm", rows, width, self.epsilon, writes=True)
         states = self.states(g, rows, max(self.chosen))
         features = [states[index] for index in self.chosen]
         joined = g.node("Concat", features, "features.chosen", axis=-1) if len(features) > 1 else features[0]
@@ -126,7 +125,8 @@ class SmolVLMTower(EncoderTower):
     """SmolVLM's tower: all of SigLIP, then a linear over squares of ``scale`` x ``scale`` joined patches.
 
     Frames fill the tower's square, so patches have the table's positions in order. transformers computes positions from float32
-    fractions: the result is the same for the published 27 and 32 patches per side, but off by one for some others, such as 25.
+    fractions: the result is the same for the published 27 and 32 patches per side, but off by 1 for some other counts, such as
+    25.
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:
