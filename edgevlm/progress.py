@@ -14,7 +14,7 @@ from typing import Any, Protocol, TextIO
 
 Notify = Callable[[str], object]  # called with a line for the user
 
-OUTPUT = "the output"  # file name in the OSErrors of standard output
+OUTPUT = "the output"  # the file name in standard output's OSErrors
 CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # of terminals and text direction
 SLOW_MS = 1000  # how long a message waits for a stuck reader
 
@@ -39,13 +39,13 @@ def to_stderr(line: str) -> None:
 
 
 def to_stderr_if_lost(line: str) -> None:
-    """Print a line on stderr only if --quiet shows it too."""
+    """Print a line on stderr if it is a :class:`Lost` line, which --quiet shows."""
     if isinstance(line, Lost):
         to_stderr(line)
 
 
 class StandardOutput(io.FileIO):
-    """Standard output that waits for slow readers, even on a non-blocking descriptor. Its OSErrors name it."""
+    """Standard output that waits for slow readers, even on a non-blocking descriptor."""
 
     def write(self, data: Any) -> int:
         try:

@@ -32,7 +32,7 @@ from edgevlm.runtime.snapshots.writer import SnapshotWriter
 
 __all__ = ["check", "check_engine", "check_family", "check_policy", "check_source"]
 FRAMES, RESUMED = 72, 40  # demo frames that a policy watches, and those before a snapshot
-BUDGETS = (48, 200, 333)  # tokens: three frames, and two numbers that are not whole frames
+BUDGETS = (48, 200, 333)  # in tokens: three frames, then two numbers that are not whole frames
 SLOW_MS = 10_000  # a compression of LAYERS layers may take this long without a warning
 LAYERS, ROWS = 36, 6076
 OFF = 0.02  # an engine may differ by this fraction of the largest number
@@ -139,7 +139,7 @@ def check_source(source: str, frames: int = 64) -> list[str]:
 def check_engine(engine: str, model: str | Path = "demo") -> list[str]:
     """Compare an engine with onnxruntime-cpu: features, embeddings, each layer's keys, values and queries, and logits.
 
-    Three calls on one cache are compared: with many rows, with several and with one. ``model``: a bundle for both engines.
+    Three calls on one cache are compared: many rows, several rows and one row. ``model``: a bundle for both engines.
     """
     with ExitStack() as stack:
         ours, theirs = (Model.load(model, engine=name) for name in (DEFAULT_ENGINE, engine))
@@ -195,7 +195,7 @@ def _close(engine: str, what: str, ours: Any, theirs: Any, worst: dict[str, floa
 
 
 def check_family(family: str, checkpoint: str | Path) -> list[str]:
-    """Export a checkpoint with a family and run it. If transformers is installed, compare tower and tokens with it."""
+    """Export a checkpoint with a family and run it. Compare features and logits with transformers if it is installed."""
     from edgevlm.export import export_checkpoint
 
     with TemporaryDirectory(prefix="edgevlm-check-") as folder, ExitStack() as stack:

@@ -86,7 +86,7 @@ ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)
 
 
 class Url(Lenient):
-    url: str = Field(validation_alias=AliasChoices("url", "data"))  # llama.cpp's input_video names it data
+    url: str = Field(validation_alias=AliasChoices("url", "data"))  # llama.cpp's input_video names this field data
 
 
 class Part(Lenient):
@@ -247,7 +247,7 @@ class ChatRequest(Asked):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the request can be asked without preparing pictures or compiling a grammar."""
+        """Whether the question can be asked without preparing pictures or compiling a grammar."""
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
@@ -279,7 +279,7 @@ class ChatRequest(Asked):
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that the answer may have, or None for no limit."""
+        """The maximum number of tokens in the answer, or None for no limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -300,13 +300,13 @@ class ChatRequest(Asked):
 
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
-        """The stream's name and the time window in the last ``edgevlm://`` part; empty if there is none. Raises FieldError."""
+        """The stream's name and the time window in the last ``edgevlm://`` part; empty without one. Raises FieldError."""
         urls = [part.url for _, part in self._parts() if part.is_stream]
         return stream_of(urls[-1]) if urls else ("", {})
 
     @property
     def stream_name(self) -> str | None:
-        """The name in the last ``edgevlm://`` part, or else in ``model`` after the last ``/``; None for the only stream."""
+        """The name in the last ``edgevlm://`` part, or else in ``model`` after the last ``/``; None means the only stream."""
         return self._asked[0] or self.model.rpartition("/")[2] or None
 
     @property
@@ -367,8 +367,8 @@ class ChatRequest(Asked):
     def dialogue(self, stream: CameraStream) -> tuple[Dialogue, list[str]]:
         """Return the messages for the chat template, and the known fields that are ignored. Raises FieldError.
 
-        Without tools, or with a template that does not support them, the system's text is put before the user's last message.
-        Tool results then become user messages, and calls become assistant text.
+        Without tools, or with a template that does not support them, the system's text is put before the user's last message,
+        tool results become user messages, and tool calls become assistant text.
         """
         last, is_demo = self.messages[-1], stream.model.is_demo
         shows = isinstance(last.content, list) and not all(part.is_text for part in last.content)

@@ -38,7 +38,7 @@ def questions(typed: str | None) -> Iterator[str]:
 def ask_server(
     question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
 ) -> None:
-    """Print the answer as it arrives, then when its evidence was seen. window: since and until as typed. Raises UserError."""
+    """Print the answer as it arrives, then the times of its evidence. window: since and until as typed. Raises UserError."""
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:
@@ -88,7 +88,7 @@ def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> d
 
 
 def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_json: bool) -> None:
-    """Print a server's digest by time: open watches, journal lines and picture addresses. Raises a one-line UserError."""
+    """Print a server's digest in order: open watches, journal lines and picture addresses. Raises a one-line UserError."""
     with replied(url, key_file, "/v1/digest", query=window) as response:
         found = json.loads(response.read())
         for each in found["data"]:

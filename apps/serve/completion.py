@@ -26,7 +26,7 @@ from edgevlm.runtime.chat import Dialogue
 from edgevlm.runtime.sampling import LogProb
 from edgevlm.runtime.time_window import NothingHeld
 
-NAMED, COUNTED = 64, 1000  # limits on the ignored fields that a reply names, and that it counts
+NAMED, COUNTED = 64, 1000  # maximum number of ignored fields that a reply names, and that it counts
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 

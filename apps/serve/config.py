@@ -93,10 +93,10 @@ class ServerSettings(Section):
     any_source: let clients add any source, including files, devices and pipelines. max_requests: questions that may run or wait
     at once. max_rate: requests per second from one address, averaged over some seconds. Requests beyond max_requests or
     max_rate get status 429. max_body: maximum bytes of a request, and of a picture fetched for it. max_question_tokens: maximum
-    tokens in a question with its history and tools, for cameras opened later. A question's memory is allocated when it arrives;
-    the model's positions limit its length. max_pictures: maximum pictures in a question, including a video's frames; those
-    beyond PICTURES count as question tokens. media_hosts: ``HOST`` or ``HOST:PORT`` from which pictures may be fetched.
-    media_private: let media_hosts have private addresses. media_folders: folders with videos that questions may use.
+    tokens in a question with its history and tools, for cameras opened after the change. A question's memory is allocated when
+    the question arrives; the model's positions limit its length. max_pictures: maximum pictures in a question, including a
+    video's frames; those beyond PICTURES count as question tokens. media_hosts: ``HOST`` or ``HOST:PORT`` from which pictures
+    may be fetched. media_private: let media_hosts have private addresses. media_folders: folders of videos for questions.
     """
 
     host: str = "127.0.0.1"
@@ -181,8 +181,8 @@ def by_id(cameras: Any) -> Any:
 class ServeConfig(Section):
     """All settings in edgevlm.toml.
 
-    state: the folder for snapshots and events, by default in the user's state folder. snapshots: an address for the snapshots
-    instead, like ``s3://bucket/shop``. state_key: the snapshots' encryption key, as ``env:NAME`` or ``file:PATH``.
+    state: the folder for snapshots and events, by default in the user's state folder. snapshots: an address that replaces the
+    folder for snapshots, like ``s3://bucket/shop``. state_key: the snapshots' encryption key, as ``env:NAME`` or ``file:PATH``.
     """
 
     model: str = "demo"
@@ -230,7 +230,7 @@ class ServeConfig(Section):
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """Return the key that clients must send. Raises UserError if it is invalid, or missing while other machines can connect."""
+    """Return the key that clients must send. Raises UserError if the key is invalid, or missing when others can connect."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")

@@ -20,7 +20,7 @@ from edgevlm.runtime.model import Model
 
 MAX_GRAMMAR = 65_536  # maximum characters in a schema
 MAX_MULTIPLE = 10_000  # the lexer needs this many states for a multipleOf, and its own limits do not count them
-MAX_BRANCHING = 4_000_000  # maximum steps per token: all recursive alternatives, squared, times the most in one place
+MAX_BRANCHING = 4_000_000  # maximum steps per token: recursive alternatives, squared, times the largest number in one place
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, step_lexer_fuel=100_000, step_max_items=3_000, max_lexer_states=25_000,
     max_grammar_size=100_000, verbose_errors=False,
@@ -45,7 +45,7 @@ class Grammar:
     """A logits processor that makes one answer follow a JSON schema, without optional whitespace."""
 
     def __init__(self, model: Model, schema: Any) -> None:
-        """Compile the schema. Raises UserError if it is invalid or too large, or if the tokenizer cannot write JSON."""
+        """Compile the schema. Raises UserError if the schema is invalid or too large, or if the tokenizer cannot write JSON."""
         try:
             if len(text := json.dumps(schema)) > MAX_GRAMMAR:
                 raise ValueError(f"it has {len(text):,} characters, more than {MAX_GRAMMAR:,}")
@@ -92,7 +92,7 @@ class Grammar:
 
 
 def _multiples(schema: Any) -> Iterator[int]:
-    """Yield each ``multipleOf`` without its decimal point and trailing zeros: 25 for .25 and for 2500."""
+    """Yield each ``multipleOf`` without its decimal point and trailing zeros: 25 for both 0.25 and 2500."""
     for part in _parts(schema):
         multiple = part.get("multipleOf")
         if isinstance(multiple, int | float) and multiple is not True and math.isfinite(multiple) and multiple:

@@ -24,13 +24,13 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.engines.weights_memory import trim
 
 BURST_S = 10.0  # an address may send this many seconds' worth of requests at once
-MANY = 1024  # above this many addresses, those that may send a full burst are dropped
+MANY = 1024  # with more addresses than this, those that may send a full burst are forgotten
 BODY_S = 30.0  # time for a request's body to arrive
 LINGER_S = 2.0  # how long a refused request's body is still read
 MAX_VALUES = 10_000  # maximum number of values in a JSON body, counted by its commas
 GAP_S = 0.05  # pause between parsing two large bodies
 TRIM_S = 5.0  # delay before a large body's memory is returned to the system
-SMALL = 64 << 10  # a body up to this many bytes is read even while many large ones are
+SMALL = 64 << 10  # a body of at most this many bytes is read even while many large bodies are being read
 OPEN_PATHS = ("/static/", "/health")  # paths that need no key, as they show nothing of the cameras
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
 POLICY = (
@@ -158,7 +158,7 @@ class Guard:
         is_open = key is None or path == "/" or path.startswith(OPEN_PATHS)
         if not is_open and not any(hmac.compare_digest(given.encode(), str(key).encode()) for given in given_keys(headers)):
             why = "give the server's key: Authorization: Bearer KEY"
-            # our page sends x-api-key and has a form for the key; a challenge would make the browser ask for a password too
+            # our page asks for the key itself and sends x-api-key; a challenge would make the browser ask for a password
             raise ApiError(401, why, "invalid_api_key", headers=None if "x-api-key" in headers else CHALLENGE)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > server.max_body:
@@ -191,7 +191,7 @@ def is_ours(header: str, server: ServerSettings) -> bool:
 def is_own_page(headers: Headers, server: ServerSettings) -> bool:
     """Return False if the request comes from another site's page, otherwise True.
 
-    Browsers report this in ``Sec-Fetch-Site`` for secure pages; for others, the ``Origin`` header's host decides.
+    Browsers report the site in ``Sec-Fetch-Site`` for secure pages; for other pages, the ``Origin`` header's host decides.
     """
     origin = headers.get("origin")
     if origin is None or headers.get("sec-fetch-site") in ("same-origin", "none"):

@@ -182,11 +182,11 @@ class Server:
             raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
         if self.metrics.unfinished >= settings.max_requests:
             self.metrics.refused.inc()
-            soon = max(1, math.ceil(self.metrics.answer_s))  # by then, one answer should have finished
+            soon = max(1, math.ceil(self.metrics.answer_s))  # after this long, one answer should have finished
             why = f"{settings.max_requests} questions are being answered or wait; ask again in {soon} s"
             raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
-        try:  # questions that fetch or compile something share a few threads, so that others need not wait
+        try:  # questions that fetch or compile something share a few threads, so that other questions need not wait
             limiter = None if chat.is_plain else self._preparing
             await to_thread.run_sync(completion.ask, settings, limiter=limiter)
         except BaseException:
@@ -315,7 +315,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 def add_openai(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", **COMPLETION)
     async def chat_completions(asked: ChatRequest) -> Response:
-        """Ask a stream. `model` is the stream's name, or text that ends in `/NAME`. It answers from its memory."""
+        """Ask a stream, which answers from memory. `model` is the stream's name, or text that ends in `/NAME`."""
         return await server.ask(asked)
 
     @router.post("/v1/completions", **COMPLETION)

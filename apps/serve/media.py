@@ -22,7 +22,7 @@ from edgevlm.apps.sources.base import Image
 from edgevlm.apps.sources.video import Video, load_av, open_video, spread
 from edgevlm.errors import SourceError, SourceRefused, UserError
 
-MAX_PIXELS = 1 << 24  # of a picture or a video frame
+MAX_PIXELS = 1 << 24  # maximum pixels of a picture or a video frame
 FETCH_S = 10.0  # time to fetch a picture
 DECODE_S = 10.0  # time to decode a video's frames
 VIDEO = "give a stream, edgevlm://NAME, data:video/...;base64,... or file:///.. of a video in one of server.media_folders"

@@ -87,7 +87,8 @@ class Metrics(Collector):
 
 
 def family(title: str, text: str, found: Mapping[Any, float], *labels: str, kind: Any = GAUGE) -> Metric:
-    """Make a metric. found: its value for each label value or tuple of them. labels: their names, by default ``stream``."""
+    """Make a metric. found: a label's value, or a tuple of them -> the metric's value. labels: their names, by default
+    ``stream``."""
     metric: Metric = kind(f"edgevlm_{title}", text, labels=() if () in found else labels or ("stream",))
     for of, value in found.items():
         metric.add_metric((of,) if isinstance(of, str) else of, value)  # type: ignore[attr-defined]

@@ -120,7 +120,7 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
 class TimedProtocol(H11Protocol):
     """Closes a connection that is idle for HEAD_S, or whose client does not read for READ_S.
 
-    most: with more files open than this, each new connection closes the oldest idle one or itself.
+    most: with more files open than this, each new connection closes the oldest idle one, or itself if no other is idle.
     """
 
     most: float = math.inf
@@ -146,7 +146,7 @@ class TimedProtocol(H11Protocol):
         self.stuck.cancel()
 
     def _close_if_idle(self, before: object) -> None:
-        """Close the connection if ``before`` is still its last request and none is being answered."""
+        """Close the connection if ``before`` is still its last request and no request is being answered."""
         if self.cycle is before and self.is_idle:
             self.transport.close()
         elif not self.transport.is_closing():
@@ -154,7 +154,7 @@ class TimedProtocol(H11Protocol):
 
 
 def open_files() -> float:
-    """Return the number of this process's open file descriptors, or infinity if none is left to count them with."""
+    """Return the number of this process's open file descriptors, or infinity if no descriptor is left for counting them."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

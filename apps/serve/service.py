@@ -130,7 +130,7 @@ class Service:
                     self.watches.add(watch)
                 self._end_removed()
             if self.has_events:
-                self.watches.announce(anyway=True)  # even if no watch is left
+                self.watches.announce(anyway=True)  # announce even if no watch is left
         except BaseException:
             self.close()
             raise
@@ -156,7 +156,7 @@ class Service:
             with field("policy"):
                 check_policy(wanted.policy or "auto")
             folder = self.hooks.camera_folder(self, name)
-            if by_client:  # a client that adds a forgotten recording wants it watched again
+            if by_client:  # a client that adds a video file after deleting what was seen wants it watched again
                 (folder / MARK).unlink(missing_ok=True)
             return self._open(name, wanted, folder, hosts, paused)
 
@@ -176,11 +176,10 @@ class Service:
                 raise
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete what one camera saw in a period; without ``name``, what all saw, including removed ones. Returns counts by
-        camera.
+        """Delete what one camera saw in a period or, without ``name``, what all cameras saw, including removed cameras.
 
-        After everything is deleted, the memory is empty, and a recording is paused and stays paused after a restart. Raises
-        UserError; deletions before the error remain.
+        Deleting everything leaves an empty memory and pauses a camera whose source is a video file; it stays paused after a
+        restart. Returns counts by camera. Raises UserError; deletions before the error remain.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -264,7 +263,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Record the closing of open watches that were removed, or whose camera was, while the server was not running."""
+        """Record the closing of open watches that were removed, or lost their camera, while the server was not running."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
@@ -352,7 +351,7 @@ class Service:
         return self._journal
 
     def lines(self, **query: Any) -> list[Line]:
-        """Return the journal lines that match a query. An evidence's ``jpeg_url`` is None once its thumbnail is gone."""
+        """Return the journal lines that match a query. ``jpeg_url`` is None once a thumbnail is gone."""
 
         def pictured(line: Line, seen: Mapping[str, Any]) -> dict[str, Any]:
             stream = self.streams.get(line.camera)
@@ -362,7 +361,7 @@ class Service:
         return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """Return a period's watch openings and journal lines by time, as in ``GET /v1/digest``."""
+        """Return a period's watch openings and journal lines in order of time, as in ``GET /v1/digest``."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
@@ -431,7 +430,7 @@ class Service:
             self._close_unused_models()
 
     def test(self, settings: CameraSettings) -> dict[str, Any]:
-        """Open a source, read it briefly and describe it. Raises UserError if it is not allowed or sends no picture."""
+        """Open a source, read it briefly and describe it. Raises UserError if the source is not allowed or sends no picture."""
         hosts = self.check_client(settings)
         options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=hosts)
         began = time.monotonic()

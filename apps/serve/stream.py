@@ -115,7 +115,7 @@ class Owner(Protocol):
 class CameraStream:
     """A camera, watched by its own thread until :meth:`close`.
 
-    The stream is the output and the observer of its run loop. ``ends``: whether the source is a recording. ``problem``: why
+    The stream is the output and the observer of its run loop. ``ends``: whether the source is a video file. ``problem``: why
     nothing is watched, if the source gives no reason. ``hosts``: the hosts that the source may reach, or None for any.
     """
 
@@ -401,7 +401,7 @@ class CameraStream:
         return open_source(self._address, None, self._options)
 
     def _go_on(self) -> None:
-        """Skip to a recording's first unwatched frame, or advance a live camera's clock by the time since its last frame."""
+        """Skip to a video file's first unwatched frame, or advance a live camera's clock by the time since its last frame."""
         if not self._source.skip(self.session.time_s):
             self._since = self.session.time_s + Instant.now().since(self.observer.seen)
 
@@ -484,5 +484,5 @@ def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
 
 
 def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:
-    """Return a service's options for a source: wait for cameras; play recordings and the demo in real time."""
+    """Return a service's options for a source: wait for cameras; play video files and the demo in real time."""
     return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True)

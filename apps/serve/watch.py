@@ -27,7 +27,7 @@ from edgevlm.errors import UserError, reason
 from edgevlm.progress import progress, to_stderr, to_stderr_if_lost, to_stdout
 
 LOOK_S = 0.2  # how often to check whether the command should end
-NEVER_S = 86_400.0  # time between snapshots when none will be resumed from
+NEVER_S = 86_400.0  # time between snapshots when no later run will resume from them
 
 
 class Lines(Sink):
@@ -44,7 +44,7 @@ class Lines(Sink):
 
 
 def checked_watch(settings: dict[str, Any]) -> Watch:
-    """Return the watch that command-line options describe; omitted ones are None. Raises UserError that names the option."""
+    """Return the watch that command-line options describe; omitted options are None. Raises UserError that names the option."""
     try:
         return Watch.model_validate({name: value for name, value in settings.items() if value is not None})
     except ValidationError as error:
@@ -55,14 +55,14 @@ def checked_watch(settings: dict[str, Any]) -> Watch:
 
 
 def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: bool) -> None:
-    """Watch the configuration's only camera until a signal, a recording's end or a closed stdout. Raises UserError."""
+    """Watch the configuration's only camera until a signal arrives, a video file ends or stdout is closed. Raises UserError."""
     ((name, camera),) = config.cameras.items()
     with TemporaryDirectory(prefix="edgevlm-watch-") as folder:
         if config.state is None:
             every = NEVER_S if config.snapshots is None else config.state_every
             config = config.model_copy(update={"state": folder, "state_every": every})
             about = [platform.node(), mask_credentials(camera.source), *(watch.name for watch in config.watches)]
-            program_id(Path(folder), short_hash(json.dumps(about)))  # keeps the id the same in every run
+            program_id(Path(folder), short_hash(json.dumps(about)))  # keeps the program's id the same in every run
         sinks = {"stdout": Stdout() if as_json else Lines()}
         service = Service(config, to_stderr_if_lost if quiet else to_stderr, options, sinks)
         try:
