@@ -34,12 +34,12 @@ Draw = Callable[[Float32], int]
 class Found:
     """What is known about an answer so far; the model's thread fills it in.
 
-    time_s: the stream's time when the question was asked. queued_ms: from ``ask`` until the model started on it. ttft_ms: from
-    ``ask`` to the first token, including the wait for the chunk in progress. tpot_ms: mean time per further token.
-    prompt_tokens: the number of tokens in the question, its earlier turns and its pictures, without the memory. probabilities:
-    one for each choice, if the question had choices. logprobs: if requested, one for each token and one for the stop token,
-    which ``token_ids`` does not contain. dropped_turns: the number of oldest turns that did not fit.
-    looked: the question's attention; None before the first token, and for a question with pictures.
+    time_s: the stream's time when the question was asked. queued_ms: from ``ask`` until the model started on the question.
+    ttft_ms: from ``ask`` to the first token, including the wait for the chunk in progress. tpot_ms: mean time per token after
+    the first. prompt_tokens: the number of tokens in the question, its earlier turns and its pictures, without the memory.
+    probabilities: one for each choice, if the question had choices. logprobs: if requested, one for each token and one for the
+    stop token, which ``token_ids`` does not contain. dropped_turns: the number of oldest turns that did not fit. looked: the
+    question's attention; None before the first token, and for a question with pictures.
     """
 
     time_s: float
@@ -60,8 +60,8 @@ class Answer:
     they come.
 
     The model's thread generates the answer, so a slow reader never delays the stream. An error while generating is raised where
-    the text is read. An answer has every attribute of :class:`Found`; reading one of these waits for the answer's end. Reading
-    ``found`` or :attr:`so_far` (the text) does not wait.
+    the text is read. An answer has every attribute of :class:`Found`; reading such an attribute waits for the answer's end.
+    Reading ``found`` or :attr:`so_far` (the text) does not wait.
     """
 
     time_s: float
@@ -85,7 +85,7 @@ class Answer:
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], object]] = []  # called after each change of the answer
         self._cancelled = threading.Event()
-        self._future: Future[FinishReason] | None = None  # None after the end, so that both can be freed
+        self._future: Future[FinishReason] | None = None  # None once the answer has ended, so that the future can be freed
 
     def __getattr__(self, name: str) -> Any:
         if name not in Found.__slots__:
@@ -117,7 +117,7 @@ class Answer:
         self._check_process()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the event loop was closed meanwhile
+            with suppress(RuntimeError):  # the event loop has been closed
                 loop.call_soon_threadsafe(ready.set)
 
         self._listeners.append(wake)
@@ -141,13 +141,13 @@ class Answer:
 
     @property
     def evidence(self) -> Evidence | None:
-        """The frames that the answer was read from, best first; None if it has no token. Waits for the answer's end."""
+        """The frames that the answer was read from, best first; None if the answer has no token. Waits for the answer's end."""
         self.settle()
         return self._evidence
 
     @property
     def text(self) -> str:
-        """The text of the whole answer; reading it waits for the end."""
+        """The text of the whole answer; reading it waits for the answer's end."""
         self.wait()
         return self.so_far
 
@@ -167,7 +167,7 @@ class Answer:
         return self._cancelled.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the answer's end; return False if ``timeout`` seconds pass first. Raises the error that ended it, if any."""
+        """Wait for the answer's end; return False if ``timeout`` seconds pass first. Raises the error that ended the answer."""
         finished = self.settle(timeout)
         self._raise()
         return finished

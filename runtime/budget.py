@@ -21,7 +21,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 
 DEFAULT_BUDGET = 6000  # the largest default budget, in vision tokens per layer
-LOW, ENOUGH = 1 / 16, 1 / 8  # chunks halve if less than LOW of all memory is free, and double if more than ENOUGH is
+LOW, ENOUGH = 1 / 16, 1 / 8  # chunks halve if the free fraction of memory is below LOW, and double if it is above ENOUGH
 INTERVAL = 1.0  # seconds between two checks of the free memory
 
 
@@ -29,9 +29,9 @@ INTERVAL = 1.0  # seconds between two checks of the free memory
 class TextBudget:
     """Tokens set aside at the start for each part of a question's turn, in addition to the memory.
 
-    pictures: how many pictures room is set aside for. most: the maximum length of a question with its conversation and further
-    pictures, within the model's positions; 0 allows only what is set aside. For a longer question, memory is allocated when it
-    is asked and freed after it.
+    pictures: the number of pictures that have room set aside. most: the maximum length of a question with its conversation and
+    any further pictures, within the model's positions; 0 allows only what is set aside. Memory for a question that needs more
+    than is set aside is allocated when the question is asked and freed afterwards.
     """
 
     conversation: int
@@ -60,7 +60,7 @@ def longest_question(text: TextBudget, spare: int) -> int:
 def present_rows(model: Model, present: int = 1) -> int:
     """Return how many rows a question appends for the ``present`` newest frames, if only changes enter the memory.
 
-    With a tower that merges frames, a question also appends what changed in the group before an incomplete one.
+    With a tower that merges frames, a question also appends the changes of the group before an incomplete group.
     """
     return (present + (model.bundle.vision.group > 1)) * model.rows_per_frame
 
@@ -95,7 +95,7 @@ def allocate(
     """Allocate one stream's cache in the bundle's KV precision, with keys and values on ``device``.
 
     capture_bytes: the size of the buffer for snapshots. store_bytes: the host memory that a store may take. Raises UserError if
-    all of this and a chunk do not fit in the free memory, or if a CUDA device is needed but cannot be used.
+    the cache, both of these and a chunk do not fit in the free memory, or if a CUDA device is needed but cannot be used.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
@@ -129,7 +129,7 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
     """Return how many bytes a snapshot copies: a chunk, and ``rows`` over all layers, with elements of ``item`` bytes.
 
-    The buffer grows with the policy's own state.
+    The policy's own state is not counted; the snapshot buffer grows with it.
     """
     held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
     features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
@@ -138,10 +138,10 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
 
 
 class Pressure:
-    """Sets the frames of a chunk: ``most`` at first, halved if free memory falls below LOW and doubled again above ENOUGH.
+    """Sets a chunk's number of frames: ``most`` at first, halved if free memory falls below LOW, doubled again above ENOUGH.
 
-    group: the number of frames that the tower merges; chunks are multiples of it. notify: called each time chunks shrink, and
-    when they are back at ``most``. ``short`` tells whether they are smaller.
+    group: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. notify: called each time
+    chunks shrink, and when they are back at ``most``. ``short`` tells whether chunks are smaller than ``most``.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FORMAT = 5
 READS = range(1, FORMAT + 1)
 FADING = ("20/19.5", "1.0/0.9")  # LLaVA's values, from HERMES's App. D
-_QWEN_FADING = ["20/12", "0.75/0.6"]  # used if a bundle's manifest is too old to have "fading"
+_QWEN_FADING = ["20/12", "0.75/0.6"]  # for bundles whose manifest is too old to have "fading"
 MANIFEST = "bundle.json"
 AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -64,7 +64,7 @@ Text = Annotated[str, MaxLen(1 << 20)]
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """The size and SHA-256 of a listed file."""
+    """The size and SHA-256 of a file that ``bundle.json`` lists."""
 
     bytes: Annotated[int, Ge(0), Le(1 << 50)]
     sha256: Annotated[str, MinLen(64), MaxLen(64)]
@@ -84,8 +84,8 @@ class DecoderSpec:
     rope_theta: Positive
     inv_freq: tuple[Finite, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
     model_limit: Positions  # the number of positions that the checkpoint's configuration allows
-    trained_length: Positions  # the position it was trained up to; a session's limit is the smaller of the two
-    graphs: Mapping[str, str]  # variant -> file; always has "full"
+    trained_length: Positions  # how many positions it was trained on; a stream uses at most this and ``model_limit``
+    graphs: Mapping[str, str]  # variant -> file; the variant "full" always exists
     embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
     rope_sections: tuple[Annotated[int, Ge(0), Le(1024)], ...] | None = (
         None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
@@ -98,8 +98,8 @@ class DecoderSpec:
     fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep one
     windows: tuple[
         Annotated[int, Ge(0), Le(1 << 24)], ...
-    ] = ()  # how many positions back each layer sees; 0 or an empty tuple: all
-    local_inv_freq: tuple[Finite, ...] = ()  # (head_dim / 2,), for layers with a window, if their frequencies differ
+    ] = ()  # how many positions back each layer sees; 0 or an empty tuple means all
+    local_inv_freq: tuple[Finite, ...] = ()  # (head_dim / 2,), ``inv_freq`` of layers with a window, if it differs
     whole_frames: bool = False  # a frame's rows see one another, including later ones
     embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
 
@@ -193,17 +193,16 @@ class PixelBudget:
 class VisionSpec:
     """How a frame is converted to pixels, and how pixels become rows.
 
-    Pixels: the RGB frame fitted to ``size``, times ``rescale``, minus ``mean``, over ``std``: float32
-    [3, height, width]. ``fit`` is ``"stretch"`` (resize to ``size``), ``"crop"`` (resize the shorter edge to
-    ``shortest_edge``, then cut ``size`` out of the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then
-    stretch).
+    The pixels, float32 [3, height, width], are ``(frame * rescale - mean) / std`` of the RGB frame fitted to ``size``. ``fit``
+    is ``"stretch"`` (resize to ``size``), ``"crop"`` (resize the shorter edge to ``shortest_edge``, then cut ``size`` out of
+    the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then stretch).
 
-    ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` sets how a frame's
+    ``group`` frames make one grid of tokens (Qwen merges two; an odd last frame is repeated). ``positions`` sets how a frame's
     tokens take positions. With ``"rows"``, each token takes the next index. With ``"video"``, the whole stream is one block of
-    (frame, row, column), in which the frame advances by 1, or by ``tokens_per_second`` times the time that passed. With
-    ``"frame"``, each grid is a separate block. ``"transformers"`` is ``"video"`` with the text after it at the position that
-    transformers 5.23 and later give it. ``before`` and ``after`` are the text around each grid, in which ``{seconds}``,
-    ``{minutes}`` and ``{second}`` give its time.
+    (frame, row, column). The frame coordinate then advances by 1 per grid or, if ``tokens_per_second`` is set, by that number
+    per second of the stream. With ``"frame"``, each grid is a separate block. ``"transformers"`` differs from ``"video"`` only
+    in the position of the text after the video, which is that of transformers 5.23 and later. ``before`` and ``after`` are the
+    text around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` in them stand for the grid's time.
     """
 
     graph: str
@@ -215,7 +214,7 @@ class VisionSpec:
     mean: tuple[Finite, Finite, Finite]
     std: tuple[Positive, Positive, Positive]
     tokens_per_frame: Annotated[int, Ge(1), Le(1 << 20)]  # the tokens of a frame, or of a group of frames that make one grid
-    grid: tuple[Count, Count]  # the (rows, columns) of these tokens, row-major
+    grid: tuple[Count, Count]  # (rows, columns) of a grid's tokens, which are in row-major order
     closing: str | None  # .npy file, float32 [n, hidden]: rows that close a video; null for none
     group: Annotated[int, Ge(1), Le(64)] = 1
     positions: Word = "rows"  # "rows" | "video" | "frame" | "transformers"
@@ -225,7 +224,7 @@ class VisionSpec:
     longest_edge: Pixels | None = None
     precision: Word = "fp32"  # the precision of the tower's linear layers: fp32 or int8
     changed: ChangedTowerSpec | None = None  # None in bundles made before 0.2
-    pixels: PixelBudget | None = None  # all sizes that the tower takes; None: ``size`` only
+    pixels: PixelBudget | None = None  # all sizes that the tower takes; None means only ``size``
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
         """Return the spec for frames of a new size, without ``changed``, which works only at the bundle's size.
@@ -256,8 +255,8 @@ class ChatSpec:
     opening: Word = ""  # text before the first frame
     ending: Word = ""  # text after the last frame
     adds_special: bool = False  # whether the tokenizer adds special tokens to a prompt that does not begin with bos_token
-    repetition_penalty: Penalty = 1.0  # divides positive logits of tokens in prompt and answer, multiplies negative ones
-    no_repeat_ngram_size: Annotated[int, Ge(0), Le(1024)] = 0  # no run of this many tokens may repeat; 0: no limit
+    repetition_penalty: Penalty = 1.0  # divides positive logits of the prompt's and answer's tokens, multiplies negative ones
+    no_repeat_ngram_size: Annotated[int, Ge(0), Le(1024)] = 0  # no run of this many tokens may repeat; 0 means no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +299,7 @@ class Bundle:
         return self.path / name
 
     def in_fp32(self) -> Bundle:
-        """Return this bundle with an fp32 cache."""
+        """Return a copy of this bundle whose sessions have an fp32 cache."""
         return replace(self, decoder=replace(self.decoder, kv="fp32"))
 
     @property
@@ -323,7 +322,7 @@ class Bundle:
         return np.array(rows)
 
     def array(self, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike) -> NDArray[Any]:
-        """Map a listed .npy file. Raises BundleError for a wrong dtype or shape; None in ``shape`` allows any size."""
+        """Map a .npy file of the bundle. Raises BundleError for a wrong dtype or shape; None in ``shape`` allows any size."""
         path = self.file(name)
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -338,7 +337,7 @@ class Bundle:
         return found
 
     def kv_scales(self) -> KVScales | None:
-        """Return the scales of int8 keys and values, or None if they are not int8. Raises BundleError if they are invalid."""
+        """Return the scales of int8 keys and values, or None for fp32 and fp16. Raises BundleError for an invalid file."""
         spec = self.decoder
         if spec.kv != "int8":
             return None
@@ -349,15 +348,15 @@ class Bundle:
             raise _bad(path, str(error)) from None
 
     def calibration(self) -> Calibration | None:
-        """Return the results of ``edgevlm calibrate``, or None if there are none. Raises BundleError if they are invalid."""
+        """Return the results of ``edgevlm calibrate``, or None if there are none. Raises BundleError for invalid results."""
         return self._measured(CALIBRATION, Calibration)
 
     def choices(self) -> Choices | None:
-        """Return the policies that ``edgevlm calibrate`` chose, or None. Raises BundleError if they are invalid."""
+        """Return the policies that ``edgevlm calibrate`` chose, or None. Raises BundleError for an invalid file."""
         return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
-        """Return the heads, calibrated or default, that find an answer's evidence. Raises BundleError if they are invalid."""
+        """Return the heads, calibrated or default, that find an answer's evidence. Raises BundleError for an invalid file."""
         uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads, self.decoder.windows)
         return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 

@@ -33,12 +33,12 @@ PARTS = ("key", "value", *ROW_DTYPES)  # a layer's arrays, in memory order
 
 
 class Kind:
-    """The kind of a row, stored as uint8. Kinds are plain numbers: numpy widens an array compared with an enum."""
+    """The kind of a row, stored as uint8. Kinds are plain numbers because comparing an array with an enum widens the array."""
 
-    PREFIX: Final = 0  # the system prompt and everything up to the first vision token: never evicted, outside |M|
+    PREFIX: Final = 0  # all rows before the first vision token, which are never evicted and do not count towards |M|
     VISION: Final = 1
-    SUMMARY: Final = 2  # made by a policy from rows that it evicted; counts towards |M|
-    TEXT: Final = 3  # a question, an answer, or text inside the stream
+    SUMMARY: Final = 2  # a row that a policy made from rows that it evicted; counts towards |M|
+    TEXT: Final = 3  # a row of a question, an answer, or text inside the stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ def row_bytes(axes: int) -> int:
 class KVCache(_native.Cache):
     """The keys, values and metadata of one stream, allocated once. ``csrc/bindings.cpp`` documents the inherited methods.
 
-    layers, kv_heads, head_dim: those of the decoder. capacity: rows per layer, one number for all layers or one for each.
+    layers, kv_heads, head_dim: the decoder's. capacity: rows per layer, a single number or a list with a number for each layer.
     inv_freq: float64 ``[head_dim / 2]``, the keys' rotary frequencies, followed by those of layers whose ``local`` is 1. axes:
     the number of axes of a position: 1, or 3 for M-RoPE (frame, row, column). sections: with 3 axes, how many rotary pairs turn
-    by each, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL); without them, keys with 3 axes can be stored but
-    not turned. dtype: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
+    by each axis, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL); without them, keys with 3 axes can be stored
+    but not turned. dtype: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
     (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every dtype.
 
     Arrays that methods return are read-only views that keep the cache alive. A view shows the rows that were valid when it was
@@ -148,14 +148,14 @@ class KVCache(_native.Cache):
         return _native.dequantize(stored(layer)[:, rows], scale(layer))
 
     def commit(self, rows: Rows) -> None:
-        """Commit the reserved rows. If ``rows`` is invalid, they stay reserved: call ``abort``, or commit again."""
+        """Commit the reserved rows. If ``rows`` is invalid, the rows stay reserved: call ``abort``, or commit again."""
         self._commit(*rows.arrays)
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
         """Add rows that a policy made to one layer.
 
         key (rotated to ``rows.position``) and value are float32 ``[kv_heads, n, head_dim]``, dense in the last axis, whatever
-        the cache's ``dtype``. Earlier marks are stale. Raises CacheFull if the layer has no room.
+        the cache's ``dtype``. Marks made before the call are stale. Raises CacheFull if the layer has no room.
         """
         self._append(layer, key, value, *rows.arrays)
 
@@ -166,7 +166,7 @@ class KVCache(_native.Cache):
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
         """Replace a layer's rows with what :meth:`held` returned for a cache of the same shape.
 
-        Earlier marks are stale. Raises CacheFull if the layer has no room, and CacheError for wrong shapes or dtypes.
+        Marks made before the call are stale. Raises CacheFull if the layer has no room, CacheError for wrong shapes or dtypes.
         """
         self._load(layer, *(held[name] for name in PARTS))
 

@@ -22,7 +22,7 @@ CALIBRATION, CHOICES, EVIDENCE = "calibration.json", "choices.json", "evidence.j
 LayerClass = Literal["shallow", "middle", "deep"]
 Measure = Literal["streamqa", "kl"]
 """streamqa: fraction of the demo world's questions answered correctly. kl: mean KL(full KV || policy) of next tokens, nats."""
-Number = Annotated[float, Ge(-1e12), Le(1e12)]  # the bounds exclude infinities
+Number = Annotated[float, Ge(-1e12), Le(1e12)]  # the bounds keep out infinities
 Count = Annotated[int, Ge(0), Le(1 << 53)]
 Loss = Annotated[Number, "Fraction of right answers (with kl: of equal next tokens) lost compared with whole frames."]
 Low = Annotated[Number, "Lower end of the 95 % interval of the loss."]
@@ -148,7 +148,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AppendTrial:
-    """A value of tau, measured with full KV and compared with whole frames."""
+    """The measurements of one value of tau with full KV, compared with appending whole frames."""
 
     tau: Annotated[Number, "Threshold of --append changed, under full KV."]
     appended: Annotated[Number, "Fraction of the frames' tokens that entered the memory."]
@@ -168,7 +168,7 @@ class AppendChoice:
 
 @dataclass(frozen=True, slots=True)
 class EncodeTrial:
-    """A setting of ``--encode``, measured with full KV."""
+    """The measurements of one setting of ``--encode`` with full KV."""
 
     setting: Annotated[str, "Setting of --encode, under full KV."]
     encoded: Annotated[Number, "Fraction of the frames' patches that were encoded."]
@@ -191,9 +191,11 @@ class EncodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choices(JsonFile):
-    """One choice per budget, in ascending order of budgets. watched: the clips, or the worlds' seed.
+    """The choices of ``edgevlm calibrate``, one per budget, in ascending order of budgets.
 
-    frames: the length of the longest stream. known: every bounded policy that the calibrating version had, measured or not.
+    watched: the names of the clips that were measured, or a text that gives the number of demo worlds and their seed. frames:
+    the number of frames in the longest of these streams. known: every bounded policy that the calibrating version had, measured
+    or not.
     """
 
     _file = (2, "choices")
@@ -241,7 +243,7 @@ class EvidenceHeads(JsonFile):
 
     @classmethod
     def uncalibrated(cls, layers: int, heads: int, windows: Sequence[int] = ()) -> EvidenceHeads:
-        """Return all heads of the layer at two thirds of the depth, or of the nearest layer whose rows see all earlier ones."""
+        """Return all heads of the layer at two thirds of the depth, or of the nearest layer without a window."""
         whole = [layer for layer in range(layers) if not (windows and windows[layer])] or range(layers)
         return cls(min(whole, key=lambda layer: abs(layer - 2 * layers // 3)), tuple(range(heads)))
 

@@ -23,16 +23,16 @@ Levels = NDArray[np.uint8]
 
 FULL_FRAME_ABOVE = 0.7  # if more than this fraction of the patches changed, the whole frame is encoded
 MARGIN = 1.5  # a patch has changed if its distance exceeds this many times the noise
-LOUDEST = 0.5  # noise is taken as at most this fraction of the distance between neighbouring patches; more may be movement
+LOUDEST = 0.5  # the noise counts as at most this fraction of the distance between neighbouring patches
 MOST_WRONG = 0.01  # a kept token farther than this from the whole frame's token is wrong, whatever the noise
 WRONG = 0.05  # the fraction of kept tokens that may be wrong
 PROOF = 16  # after this many frames with correct kept tokens, the interval between whole frames grows by one
-MANY = 0.1  # the camera is considered as a cause only if more than this fraction of the patches seem changed
-EXPLAINED = 0.5  # the camera is the cause if it explains at least this fraction of the changes
-BRIGHTER = 4 / 3  # the largest ratio between an exposure and its reference's, either way
-SHIFTED = 0.15  # a movement of fewer pixels is not a shift
+MANY = 0.1  # a camera effect is considered only if more than this fraction of the patches seem changed
+EXPLAINED = 0.5  # a camera effect is accepted if it explains at least this fraction of the changes
+BRIGHTER = 4 / 3  # an exposure change by a larger factor, up or down, is ignored
+SHIFTED = 0.15  # the picture has shifted only if it moved by at least this many pixels
 STANDS_OUT = 3.0  # a token has changed if its distance exceeds this many times the noise
-MOST_NOISE = 0.25  # noise is taken as at most this fraction of the distance between a frame's patches
+MOST_NOISE = 0.25  # a token's limit from noise is at most this fraction of the distance between a frame's patches
 
 
 class References(Stateful):
@@ -41,8 +41,8 @@ class References(Stateful):
     A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
     minus the cosine similarity. The camera's noise is the median distance of a frame whose references come from the previous
     frame; a smaller median found later replaces it. A token has changed if its distance exceeds 1 - tau and three times the
-    noise. The limit from noise is at most a quarter of the distance between a frame's patches, so that a scene that moves
-    everywhere is appended.
+    noise. Three times the noise counts as at most a quarter of the distance between a frame's patches, so that a scene that
+    moves everywhere is appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -51,7 +51,7 @@ class References(Stateful):
         self.settings = settings
         self._features = np.zeros((tokens, width), np.float32)
         self._age = np.zeros(tokens, np.int32)  # frames since a patch was appended
-        self.seq = np.full(tokens, -1, np.int64)  # the token appended last at each patch
+        self.seq = np.full(tokens, -1, np.int64)  # the number of the token appended last at each patch
         self._noise: NDArray[np.float32] | None = None  # shape []; None before the second frame
         self._spread: NDArray[np.float32] | None = None  # shape []; the largest mean distance between two patches of a frame
 
@@ -74,7 +74,7 @@ class References(Stateful):
         if self._spread is None:
             return distances, None, spread
         noise = np.float32(np.median(distances))
-        is_next = 2 * np.count_nonzero(self._age == 0) > len(self._age)  # otherwise the median may be drift
+        is_next = 2 * np.count_nonzero(self._age == 0) > len(self._age)  # otherwise the median may include drift
         return distances, noise if self._noise is None or is_next else np.minimum(noise, self._noise), spread
 
     def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
@@ -101,8 +101,8 @@ def unit_features(features: Float32) -> Float32:
 
 
 class FrameChanges(NamedTuple):
-    """The result of comparing a frame with its references. ``patches``, bool ``[n]``, are those of ``pixels`` ``[F, 3, H, W]``
-    to encode; ``changed`` are those that changed or have a neighbour that did.
+    """The result of comparing a frame with its references. The masks ``patches`` and ``changed``, bool ``[n]``, select the
+    patches of ``pixels`` ``[F, 3, H, W]`` to encode, and those that changed or have a changed neighbour.
     """
 
     patches: Bool
@@ -140,7 +140,7 @@ class PatchChanges(Stateful):
         self._exposure = np.ones(patches, np.float32)  # each patch's exposure when it was encoded
         self._noise = 0.0  # levels
         self._since = -1  # frames since a whole frame was encoded; -1 before the first
-        self._proven = 0  # frames in which the kept features were right
+        self._proven = 0  # how many frames confirmed the kept features
         self._size = np.zeros(2, np.int32)
 
     def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
@@ -205,7 +205,7 @@ class PatchChanges(Stateful):
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """Yield each possible camera effect: the levels without it, the bounds within which they are equal, and the gain."""
+        """Yield, for each possible camera effect, the levels without it, the bounds of unchanged levels, and the gain."""
         gain = exposure / self._exposure
         gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
@@ -223,12 +223,12 @@ class PatchChanges(Stateful):
 
 
 def dilated(mask: Bool) -> Bool:
-    """Return ``mask [rows, columns]`` and its eight neighbours."""
+    """Return ``mask [rows, columns]`` with the eight neighbours of each true element set to true."""
     return _with_neighbours(mask[None], np.logical_or)[0]
 
 
 def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
-    """Return the minimum and maximum of each pixel and its eight neighbours; a shift of less than a pixel stays within them."""
+    """Return the minimum and maximum of each pixel and its eight neighbours, which bound shifts of less than a pixel."""
     return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
 
 
@@ -244,7 +244,7 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 
 
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
-    """Return how far ``before [H, W]`` moved down and to the right to become ``after``, in pixels, at most ``furthest`` each.
+    """Return how far ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest`` per axis.
 
     Uses phase correlation of the pictures' middles, at half size if they are large. A parabola through the peak gives fractions
     of a pixel.
@@ -287,7 +287,7 @@ def _vertex(three: NDArray[np.float64]) -> float:
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Move ``levels [planes, H, W]`` back by ``down`` and ``across`` into ``out``; its uncovered edge stays unchanged."""
+    """Move ``levels [planes, H, W]`` back by ``down`` and ``across`` into ``out``, whose uncovered edge stays unchanged."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -311,9 +311,8 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Bind the tower. copies: how many times the size of its cache must be free in memory.
-
-        Raises UserError if less memory is free, and as ``Engine.bind_tower`` does.
+        """Bind the tower. Raises UserError as ``Engine.bind_tower`` does, and if less memory is free than ``copies`` tower
+        caches take.
         """
         vision = bundle.vision
         if (spec := vision.changed) is None:
@@ -335,11 +334,11 @@ class ChangedEncoder(Stateful):
         self._features = np.zeros((vision.tokens_per_frame, bundle.decoder.row_width), np.float32)
         at = [(2 * np.arange(count) + 1) * of // (2 * count) for count, of in zip(vision.grid, spec.grid, strict=True)]
         self._patch_of = np.add.outer(spec.grid[1] * at[0], at[1]).reshape(-1)  # the middle patch of each token
-        self.seen = self.computed = 0  # numbers of patches
+        self.seen = self.computed = 0  # the numbers of patches received and encoded
 
     @property
     def encoded(self) -> float:
-        """The fraction of the frames' patches that was computed."""
+        """The fraction of the frames' patches that was encoded."""
         return self.computed / self.seen if self.seen else 1.0
 
     def encode(self, pixels: Float32, sizes: NDArray[np.int32], *, keep: bool = True) -> Float32:

@@ -104,7 +104,7 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the whole prompt as text, with ``video`` as the placeholder. Raises UserError if the template omits it."""
+        """Return the whole prompt as text, with ``video`` as the placeholder. Raises UserError if the template has no video."""
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
@@ -147,9 +147,10 @@ class Chat:
         return text + asked.opening
 
     def _parts(self, asked: Dialogue) -> tuple[str, str]:
-        """Return the texts before and after the video, which is in the first message if that is the user's, else in a new one.
+        """Return the texts before and after the video, which is in the first message if it is the user's, else in a new
+        message.
 
-        A request's tools and system messages come after the video, because the memory's prefix has none of them.
+        A request's tools and system messages come after the video, because the memory's prefix contains neither.
         """
         if asked.messages[0]["role"] == "user" and not asked.tools:
             before, placeholder, after = self._render(asked, video=True).partition(self.spec.placeholder)
@@ -189,7 +190,7 @@ def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
 
 
 def _place(ids: list[int], spec: ChatSpec) -> int:
-    """Return the index of the video's token. Raises UserError unless there is exactly one."""
+    """Return the index of the video's token. Raises UserError unless the token occurs exactly once."""
     if (found := ids.count(spec.placeholder_id)) != 1:
         what = "the tokenizer joins the video's token to the text beside it; save it as a special token"
         raise UserError("a question cannot hold the token that stands for the video; leave it out" if found else what)
@@ -230,8 +231,8 @@ def _strings(value: Any) -> Iterator[str]:
 class Conversations:
     """The turns of each conversation, as text. The oldest turns and the least recently used conversations are dropped first.
 
-    history_tokens: how many tokens earlier turns may take in a prompt. most: if not 0, replaces that limit with one for turns
-    and question together. dropped: the number of turns that did not fit in the newest prompt.
+    history_tokens: how many tokens earlier turns may take in a prompt. most: if not 0, how many tokens turns and question may
+    take together, in place of ``history_tokens``. dropped: the number of turns that did not fit in the newest prompt.
     """
 
     def __init__(self, chat: Chat, history_tokens: int, most: int = 0) -> None:

@@ -39,7 +39,7 @@ class Chunk:
     def __init__(self, engine: Engine, bundle: Bundle, frames: int, encoder: ChangedEncoder | None = None) -> None:
         vision = bundle.vision
         self.limit, self.group, self.encoder = frames, vision.group, encoder
-        self.encode_ms = 0.0  # total since the stream was opened
+        self.encode_ms = 0.0  # time spent encoding since the stream was opened
         self._engine = engine
         self._pixels = np.empty((frames, 3, *vision.size), np.float32)
         self._seconds = np.empty(frames)
@@ -49,7 +49,7 @@ class Chunk:
 
     def clear(self) -> None:
         """Start the next chunk. Frames that were not appended are lost."""
-        self.taken = self._encoded = 0  # numbers of frames; only complete groups count as encoded
+        self.taken = self._encoded = 0  # the numbers of frames received and, in complete groups, encoded
         self._features = self._nothing  # features of groups that are encoded but not appended
         self._incomplete: Float32 | None = None  # features of the incomplete group
 
@@ -87,7 +87,7 @@ class Chunk:
 
     @property
     def has_place(self) -> bool:
-        """Return whether the chunk would still have room after another frame."""
+        """Return whether the chunk would still have room after one more frame."""
         return self.taken + 1 < self.limit
 
     @property

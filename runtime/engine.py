@@ -54,7 +54,7 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class FramePattern:
-    """The part of the cache that the rows of a sparse call see. Such a call appends whole frames of p rows.
+    """The part of the cache that the rows of a sparse call see. A sparse call appends whole frames of p rows.
 
     A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row of the same patch in
     the previous frame. For the call's first frame, the previous frame's row is in slot ``previous[l, head, place]``; -1 means
@@ -70,8 +70,8 @@ class Sight:
     """Which rows the new rows see, for a decoder that is not causal in every layer.
 
     until: int32 ``[S]``, how many of the call's rows each row sees. place: int32 ``[S]``, the new rows' positions. held: the
-    positions of each layer's earlier rows, int32 ``[kv_heads, n]``. In a layer with a window, a row sees rows whose positions
-    are less than the window below its own.
+    positions of the rows already in each layer, int32 ``[kv_heads, n]``. In a layer with a window, a row sees rows whose
+    positions are less than the window below its own.
     """
 
     until: Int32
@@ -160,7 +160,7 @@ class ChangedTower(Protocol):
 class Engine(Protocol):
     """One loaded bundle on one backend.
 
-    kv_device: the device that holds its cache buffers. by_layer: whether its decoders take ``rows``, ``fetch`` and ``sight``.
+    kv_device: the device of the cache buffers. by_layer: whether decoders take ``rows``, ``fetch`` and ``sight``.
     """
 
     kv_device: KVDevice
@@ -170,12 +170,12 @@ class Engine(Protocol):
         """Encode normalised frames ``[F, 3, H, W]`` to language-space features ``[G, tokens_per_frame, row_width]``.
 
         G is F, or the number of groups for towers that merge ``group`` frames; the last frame is then repeated to fill its
-        group. Frames have ``VisionSpec.size``, or any size that ``VisionSpec.pixels`` allows if the bundle has that.
+        group. Frames have ``VisionSpec.size`` or, if ``VisionSpec.pixels`` is set, any size that it allows.
         """
         ...
 
     def capacity(self, rows: int) -> int:
-        """Return how many rows each layer's buffer must have to hold ``rows``: the same number, or the fixed number of the
+        """Return how many rows each layer's buffer must have to hold ``rows``: ``rows`` itself, or the fixed number of the
         backend's graphs. Raises UserError if the graphs have too few rows.
         """
         ...
@@ -193,7 +193,7 @@ class Engine(Protocol):
         ...
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
-        """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache; bindings persist until it is dropped.
+        """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache until the returned tower is dropped.
 
         Raises UserError for a bundle without that graph, and on a backend that cannot run it.
         """
@@ -209,8 +209,8 @@ class Engine(Protocol):
 def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
     """Load ``bundle`` on the backend ``name``: an entry point of ``edgevlm.engines``, or ``./file.py:Class``.
 
-    options: the backend's own (``threads`` for the CPU). Raises UserError for an unknown name, a package that is not
-    installed, and a bundle that the backend refuses.
+    options: the backend's settings, such as ``threads`` for the CPU. Raises UserError for an unknown name, a package that is
+    not installed, and a bundle that the backend refuses.
     """
     made = load_class("engines", name)
     with blamed(f"engine {name}", made):

@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
 The row's query is a probe, like those of policies, so every engine returns it. On the demo model two heads of the last layer
-attend to the object in question (docs/internals/evidence.md); for other models the right heads are not known yet.
+attend to the object in question (docs/internals/evidence.md); for other models the right heads are unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOMENTS = 3  # an answer's evidence names at most this many frames
 LEAST = 0.02  # a frame is named if it gets at least this fraction of the attention to all frames
 LEAST_ROW = 1e-3  # rows below this fraction of the best row's weight are ignored
 LIT = 0.25  # the box covers patches with at least this fraction of the weight of the frame's best patch
-KNOTS = 4096  # the most frames whose times are kept
+KNOTS = 4096  # at most this many knots (frames with a recorded time) are kept
 CLOSE_S = 0.5  # a knot is kept if interpolating its time would be off by more than this many seconds
 
 Float32 = NDArray[np.float32]
@@ -54,8 +54,8 @@ class Moment:
 class Evidence:
     """The moments that an answer was read from, best first.
 
-    held: False if a calibrated rule finds that the answer's frames are no longer in memory. None if there is no such rule, or
-    if the question was about a time window.
+    held: False if a calibrated rule finds that the answer's frames are no longer in memory; None without a calibrated rule, or
+    for a question about a time window.
     """
 
     moments: tuple[Moment, ...]
@@ -187,8 +187,9 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most ``KNOTS`` recorded times.
 
-    If there are too many knots, those that their neighbours predict within ``CLOSE_S`` are dropped; if there are none of those,
-    every second older knot is dropped. Arrays are replaced, never modified, so later additions leave a shallow copy unchanged.
+    A recorded time is a knot. If there are too many knots, those that their neighbours predict within ``CLOSE_S`` are dropped;
+    if no knot can be predicted, every second knot of the older half is dropped. Arrays are replaced, never modified, so later
+    additions leave a shallow copy unchanged.
     """
 
     state_fields = ("frame", "seconds")
@@ -213,11 +214,11 @@ class FrameTimes(Stateful):
         return int(self.frame[-1]) if len(self.frame) else -1
 
     def at(self, frame: int) -> float:
-        """Return the time of a frame; 0 before the first one."""
+        """Return the time of a frame; 0 if no time is recorded."""
         return float(np.interp(frame, self.frame, self.seconds)) if len(self.frame) else 0.0
 
     def first_from(self, seconds: float) -> int:
-        """Return the first frame seen at ``seconds`` or later; if there is none, the number after the newest."""
+        """Return the first frame seen at ``seconds`` or later; if there is none, the newest frame's number plus 1."""
         return bisect_left(range(self.newest + 1), seconds, key=self.at)
 
     def _thinned(self) -> Int64:

@@ -90,7 +90,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def home() -> Path:
-    """Return the user's home folder. Raises UserError if the user has none, like a nameless user in a container."""
+    """Return the user's home folder. Raises UserError if the user has no home, like a nameless user in a container."""
     try:
         found = Path.home()
     except RuntimeError:
@@ -110,7 +110,7 @@ def private_folder(path: Path) -> None:
 
 
 def refuse_unmapped(path: Path, error: Exception) -> None:
-    """Raise UserError if ``error`` means that the file system cannot map files, like some FUSE, 9p and network mounts."""
+    """Raise UserError if ``error`` means that the file system cannot map files, as some FUSE, 9p and network mounts cannot."""
     if isinstance(error, OSError) and "No such device" in str(error):
         raise UserError(f"{path}: its file system cannot map files into memory; copy the folder to a local disk") from None
 
@@ -173,9 +173,9 @@ def atomic_directory(
 
     check: a function that raises UserError if ``out_dir`` must not be replaced; called at the start and before the replacement.
     key: if set, a block that is killed, or ends with an error in ``keep``, leaves its folder. The next call with the same key
-    then yields that folder again; the journal at :func:`journal_of` lists its finished files. All other leftovers are removed.
-    Raises UserError for every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``.
-    The next call, or loading the bundle, then restores the old folder with :func:`put_back`.
+    then yields that folder again; the journal at :func:`journal_of` lists the folder's finished files. Leftovers of other calls
+    are removed. Raises UserError for every failure to write. A kill between the two renames of a replacement leaves nothing at
+    ``out_dir``. The next call, or loading the bundle, then restores the old folder with :func:`put_back`.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -214,7 +214,7 @@ def atomic_directory(
 
 
 def put_back(target: Path) -> None:
-    """Undo a replacement of ``target`` that was killed between its two renames; wait for one that is in progress."""
+    """Undo a replacement of ``target`` that was killed between its two renames; wait for a replacement that is in progress."""
     if os.path.lexists(target):
         return
     for old in target.parent.glob(f"{_prefix(target)}*/{_OLD}"):

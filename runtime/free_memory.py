@@ -23,7 +23,7 @@ class Available(NamedTuple):
 
 
 def available() -> Available:
-    """Return the memory of this system, or of this process's control group if a group has less available."""
+    """Return the memory of this system or of a control group of this process, whichever has the least available."""
     memory = psutil.virtual_memory()
     return min([Available(memory.available, memory.total), *group_limits()], key=lambda each: each.free)
 

@@ -46,7 +46,7 @@ def check_profile(name: str) -> None:
 
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
-    """Return a tower's precision, by default the one that fits ``precision``. Raises UserError if the profile lacks it."""
+    """Return a tower's precision, by default the one that fits ``precision``. Raises UserError if the profile does not have it."""
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
     if chosen not in TOWERS[profile]:

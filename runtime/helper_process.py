@@ -15,7 +15,7 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.progress import StandardError, guard_streams
 
-LONGEST = 1 << 23  # the most bytes in a line
+LONGEST = 1 << 23  # the longest line of a call or a result, in bytes
 END_S = 5.0  # seconds that a process gets to end before it is killed
 
 
@@ -29,7 +29,7 @@ class HelperEnded(UserError):
 
 
 class Helper:
-    """A process that runs ``module:function`` calls one at a time. The first call starts it; threads take turns.
+    """A process that runs ``module:function`` calls one at a time. The first call starts the process; threads take turns.
 
     Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new one.
 

@@ -1,9 +1,9 @@
 """The scoring and selection kernels of policies, which run in C++ without the GIL.
 
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be float32 or float16 and dense
-in their last axis. All other arrays are copied if their rows are not dense. A wrong dtype raises CacheError. Kernels on a view
-of a cache use that cache's scratch memory, one call at a time, and allocate only the result. tests/reference.py has a plain
-numpy version of each kernel, in float64. Rows and caches on a CUDA device use the kernels there
+in their last axis. Arrays other than keys and values are copied if their rows are not dense. A wrong dtype raises CacheError.
+Kernels on a view of a cache use that cache's scratch memory, one call at a time, and allocate only the result.
+tests/reference.py has a plain numpy version of each kernel, in float64. Rows and caches on a CUDA device use the kernels there
 (:mod:`edgevlm.runtime.cuda.kernels`), which give the same scores within float32 rounding, and the same choices.
 ``help(edgevlm.runtime.kernels)`` documents each kernel.
 

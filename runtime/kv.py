@@ -2,8 +2,8 @@
 
 A stored number is ``code * scale``, and codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and
 channel, and equal for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. Rotation keeps a pair's length, so a
-scale that fits the length fits every rotation of the pair. A scale that fits the largest number would need a factor of sqrt 2.
-Keys stored as codes are rotated in float32, then rounded to integers.
+scale that fits the length fits every rotation of the pair. A scale fitted to the pair's largest number would have to be sqrt(2)
+times larger. Keys stored as codes are rotated in float32, then rounded to integers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class KVScales:
         """Return scales for keys with rotary pairs up to the length ``key`` and values up to ``value``.
 
         key: lengths ``[layers, kv_heads, head_dim / 2]``. value: magnitudes ``[layers, kv_heads, head_dim]``. headroom: a
-        factor for both. The values of a head share the scale of the head's largest channel: with one scale per channel, more
-        inputs saturate (docs/internals/models.md).
+        factor by which both are multiplied. The values of a head share the scale of the head's largest channel: with one scale
+        per channel, more inputs saturate (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))
 
     @classmethod
     def load(cls, path: Path, shape: tuple[int, int, int]) -> KVScales:
-        """Read what :meth:`save` wrote for ``shape`` (layers, kv_heads, head_dim). Raises ValueError for anything else."""
+        """Read what :meth:`save` wrote for ``shape`` (layers, kv_heads, head_dim). Raises ValueError for an invalid file."""
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except OSError:

@@ -25,15 +25,15 @@ from edgevlm.runtime.scheduler import Scheduler
 
 LARGEST_TOKENIZER = 1 << 27  # the largest tokenizer file, in bytes
 MOST_FRAMES = 10**9  # the highest frame number for which the text around a frame is measured
-FURTHEST = 10 * 365.25 * 86400.0  # the latest time, in seconds, for which that text is measured
+FURTHEST = 10 * 365.25 * 86400.0  # the latest time, in seconds, for which the text around a frame is measured
 
 
 @dataclass(eq=False)
 class Model:
     """A loaded bundle with its engine.
 
-    ``is_demo`` is set for the embedded model and its copies, which know only the demo world. Sessions submit their work to
-    ``scheduler``, and only the scheduler's thread calls the engine.
+    ``is_demo`` is set for the embedded model and its copies, which were trained only on the demo world. Sessions submit their
+    work to ``scheduler``, and only the scheduler's thread calls the engine.
     """
 
     bundle: Bundle
@@ -42,7 +42,7 @@ class Model:
     closing: NDArray[np.float32]  # rows that close a video before the text after it, [n, hidden]
     is_demo: bool = False
     scheduler: Scheduler = field(init=False, repr=False, compare=False)
-    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # the model of which this one is a view
+    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # the model of which this model is a view
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler()
@@ -155,7 +155,8 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 def find_bundle(name: str | Path, engine: str) -> Path:
     """Return the folder of the bundle called ``name``, after exporting a checkpoint or downloading a hub model if needed.
 
-    The entry point ``edgevlm.models``, above this layer, exports and downloads. Raises UserError as :meth:`Model.load` does.
+    The entry point ``edgevlm.models``, which is in a higher layer, exports and downloads. Raises UserError as
+    :meth:`Model.load` does.
     """
     folder = bundle_folder(name)
     if str(name) == "demo" or (folder / MANIFEST).exists() or not (isinstance(name, str) or folder.exists()):
