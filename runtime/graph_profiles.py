@@ -1,4 +1,4 @@
-"""Profiles, which are the kinds of graphs that a bundle may have, named after the first TensorRT version that takes them.
+"""Profiles: the kinds of graphs that a bundle may have, named after the first TensorRT version that takes such graphs.
 docs/internals/engines.md lists their inputs and outputs.
 """
 
@@ -46,7 +46,7 @@ def check_profile(name: str) -> None:
 
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
-    """Return a tower's precision, by default the one that fits ``precision``. Raises UserError if the profile does not have it."""
+    """Return a tower's precision, by default the one for ``precision``. Raises UserError if the profile does not allow it."""
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
     if chosen not in TOWERS[profile]:

@@ -124,7 +124,7 @@ class Model:
     def close(self) -> None:
         """End the work in progress and close the engine; sessions of this model raise UserError afterwards.
 
-        Closing it again, or in a forked process, does nothing.
+        Closing a model again, or in a forked process, does nothing.
         """
         if self.scheduler.is_forked:
             return

@@ -21,8 +21,8 @@ from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY, OtherStore
 from edgevlm.runtime.stream import Stream
 
-FALLBACK = "infinipot-v"  # used if no policy was measured to be better on the model
-FAR = 2.0  # budgets with a larger ratio than this are far apart
+FALLBACK = "infinipot-v"  # the policy of ``auto`` if no policy was measured to be better on the model
+FAR = 2.0  # two budgets are far apart if their ratio is larger than this
 STORE = "store.bin"  # the store's file in the directory of snapshots
 FEW = 64  # for frames of at most this many patches, encoding all of them takes less time than comparing them
 LATEST_S = 1e12  # the largest timestamp, 30,000 years
@@ -45,9 +45,9 @@ def check_time(timestamp: object) -> None:
 def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
     """Return the encoder of changed patches, or None if whole frames are encoded.
 
-    ``auto`` takes calibration's choice. Without one, it encodes changed patches of frames with more than FEW patches if the
-    engine, the frames' size and a quarter of the free memory allow it. A resumed stream keeps its setting. Raises UserError if
-    ``changed`` was requested and is impossible.
+    ``auto`` takes calibration's choice. Without a calibrated choice, ``auto`` encodes changed patches of frames with more than
+    FEW patches if the engine, the frames' size and a quarter of the free memory allow this. A resumed stream keeps its setting.
+    Raises UserError if ``changed`` was requested and is impossible.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
@@ -69,7 +69,7 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
 def open_stream(
     settings: SessionSettings, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
 ) -> tuple[Stream, str]:
-    """Open a stream with its prefix. Also returns why ``auto`` chose the policy and what to append.
+    """Open a stream with its prefix. Also returns a line on why ``auto`` chose the policy and which tokens to append.
 
     writer: writes snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
     """
@@ -100,7 +100,7 @@ def open_stream(
 
 
 def _append(settings: SessionSettings, model: Model, policy: Policy, writer: SnapshotWriter | None) -> AppendChanged | None:
-    """Return which tokens enter the memory.
+    """Return which tokens enter the memory; None means all tokens of each frame.
 
     ``auto`` takes the changed tokens, unless calibration chose whole frames or the policy needs them. A resumed memory that
     earlier versions filled with whole frames keeps taking whole frames.

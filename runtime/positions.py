@@ -15,7 +15,7 @@ Reindexing = Literal["lazy", "eager", "never"]
 Mark = tuple[int, int | None, int, float, int | None]
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
-VIDEO_RULES = {"trained": "video", "transformers": "transformers"}  # --positions -> the position rule for frames of one video
+VIDEO_RULES = {"trained": "video", "transformers": "transformers"}  # --positions -> the rule where a stream is one video
 _ROUNDING = 1e-6  # added to positions before rounding down, because 0.1 * 30 may be less than 3
 
 
@@ -31,7 +31,7 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
 
 
 def position_rule(rule: str, wanted: str) -> str:
-    """Return the position rule for frames: ``wanted``'s in VIDEO_RULES if the video is one block, otherwise ``rule``."""
+    """Return the position rule for frames: ``VIDEO_RULES[wanted]`` if ``rule`` is in VIDEO_RULES, otherwise ``rule``."""
     return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 
@@ -98,12 +98,13 @@ class Positions:
     def frame(self, seconds: float, tokens: NDArray[np.bool_] | None = None) -> Int32:
         """Return the positions of the tokens of the next frame, seen at ``seconds``: ``[rows * columns, axes]``.
 
-        tokens: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule ``rows`` leaves no gaps.
+        tokens: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule ``rows`` leaves no gaps between
+        positions.
 
-        With rule ``video``, the frame advances by 1 or by the time that passed, and rows and columns count from the video's
-        start. With ``frame``, all three count from the next index. (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL,
-        2502.13923, 2.1.2.) ``transformers`` is like ``video``, but text follows the largest row or column, whatever the time,
-        as in transformers 5.23 and later.
+        With rule ``video``, the frame coordinate advances by 1 per frame or by ``tokens_per_second`` for each second, and rows
+        and columns count from the video's start. With rule ``frame``, frame, row and column count from the next index.
+        (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2.) Rule ``transformers`` is like ``video``, but text
+        follows the largest row or column, whatever the time (transformers 5.23 and later).
         """
         rows, columns = self.grid
         if self.rule == "rows":

@@ -17,10 +17,10 @@ from edgevlm.runtime.helper_process import Helper, HelperEnded
 
 CPU_S = 2  # the most processor seconds for a rendering; published models' chat templates take a millisecond
 WAIT_S = 60.0  # the longest wait for a rendering on a busy machine, in seconds
-MEMORY = 1 << 28  # how many more bytes the helper may map than at its start
-LONGEST = 1 << 20  # the most characters in a text
-TOKENIZER_S = 60  # the most processor seconds for reading a tokenizer; one with 250,000 tokens takes 2
-TOKENIZER_BYTES = 20  # the most bytes of memory per byte of the tokenizer's file; that tokenizer takes 9
+MEMORY = 1 << 28  # how many bytes the helper may map in addition to those at its start
+LONGEST = 1 << 20  # the longest rendered text, in characters
+TOKENIZER_S = 60  # the most processor seconds for reading a tokenizer; a tokenizer of 250,000 tokens takes 2 s
+TOKENIZER_BYTES = 20  # the most bytes of memory per byte of a tokenizer's file; a tokenizer of 250,000 tokens takes 9
 KNOWN = {  # SHA-256 of texts read in this process: the demo's template and tokenizer, and SmolVLM's default template
     "64908e476298d5017c8362d3c1cf7185abedc717720028d3e6a04691b9479b77",
     "11ead1817a1a6aee0fa8ae634dee8b58e99ebc088183b4a8f71efe28abd2f534",
@@ -30,7 +30,7 @@ helper = Helper(memory=MEMORY, cpu_s=CPU_S, wait_s=WAIT_S, imports=[__name__, "j
 
 
 def render(template: str, **values: Any) -> str:
-    """Render ``template``. Raises UserError if it fails, tries to leave its sandbox, or exceeds a limit."""
+    """Render ``template``. Raises UserError if the template fails, tries to leave its sandbox, or exceeds a limit."""
     try:
         if hashlib.sha256(template.encode()).hexdigest() in KNOWN:
             return render_here(template, values)
@@ -43,7 +43,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def try_tokenizer(path: Path) -> None:
-    """Check once, in a helper process, that a tokenizer.json can be read. Raises a UserError without the path if it cannot."""
+    """Check once, in a helper process, that a tokenizer.json can be read. Raises a UserError without the path if not."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest in KNOWN:
         return

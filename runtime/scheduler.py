@@ -14,9 +14,9 @@ from edgevlm.errors import NoThreads, UserError, refuse_fork
 
 T = TypeVar("T")
 
-PERIOD_S = 0.5  # the default seconds between a session's tasks
-RETURN_S = 0.01  # how long to wait for the next task of the session served last, if it would be due first
-WATCH_FRACTION = 0.15  # the largest share of the time that watches may take
+PERIOD_S = 0.5  # the default time between a session's tasks, in seconds
+RETURN_S = 0.01  # how many seconds to wait for the next task of the session served last, if that task would be due first
+WATCH_FRACTION = 0.15  # the largest share of the model's time that watches may take
 
 
 class Task(NamedTuple):
@@ -51,8 +51,9 @@ class Scheduler:
     A session's task is due one period after the session's previous task. Under overload, every session therefore runs at the
     same fraction of its rate (start-time fair queueing). An idle session accumulates no credit.
 
-    Between two urgent tasks, one other task runs if any is waiting, so endless questions to one camera do not stop the others.
-    Watches take at most WATCH_FRACTION of the time: after a watch that took t seconds, the next one starts 5.7 t later.
+    Between two urgent tasks, one task that is not urgent runs if any is waiting, so endless questions to one camera do not stop
+    the other cameras. Watches take at most WATCH_FRACTION of the time: after a watch that took t seconds, the next one starts
+    5.7 t later.
 
     Only the scheduler's thread uses a model's engine, caches and policies, so they need no lock. The thread starts with the
     first task.
@@ -196,7 +197,7 @@ class Scheduler:
             pass
 
     def _step(self) -> bool:
-        """Run the next task; return False after :meth:`stop`. While waiting, it holds no reference to a task."""
+        """Run the next task; return False after :meth:`stop`. While waiting, the thread holds no reference to a task."""
         with self._changed:
             while not (self._urgent or self._queues or self._stopped or self._watch_in_s == 0):
                 self._changed.wait(self._watch_in_s)

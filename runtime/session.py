@@ -46,7 +46,7 @@ from edgevlm.runtime.taught import never_taught, parse
 from edgevlm.runtime.time_window import TimeWindow
 
 T = TypeVar("T")
-ROUND_S = 0.5  # how long one round of watches' questions may hold up frames
+ROUND_S = 0.5  # how many seconds one round of watches' questions may hold up frames
 KNOWN_QUESTIONS = 256  # how many questions with choices are kept tokenised
 
 
@@ -55,8 +55,8 @@ class SessionMemory:
     """The part of a session that a snapshot holds, and why ``auto`` chose the policy; always replaced as a whole.
 
     frames: the number of frames watched. chunks: the number of chunks appended. time_s: the stream's time at the newest frame.
-    asked: the number of questions. resumed: the number of frames from a snapshot. started: when this process watched its first
-    frame.
+    asked: the number of questions. resumed: how many of ``frames`` came from a snapshot. started: when this process watched its
+    first frame.
     """
 
     stream: Stream
@@ -85,7 +85,7 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`capture` returned. Raises any exception if it does not fit; this object is then unusable."""
+        """Restore what :meth:`capture` returned. Raises an exception of any type, and becomes unusable, if this does not fit."""
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]
@@ -98,7 +98,7 @@ class HeldFrames(NamedTuple):
     """The frames that have tokens in the memory, oldest first, as arrays ``[k]``.
 
     number: the number of each frame, from 0, or of each group of frames that the tower merges. seconds: when the frame was
-    seen. tokens: how many of its tokens are in the layer and KV head that hold the most of them.
+    seen. tokens: how many of the frame's tokens are in the layer and KV head that hold the most.
     """
 
     number: NDArray[np.int64]
@@ -213,7 +213,7 @@ class Session:
                          session only), or ``auto``, the best one measured on this model
             budget       vision tokens per layer (|M|), a number or text like "6k"; for ``full`` the declared capacity
             chunk        frames encoded and appended at once, by default 8
-            reindexing   when kept positions are made dense, ``lazy`` or ``eager``
+            reindexing   when kept positions are made dense: ``lazy`` or ``eager``
             append       ``all`` tokens of each frame, or only those that ``changed[:tau=T,refresh=N,present=N]`` since their
                          patch was last appended; every question then sees the newest frame, or the newest N, whole.
                          ``auto``: ``changed``, unless calibration chose whole frames or the policy needs them
@@ -227,7 +227,7 @@ class Session:
         bgr: whether frames are BGR, as OpenCV reads them, instead of RGB. engine: the backend that loads a model given by name.
         system: a system prompt that replaces the chat template's. text_budget: token limits for conversation, question and
         answer. frame_size: the frames' (height, width), ``frame.shape[:2]``, for models that keep the aspect ratio (Qwen's).
-        Frames of a different size are resized to it. The default is the export's size.
+        Frames of a different size are resized to ``frame_size``, which is by default the size given at export.
 
         Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt, and for a
         budget or chunk that is smaller than a frame, exceeds the model's positions or does not fit in the free memory. Also
@@ -424,20 +424,21 @@ class Session:
         of a conversation that this turn continues and is added to. history: earlier turns (question, answer), oldest first,
         instead of a named conversation. max_tokens: the answer's maximum length, by default the whole budget for answers.
         Decoding is greedy unless ``temperature`` > 0. Then top_p keeps the smallest set of tokens whose probability reaches it,
-        top_k the likeliest k, and min_p those with at least that fraction of the highest probability; seed, 0 or more, fixes
+        top_k the likeliest k, and min_p those with at least this fraction of the highest probability; seed, 0 or more, fixes
         the draws. repetition_penalty: a penalty for tokens of the prompt and the answer; 1 means none, and the default is the
         model's (generation_config.json). presence_penalty, frequency_penalty: OpenAI's penalties for tokens of the answer.
-        ``choices`` are drawn without any penalty. logprobs: record each token's log-probability before penalties and
-        temperature, and those of this many likeliest tokens. choices: answer with one of these texts, uncut by max_tokens, and
-        the ``probabilities`` of all. logits_processor: a function called for each token with the ids so far and the logits
+        ``choices`` are drawn without any penalty. logprobs: record the log-probabilities, before penalties and temperature, of
+        each token and of this many likeliest tokens. choices: answer with one of these texts, uncut by max_tokens, and the
+        ``probabilities`` of all. logits_processor: a function called for each token with the ids so far and the logits
         ``[vocabulary]``, on the model's thread. The token is drawn from the logits that it returns, where minus infinity
-        excludes a token. ``choices`` replace it. pictures: frames for this question only, placed after the watched ones; at
-        most :meth:`most_pictures`. since, until: attend only to frames from this period, in seconds of the stream.
+        excludes a token. With ``choices``, ``logits_processor`` is not called. pictures: frames for this question only, placed
+        after the watched ones; at most :meth:`most_pictures`. since, until: attend only to frames from this period, in seconds
+        of the stream.
 
-        If the memory holds no frame of this period, reading the answer raises NothingHeld. Raises UserError for a question that
-        is longer than its budget or contains the video's placeholder, and for sampling settings out of range. Also raises
-        UserError for choices that cannot be distinguished or are longer than an answer, for too many pictures, for a period
-        that ends before it begins or that the policy or engine does not support, and after :meth:`close`.
+        If the memory holds no frame from ``since`` to ``until``, reading the answer raises NothingHeld. Raises UserError for a
+        question that is longer than its budget or contains the video's placeholder, and for sampling settings out of range.
+        Also raises UserError for choices that cannot be distinguished or are longer than an answer, for too many pictures, for
+        a period that ends before it begins or that the policy or engine does not support, and after :meth:`close`.
         """
         self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
@@ -553,8 +554,8 @@ class Session:
 
         questions: pairs of a question and its choices. Each question takes one decoder step and generates no text. Frames of a
         chunk that is not full are encoded once for all questions. Leaves the memory unchanged. watch: run after users'
-        questions, within WATCH_FRACTION of the model's time. A watch answers at least the first question, and stops after
-        ROUND_S or when a user asks.
+        questions, within WATCH_FRACTION of the model's time. With ``watch``, at least the first question is answered, and the
+        rest are left out after ROUND_S or when a user asks.
 
         Raises UserError as :meth:`ask` does, and for choices that start with the same token.
         """
@@ -635,12 +636,12 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete what was seen from ``since`` to ``until``, in seconds of the stream; return the most rows lost by any layer.
+        """Delete what was seen from ``since`` to ``until``, in seconds of the stream; return the largest loss of a layer, in rows.
 
         Rows from that period leave the memory, and a new snapshot replaces all others. Rows of later frames keep what they took
         from the deleted rows through attention.
 
-        All conversations end. An older row that was confirmed in that period is deleted, too. Raises UserError for a period
+        All conversations end. Older rows that were confirmed in that period are also deleted. Raises UserError for a period
         that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if the new snapshot cannot
         be written; the old snapshots then remain.
         """
@@ -667,7 +668,7 @@ class Session:
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Return a snapshot's header, copies of the session's arrays, and how long (ms) copying held the session up.
 
-        Copying runs next, like a question. A closed session can be copied, too, until its memory is freed.
+        Copying runs next, like a question. A closed session can still be copied until its memory is freed.
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
@@ -787,7 +788,7 @@ class Session:
     def close(self) -> None:
         """Cancel running answers, write the last snapshot, and close the model if this session loaded it.
 
-        A closed session keeps its :attr:`stats`. Closing it again or in a forked process does nothing.
+        A closed session keeps its :attr:`stats`. Closing a session again, or in a forked process, does nothing.
         """
         if self.model.scheduler.is_forked:
             return

@@ -74,7 +74,7 @@ class StandingQuestion(threading.Thread):
             self._failed = True
 
     def cancel(self) -> None:
-        """Stop asking, and wait for a callback that is running in another thread. Any thread may call this."""
+        """Stop asking, and wait for a callback that is running in another thread. Any thread may call ``cancel``."""
         self._ended.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join()

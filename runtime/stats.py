@@ -44,11 +44,11 @@ class MemoryStats:
 class SessionStats:
     """The immutable statistics of a session after its last call.
 
-    ``frames`` is the number of frames watched, and ``fps`` their rate per second. ``tokens`` is the number of rows in the
-    fullest layer. ``cache_bytes`` are allocated once at the start; the policy now keeps another ``policy_bytes``.
+    ``frames`` is the number of frames watched, and ``fps`` the number watched per second. ``tokens`` is the number of rows in
+    the fullest layer. ``cache_bytes`` are allocated once at the start; the policy keeps ``policy_bytes`` more at present.
     ``present_bytes`` hold the newest frames and the change references. ``encoded`` is the fraction of the frames' patches that
     was encoded; the encoder keeps ``tower_bytes`` for this. ``ttft_ms`` is the newest answer's time to its first token,
-    ``tpot_ms`` its time for each further token. Snapshots are taken in a buffer of ``state_bytes``; this process wrote
+    ``tpot_ms`` the mean time per token after the first. Snapshots are taken in a buffer of ``state_bytes``; this process wrote
     ``snapshots`` of them and held the stream up by at most ``held_ms``. ``store`` describes the rows that a retrieval policy
     offloaded.
     """

@@ -39,7 +39,7 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame that is not in the memory. features: float32 ``[tokens_per_frame, width]``. seconds: first and last, ``[2]``."""
+    """A frame, or a merged group, that is not in the memory. features: float32 ``[tokens_per_frame, width]``. seconds: ``[2]``."""
 
     features: Float32
     seconds: Float64
@@ -99,7 +99,7 @@ class Stream:
         check_budget(policy, budget, model.bundle, text_rows, len(prefix), self.rows_per_frame)
         self._set_aside = text_rows
         longest = len(prefix) + int(policy.layer_budgets.max()) + needs.working_rows + text_rows
-        self.spare_positions = 0 if isinstance(policy, Retrieval) else model.bundle.limit - longest  # left for questions
+        self.spare_positions = 0 if isinstance(policy, Retrieval) else model.bundle.limit - longest  # room for long questions
         wanted = [len(prefix) + needs.working_rows + text_rows + int(rows) for rows in policy.layer_budgets]
         held = sum(wanted) - len(wanted) * (text_rows + needs.working_rows)
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
@@ -122,7 +122,7 @@ class Stream:
         self._sparse = needs.variant == "st-spattn"
         self._probes = probes
         self.decoder: Decoder = engine.bind(buffers, probes, self._sparse)
-        self._narrowed: NarrowedMemory | None = None  # set while a question about a time window is answered
+        self._narrowed: NarrowedMemory | None = None  # not None while a question about a time window is answered
         rule: Reindexing = reindexing if policy.bounded else "never"
         layout = vision.positions, vision.grid, vision.tokens_per_second, decoder.axes
         self.positions = Positions(model.bundle.limit, text_rows, rule, *layout)
@@ -221,10 +221,10 @@ class Stream:
         """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames.
 
         A frame here is one grid of tokens, which a tower that merges frames makes from a group. seconds: ``[F, 2]``, the times
-        of each group's first and last frame, by default their numbers. A piece has as many frames as fit, otherwise as many as
-        one compression makes room for, and at least one. coming: the number of the chunk's frames still to come; a piece that
-        they would complete waits for them. Returns how many frames were appended. Raises UserError if an unbounded policy's
-        capacity is used up.
+        of each group's first and last frame, by default the group's number. A piece has as many frames as fit, otherwise as
+        many as one compression makes room for, and at least one. coming: the number of the chunk's frames still to come; a
+        piece that these frames would complete waits for them. Returns how many frames were appended. Raises UserError if an
+        unbounded policy's capacity is used up.
 
         If only changes are appended, a piece has the changes of as many frames as fit. The frames after the last piece are held
         back as the present and count as appended.
@@ -246,7 +246,7 @@ class Stream:
             return done
 
     def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
-        """Return the frames not yet in the memory, the present ones and then these, and record their times for evidence."""
+        """Return the frames not yet in the memory: the present frames, then those in ``features``, whose times are recorded."""
         first = self.frames + len(self.present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
@@ -254,9 +254,9 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all frames but the newest; return how many frames, not counting the present, no longer wait.
+        """Append the changes of all frames but the newest; return how many of the new frames no longer wait.
 
-        If more frames are ``coming``, the last piece waits, because they may still join it.
+        If more frames are ``coming``, the last piece waits, because the coming frames may still join it.
         """
         done, last, held = 0, len(queue) - max(self._most_present - coming, 0), len(self.present)
         while done < last:
@@ -293,9 +293,9 @@ class Stream:
     ) -> tuple[list[Tokens], list[StreamFrame], list[NDArray[np.int64]], References]:
         """Return the changes of the first frame and of the following frames that fit without a compression.
 
-        Rows and positions equal those of frames appended one by one. A frame without changes has no text either. Returns the
-        rows, the frames with changes, for each frame the tokens that now show its patches, ``[tokens_per_frame]``, and the
-        updated references.
+        Rows and positions equal those of frames appended one by one. No text is appended around a frame without changes.
+        Returns the rows, the frames with changes, for each frame the tokens that now show its patches, ``[tokens_per_frame]``,
+        and the updated references.
         """
         parts: list[Tokens] = []
         frames: list[StreamFrame] = []
@@ -335,7 +335,7 @@ class Stream:
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
-        """Make room for ``rows`` more rows of frames, unless there already is.
+        """Make room for ``rows`` more rows of frames, if there is too little.
 
         Raises UserError if an unbounded policy's capacity is used up.
         """
@@ -383,7 +383,7 @@ class Stream:
         return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
-        """Append frames. ahead: how many frames not in the memory precede these. sparsely: allow the policy's sparse graph."""
+        """Append frames. ahead: how many frames before them are not in the memory. sparsely: allow the policy's sparse graph."""
         sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
@@ -447,13 +447,13 @@ class Stream:
     ) -> Iterator[None]:
         """Let the block append a question; on exit, remove everything appended and restore the positions.
 
-        rows: the most text rows that the block appends. If they and the pictures exceed the reserved room, the memory is copied
-        to a larger cache. Raises UserError if the copy does not fit in the free memory. waiting: frames that the block sees and
-        that are appended permanently later. Room for all waiting frames is made at once, so that the later memory is the same
-        as without the question. If ``present`` frames are kept, the newest frames are seen whole, and the others only where
-        they changed. pictures: arrays ``[1, tokens_per_frame, width]``, seen after all frames and one second apart, starting
-        one second after ``now``. now: the stream's time. window: the block's rows see only rows from this time. Raises
-        NothingHeld if there are none, and UserError as :meth:`check_window` does.
+        rows: the most text rows that the block appends. If these rows and the pictures exceed the reserved room, the memory is
+        copied to a larger cache. Raises UserError if the copy does not fit in the free memory. waiting: frames that the block
+        sees and that are appended permanently later. Room for all waiting frames is made at once, so that the later memory is
+        the same as without the question. If ``present`` frames are kept, the newest frames are seen whole, and older waiting
+        frames only where they changed. pictures: arrays ``[1, tokens_per_frame, width]``, seen after all frames and one second
+        apart, starting one second after ``now``. now: the stream's time. window: the block's rows see only rows from this time.
+        Raises NothingHeld if the memory has no such rows, and UserError as :meth:`check_window` does.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -481,9 +481,10 @@ class Stream:
 
     @contextmanager
     def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
-        """Work on a copy of the memory with room for ``rows`` rows of text, if they exceed the reserved room.
+        """Work on a copy of the memory with room for ``rows`` rows of text, if ``rows`` exceeds the reserved room.
 
-        frame_rows: the number of frame rows, which already have room. If too few positions are left, the copy's are made dense.
+        frame_rows: the number of frame rows, which already have room. If too few positions are left, the copy's positions are
+        made dense.
         """
         if rows <= self._set_aside:
             yield
@@ -660,7 +661,7 @@ def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]
     tokens_per_frame)`` of every layer and head. The previous frame's token may be in a different slot in each head.
 
     frame: the number of the call's first frame, 1 or more. grid: the (rows, columns) of a frame's tokens. Raises CacheError if
-    frame 0 is not in these slots.
+    frame 0 is not in its slots.
     """
     rows, columns = grid
     shared = prefix + rows * columns
@@ -671,7 +672,7 @@ def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]
         if frame < 1 or first.size != previous[layer].size or not first.all():
             raise CacheError(f"layer {layer}: ST-SpAttn needs frame 0 in rows {prefix} to {shared}, and it is not there")
         if frame == 1:
-            continue  # the frame before is frame 0, which every token sees
+            continue  # the previous frame is frame 0, which every token sees
         head, slot = np.nonzero(vision & (cache.frame(layer) == frame - 1))
         place = cache.row(layer)[head, slot].astype(np.int64) * columns + cache.col(layer)[head, slot]
         previous[layer, head, place] = slot

@@ -29,9 +29,9 @@ class TimeWindow:
     until: float = math.inf
 
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
-        """Return the numbers of the window's first and last frame; the first is the larger one if the window has no frame.
+        """Return the numbers of the window's first and last frame; if the window has no frame, first is greater than last.
 
-        now: the stream's time; the newest frame is taken as seen until then.
+        now: the stream's time; the newest frame counts as seen until ``now``.
         """
         first, last = times.first_from(self.since), times.first_from(math.nextafter(self.until, math.inf)) - 1
         if last == times.newest:
