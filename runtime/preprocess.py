@@ -44,7 +44,7 @@ class Preprocessor:
         self._passes: dict[tuple[int, int], list[Pass]] = {}
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Convert a frame to pixels. Raises UserError unless the frame is uint8 ``[H, W, 3]`` within MOST_PIXELS and MOST_EDGE."""
+        """Convert a frame to pixels. Raises UserError for a frame that is not uint8 ``[H, W, 3]`` or is too large."""
         if not isinstance(frame, np.ndarray):
             raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:

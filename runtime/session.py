@@ -85,7 +85,7 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`capture` returned. Raises an exception of any type, and becomes unusable, if this does not fit."""
+        """Restore what :meth:`capture` returned. Any exception means that it does not fit and self is unusable."""
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]
@@ -636,7 +636,7 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete what was seen from ``since`` to ``until``, in seconds of the stream; return the largest loss of a layer, in rows.
+        """Delete what was seen from ``since`` to ``until``, in seconds of the stream; return a layer's largest loss, in rows.
 
         Rows from that period leave the memory, and a new snapshot replaces all others. Rows of later frames keep what they took
         from the deleted rows through attention.

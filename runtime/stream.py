@@ -39,7 +39,7 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame, or a merged group, that is not in the memory. features: float32 ``[tokens_per_frame, width]``. seconds: ``[2]``."""
+    """A frame or group that is not in the memory. features: float32 ``[tokens_per_frame, width]``. seconds: its times ``[2]``."""
 
     features: Float32
     seconds: Float64
@@ -383,7 +383,7 @@ class Stream:
         return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
-        """Append frames. ahead: how many frames before them are not in the memory. sparsely: allow the policy's sparse graph."""
+        """Append frames. ahead: the number of frames before them not in memory. sparsely: allow the policy's sparse graph."""
         sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
