@@ -39,7 +39,7 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame or group that is not in the memory. features: float32 ``[tokens_per_frame, width]``. seconds: its times ``[2]``."""
+    """A frame or group outside the memory. features: float32 ``[tokens_per_frame, width]``. seconds: two times ``[2]``."""
 
     features: Float32
     seconds: Float64
