@@ -35,7 +35,7 @@ from edgevlm.runtime.policies import evicting
 from edgevlm.runtime.snapshots.writer import model_hash
 
 DEMO_SEEDS = (101, 102, 103, 104)
-QUESTIONS = (  # from HERMES's Tab. 9; they suit any model
+QUESTIONS = (  # from table 9 of the HERMES paper
     "What happens in the video?",
     "Describe the video in detail.",
     "Summarize the content of the video.",
@@ -93,10 +93,9 @@ def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) ->
 
 
 def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:
-    """Calibrate: measure, write the results into a bundle, and return both.
+    """Measure a bundle, write the results into it, and return its folder and the results.
 
-    Raises UserError, before measuring if possible. A stopped run leaves a checkpoint next to the bundle, from which the next
-    run continues.
+    Raises UserError. A stopped run leaves a checkpoint next to the bundle, from which the next run continues.
     """
     if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
@@ -161,7 +160,8 @@ def _measure(
 
 
 def clips_of(videos: list[Path]) -> list[Clip]:
-    """Return clips of these videos, sampled as by ``edgevlm run``; without videos, demo worlds with one question of each kind.
+    """Return clips of these videos, sampled as ``edgevlm run`` samples; without videos, demo worlds with one question of each
+    kind.
 
     Raises SourceError for a missing file.
     """

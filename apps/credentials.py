@@ -19,7 +19,7 @@ ARGUMENTS = slice(45, 47)  # arg_start and arg_end, fields 48 and 49 in proc(5),
 
 
 def mask_argv() -> None:
-    """Overwrite the credentials in this process's arguments, so that ``ps`` does not show them, if possible."""
+    """Try to overwrite the credentials in this process's arguments, so that ``ps`` does not show them."""
     with suppress(OSError, ValueError):
         start, end = map(int, Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[ARGUMENTS])
         if not 0 < start < end:
@@ -31,7 +31,7 @@ def mask_argv() -> None:
             ctypes.memmove(start, masked[: end - start].ljust(end - start, b"\0"), end - start)
 
 
-NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # URL parameters with such names hold secrets
+NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # URL parameters that hold secrets have such names
 PARAMETER = re.compile(r"(?<![\w-])([\w-]+)=")
 VALUE = re.compile(r"[^&;\s]*[^&;\s:]")
 # match up to the last @: a password may contain @ or /, and a URL that was parsed as a path has only one slash left

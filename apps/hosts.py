@@ -23,8 +23,8 @@ NAT64 = ip_network("64:ff9b::/96")
 class AllowedHosts:
     """The names, addresses and networks (``10.0.0.0/24``) that may be reached.
 
-    If the list is None, all are allowed except this machine, link-local addresses (such as cloud metadata) and multicast. A
-    listed name may resolve to any address; for other names every address must be allowed.
+    If the list is None, all hosts are allowed except this machine, link-local addresses (such as cloud metadata) and multicast.
+    A listed name may resolve to any address; for other names every address must be allowed.
     """
 
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
@@ -39,7 +39,7 @@ class AllowedHosts:
             self._networks = [ip_network(each) for each in allowed if is_network(each)]
 
     def resolve(self, host: str, port: int) -> str:
-        """Resolve an allowed host's name to an address. Raises SourceRefused for a forbidden address, SourceError for none."""
+        """Resolve an allowed host's name to an address. Raises SourceRefused if it is forbidden, SourceError if unknown."""
         found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address in found:
@@ -61,7 +61,7 @@ class AllowedHosts:
 
 
 def plain(text: str) -> IPv4Address | IPv6Address:
-    """Parse an IP address; if it is IPv6 and embeds an IPv4 address (mapped or NAT64), return that one."""
+    """Parse an IP address; if it is IPv6 and embeds an IPv4 address (mapped or NAT64), return the IPv4 address."""
     address = ip_address(text)
     if isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address in NAT64):
         return IPv4Address(int(address) & 0xFFFFFFFF)

@@ -45,7 +45,7 @@ class Journal(TimedDatabase):
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:
-        """Store a line, unless anything was :attr:`forgotten` since it was requested. Disk errors raise nothing."""
+        """Store a line, unless anything was :attr:`forgotten` since it was requested. Raises no disk errors."""
 
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))

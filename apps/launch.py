@@ -64,7 +64,7 @@ class Start:
 
 
 def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
-    """Run with these settings to the end. Raises UserError, before anything is opened if possible."""
+    """Run with these settings to the end. Raises UserError."""
     run = open_run(replace(resolve(settings, as_json, quiet), verbose=verbose))
     from edgevlm.apps.terminal.commands import piped_questions, stdin_lines
 
@@ -81,7 +81,7 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False,
         if run.shutdown.forced:
             raise
     except OSError:
-        if not silence_if_gone():  # otherwise the error has no reader
+        if not silence_if_gone():  # without a reader of stdout, the error has no reader
             raise
 
 
@@ -183,7 +183,7 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """Return the frame size to open a bundle for; None for its own. Raises UserError if the bundle has a fixed size."""
+    """Return the frame size to open a bundle for (None: the bundle's). Raises UserError if the bundle has a fixed size."""
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
         return choice.size
@@ -207,7 +207,7 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
         yield f"Watching {source.name}."
     if session.model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
-    if session.basis and (start.verbose or not start.drawn):  # otherwise /policy shows the basis
+    if session.basis and (start.verbose or not start.drawn):  # on a drawn terminal, /policy shows the basis
         yield session.basis if start.verbose else session.basis.partition("; ")[0]
 
 
@@ -222,7 +222,7 @@ def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> N
     time_s = about["session"]["time_s"]
     plan.at = [(at, question) for at, question in plan.at if at >= time_s]
     if about.get("source", source.name) not in ("", source.name) and not source.live:
-        plan.since = time_s  # a different recording is watched from its beginning
+        plan.since = time_s  # a different video is watched from its beginning
         return
     with progress(f"going to {time_s:.1f} s of {source.name}"):
         if not source.skip(time_s):

@@ -13,7 +13,7 @@ from edgevlm.runtime.settings import Metavar, SessionSettings
 
 
 class Shown(NamedTuple):
-    """A field's default in words, for help. It is in ``model_fields[name].metadata``, like :class:`Metavar`."""
+    """A field's default in words, for help. Pydantic keeps it in ``model_fields[name].metadata``, like :class:`Metavar`."""
 
     text: str
 

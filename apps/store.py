@@ -24,7 +24,7 @@ VERSION = 1  # schema version of the database
 DAY_S = 86_400.0
 CLOCK = """
 CREATE TABLE IF NOT EXISTS days (day INTEGER PRIMARY KEY, last INTEGER, passed REAL, boot TEXT, boot_s REAL, wall REAL);
-"""  # one row per elapsed day: its last row number and the clock's readings
+"""  # one row per elapsed day: the day's last row number and the clock's readings
 
 NO_LOCKS = "?vfs=unix-none"  # for disks without file locks, where SQLite cannot map WAL's index into memory either
 WAL = "journal_mode = WAL"
@@ -76,7 +76,7 @@ class TimedDatabase:
             raise UserError(f"{self.path}: cannot be written ({error}); choose another --state") from None
 
     def delete(self, camera: str | None = None, since: float = -math.inf, until: float = math.inf) -> int:
-        """Delete the rows of a period, both ends included, leaving no bytes of them; return how many. Raises UserError."""
+        """Delete the rows of a period, both ends included, and their bytes; return the number of rows. Raises UserError."""
         of_time = " OR ".join(f"{column} BETWEEN ? AND ?" for column in self.TIMES)
         of_camera = "camera = coalesce(?, camera)" if self.HAS_CAMERA else "? IS NULL"
         values = (*(since, until) * len(self.TIMES), camera)
@@ -109,7 +109,7 @@ class TimedDatabase:
                 self._purge()
 
     def close(self) -> None:
-        """Close the file. Closing it again does nothing."""
+        """Close the file. Closing the file again does nothing."""
         with self._lock:
             self._closed = True
             if self._database is not None:
@@ -125,7 +125,7 @@ class TimedDatabase:
         return self._rows(statement, *given.values(), limit)
 
     def _purge(self) -> None:
-        """Delete what deleted rows left behind in a table."""
+        """Delete the traces of deleted rows in a table."""
 
     def _flush(self) -> None:
         """Flush deletions to the disk."""
@@ -170,12 +170,12 @@ class TimedDatabase:
         return database
 
     def _mended(self, work: Callable[[], T]) -> T:
-        """Do the work and return its result. If the file is damaged, rename it and do the work in a new one."""
+        """Do the work and return its result. If the file is damaged, rename it and do the work in a new file."""
         for again in (True, False):  # one failed read is not proof of damage
             try:
                 return work()
             except sqlite3.DatabaseError as error:
-                if type(error) is not sqlite3.DatabaseError or self.path is None:  # its subclasses do not mean damage
+                if type(error) is not sqlite3.DatabaseError or self.path is None:  # only this class means damage
                     raise
                 if self._database is not None:
                     self._database.close()

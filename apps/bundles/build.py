@@ -28,7 +28,7 @@ ROUND = 64  # a memory's capacity is rounded up to a multiple of this many rows
 def build(
     name: str, budget: str | None, workspace: int, probes: bool, force: bool, progress: Notify
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Build missing engines; yield a report line and its JSON fields for each. workspace: most memory, MB. Raises UserError."""
+    """Build missing engines; yield a line and JSON fields about each engine. workspace: memory limit, MB. Raises UserError."""
     bundle = Bundle.load(bundle_folder(name), progress=progress)
     builder = needed("edgevlm.engines.tensorrt.build", "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
@@ -40,7 +40,7 @@ def build(
 
 
 def capacity_for(bundle: str, budget: int | None) -> int:
-    """Return the rows of each layer's cache at ``budget`` tokens (by default a run's): prefix + |M| + text budget.
+    """Return the cache's rows per layer at a budget (by default a run's): prefix + |M| + text budget.
 
     Raises UserError for a budget that is impossible with this model.
     """

@@ -25,7 +25,7 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.model import bundle_folder
 
-DIGITS = 10  # digits of each of the two hashes in a cached bundle's name: checkpoint and options
+DIGITS = 10  # digits of each hash (checkpoint, options) in a cached bundle's name
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None, "camera": (480, 640), "precision": None, "vision_precision": None, "kv": "fp16",
     "profile": ONNXRUNTIME, "positions": "trained", "gptq": False,
@@ -40,7 +40,7 @@ def cache_folder() -> Path:
 
 
 def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, **options: Any) -> Path:
-    """Return a checkpoint's cached bundle for :data:`DEFAULTS` updated with ``options``; export it if missing or ``force``."""
+    """Return a checkpoint's cached bundle for :data:`DEFAULTS` updated with ``options``; if missing or ``force``, export it."""
     target = cached_path(checkpoint, **options)
     with locked(target, "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
@@ -56,7 +56,7 @@ def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notif
 
 
 def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **options: Any) -> None:
-    """Export a checkpoint in this process, with options from JSON."""
+    """Export a checkpoint in this process."""
     module, name = ("edgevlm.apps.bundles.gptq", "export_by_gptq") if gptq else ("edgevlm.export", "export_checkpoint")
     getattr(needed(module, "exporting"), name)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 
@@ -114,7 +114,7 @@ def remove_bundles(name: str) -> list[Path]:
 
 
 def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
-    """Check every byte of these bundles (by default all cached ones) against their manifests; yield a line for each."""
+    """Check every byte of these bundles (by default all cached ones) against their manifests; yield a line for each bundle."""
     for folder in [find(each) for each in bundles] or cached():
         try:
             loaded = Bundle.load(folder, progress=progress)

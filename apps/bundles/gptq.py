@@ -35,7 +35,7 @@ def export_by_gptq(
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
 
     def sampled(folder: Path) -> Samples:
-        """Read activation samples from ``folder``, or sample with its fp32 bundle and replace that bundle by the samples."""
+        """Read samples from ``folder``, or make them with the folder's fp32 bundle; then delete that bundle."""
         file, plain = folder / "samples.npz", folder / "fp32"
         if not file.exists():
             if not plain.exists():
@@ -53,6 +53,6 @@ def export_by_gptq(
 
 
 def source() -> str:
-    """Identify what samples depend on: the text, and the program that reads it."""
+    """Identify the text that is sampled, and the program that samples it."""
     program = hashlib.sha256(Path(activations.__file__).read_bytes()).hexdigest()
     return f"sampled over the help topics of Python {platform.python_version()} by {program}"

@@ -1,4 +1,4 @@
-"""Models named by their repository on the Hugging Face hub, ``ORG/NAME[@revision]``, downloaded into its usual cache.
+"""Models named by their repository on the Hugging Face hub, ``ORG/NAME[@revision]``, downloaded into the hub's usual cache.
 
 The ``huggingface_hub`` library handles endpoint, token, proxies, cache and protocol. This module transfers the files, because
 the library cannot resume a file in a later run and checks no hashes.
@@ -27,7 +27,7 @@ ATTEMPTS = 64
 SLOW_S, SLOW_BYTES = 300.0, 300_000  # give up if fewer new bytes than this arrive in this time
 MB = 1_000_000
 CONFIG = "config.json"
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # the library reads it when it is imported
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported
 _NAME = r"[A-Za-z0-9][\w.-]{0,95}"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@(\w[\w.-]*(?:/\w[\w.-]*)*))?", re.ASCII)
 _PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)  # a file name without a folder
@@ -53,7 +53,7 @@ class HubId(NamedTuple):
 
 
 class HubFile(NamedTuple):
-    """A file of a repository. digest: SHA-256 of a large file, else git's SHA-1; the name of its blob in the cache."""
+    """A file of a repository. digest: SHA-256 of a large file, else git's SHA-1; it names the file's blob in the cache."""
 
     name: str
     bytes: int
@@ -68,7 +68,7 @@ def parse_id(name: str) -> HubId:
 
 
 def hub_id(model: str) -> HubId | None:
-    """Return the repository that ``model`` names, or None for a folder. If both exist, the folder is used.
+    """Return the repository that ``model`` names, or None for a folder. A folder comes first.
 
     ``hf:ORG/NAME`` always names a repository. Raises UserError for ``hf:`` without a repository's name.
     """
@@ -119,7 +119,7 @@ class Repository:
         return there[0] == MANIFEST if there else MANIFEST in self.files
 
     def fetch(self, names: Iterable[str], progress: Report) -> Path:
-        """Download those of these files that the repository has, and return its folder. Raises HubError."""
+        """Download the given files that the repository has, and return the folder they are in. Raises HubError."""
         wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
         if not wanted:
             return self.folder
@@ -205,7 +205,8 @@ class Repository:
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
     """Append a file's missing bytes to ``part``. Retry after pauses, up to ATTEMPTS times, while attempts bring bytes.
 
-    A transfer that is too slow is not retried. An attempt is fruitless if the server starts the file again. Raises HTTPError.
+    A transfer that is too slow is not retried. An attempt is fruitless if the server sends the file from its start. Raises
+    HTTPError.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
@@ -250,7 +251,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
 
 
 def explain(error: Exception, name: HubId, folder: Path) -> HubError:
-    """Return the error of a repository as one line with its fix. folder: where the downloaded files were written."""
+    """Describe a repository's error and its fix in one line. folder: where the downloaded files were written."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, HubError):

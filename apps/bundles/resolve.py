@@ -65,7 +65,7 @@ class ExportChoice:
         return self.frame_size or self.frame_shape()
 
     def _plan(self, model: PlannedModel) -> DevicePlan:
-        """Plan with the requested budget, limited to what a plan accepts; a session checks later if it suits the policy."""
+        """Plan with the requested budget, limited to what a plan accepts; the policy may still refuse the budget."""
         asked = self.request.budget
         budget = None if asked is None else min(max(asked, model.least_budget), model.most_budget)
         self.plan = plan = choose(model, self.device or this_cpu(Machine()), replace(self.request, budget=budget))

@@ -67,7 +67,7 @@ class NodeAgent(Hooks):
         self.needs: dict[str, Planned] = {}
         self.epochs: dict[str, int] = {}  # epochs of cameras that are open, opening or closing
         self.problems: dict[str, str] = {}
-        self.moves: dict[str, dict[str, Any]] = {}  # what each camera's move to this node lost
+        self.moves: dict[str, dict[str, Any]] = {}  # for each camera that moved here: its memory's time, and the seconds lost
         self.view: Fields = Director().told
         self._mark = ""  # identifies the head's last view
         self._events: dict[str, MovingEvents] = {}
@@ -181,7 +181,7 @@ class NodeAgent(Hooks):
         self._told = line
 
     def _learn(self, model: str) -> None:
-        """Plan a model in this thread; plan a hub model in another one, because a download may take longer than a lease."""
+        """Plan a model in this thread; plan a hub model in a new thread, because a download may take longer than a lease."""
         if hub_id(model) is None:
             self.needs[model] = self.plan(model)
         elif model not in self._fetching:
@@ -229,7 +229,7 @@ class NodeAgent(Hooks):
         """Close cameras that this node may no longer watch, open those it must watch, and apply the cluster's watches."""
         with self._working, self._service.watches.held():
             view = self.view
-            held = self._lease.held(self._clock())  # read the lease after the view, so that it is never older
+            held = self._lease.held(self._clock())  # read the lease after the view, so that the lease is never older
             for name, epoch in list(self.epochs.items()):
                 if held.get(name) != epoch:
                     self._close(name)
@@ -284,7 +284,7 @@ class NodeAgent(Hooks):
         return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
 
     def _tell_again(self, name: str) -> None:
-        """Record the events of the camera's last node, with the same ids, and send those that were not sent yet."""
+        """Record the events of the camera's previous node, with the same ids, and send those that were not sent yet."""
         for event, unsent in self._events[name].events:
             watch = self._service.watches.watches.get(event.watch)
             sinks = (watch.sinks or None) if unsent and watch is not None and watch.on in (event.state, "both") else ()
@@ -454,7 +454,7 @@ class NodeAgent(Hooks):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Make all nodes forget a period of one camera or all, at the latest until now; return the note's number.
+        """Make all nodes forget a period, up to now, of one camera or of all cameras; return the note's number.
 
         Absent nodes forget the period when they are back. Raises HeadAway, and UserError for a camera that never existed.
         """

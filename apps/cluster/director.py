@@ -14,7 +14,7 @@ from edgevlm.errors import UserError, nearest
 
 ASK_S = 2.0  # seconds between a node's requests
 LEASE_S = 15.0
-GRACE_S = 5.0  # further seconds until the head moves the node's cameras: clocks differ, and calls take time
+GRACE_S = 5.0  # seconds from a lease's end until the head moves the cameras: clocks differ, and calls take time
 Fields = dict[str, Any]
 
 
@@ -23,7 +23,7 @@ class ClusterState:
     """The head's state, which is saved.
 
     removed: epoch and begins of removed cameras, with which a new camera of the same name continues. instances: processes by
-    node, including lost ones. notes: what to forget, kept until all have done so; ``number`` is that of the newest note.
+    node, including lost ones. notes: what to forget, kept until all nodes have done so; ``number`` is that of the newest note.
     nodes_forgot, cameras_forgot: the last note that each has carried out. removed_nodes: names that may not join again.
     """
 
@@ -42,12 +42,12 @@ class ClusterState:
 class Director:
     """Places cameras on nodes. Uses no clock, network or disk, so tests can simulate a cluster exactly.
 
-    Every few seconds each node asks for its cameras and their epochs, and may watch them until LEASE_S later.
+    Every few seconds each node asks for its cameras and their epochs, and may watch them for LEASE_S seconds.
 
-    A camera that moves has no owner until its old node has closed it. A node that has not asked for LEASE_S + GRACE_S is lost,
-    and its cameras move to other nodes. By then the node has stopped watching, even if it was frozen or cut off. save: called
-    with the state after each change, before any node sees the change. While ``save`` raises OSError, nodes keep the last saved
-    state and no camera moves. Public methods take and return JSON values.
+    A camera that moves has no owner until its old node has closed it. A node that sends no request for LEASE_S + GRACE_S
+    seconds is lost, and its cameras move to other nodes. A lost node has stopped watching, even if it was frozen or cut off.
+    save: called with the state after each change, before any node sees the change. While ``save`` raises OSError, nodes keep
+    the last saved state and no camera moves. Public methods take and return JSON values.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Director:
         *,
         now: float,
     ) -> list[str]:
-        """Add a node that has nothing open, with its configured cameras and watches; return a line for each one refused.
+        """Add a node that has nothing open, with its configured cameras and watches; return a line for each refusal.
 
-        about: ``memory_bytes`` and ``url`` of a :class:`Node`. Cameras are given as to :meth:`add`. Cameras that fit nowhere,
-        and some cameras of full nodes, move to the new node. Raises UserError while another process of that name may be
-        watching, for a removed node (it may hold forgotten data), and for a different minor version of edgevlm.
+        about: ``memory_bytes`` and ``url`` of a :class:`Node`. cameras: as for :meth:`add`. Cameras that fit nowhere, and some
+        cameras of full nodes, move to the new node. Raises UserError while another process of that name may be watching, for a
+        removed node (it may hold forgotten data), and for a different minor version of edgevlm.
         """
         if minor(version) != minor(__version__):
             raise UserError(
@@ -97,7 +97,7 @@ class Director:
             )
         self.tick(now)
         state, known = self.state, self.state.nodes.get(name)
-        is_back = state.instances.get(name) == instance  # what was removed meanwhile stays removed until a restart
+        is_back = state.instances.get(name) == instance  # cameras that were removed stay removed until the node restarts
         if known is not None and not is_back:
             left = max(1.0, known.seen + LEASE_S + GRACE_S - now)
             raise UserError(f"there is a node {name} already; if it was killed it is free in {left:.0f} s")
@@ -133,12 +133,12 @@ class Director:
         *,
         now: float,
     ) -> Fields:
-        """Return the cameras that a node must watch until LEASE_S after its request, and the view, or None if ``mark`` is
-        current.
+        """Return the cameras that a node must watch until LEASE_S after its request, and the view (None if ``mark`` is
+        current).
 
         open: cameras whose memory the node has open. needs: fields of a :class:`Need` for each model that the node was asked
-        about. forgot: the last note carried out in the node's files. cameras_forgot: the same for each camera's memory. Raises
-        UserError if the node has to join again.
+        about. forgot: the last note carried out in the node's files. cameras_forgot: the last note carried out in each camera's
+        memory. Raises UserError if the node has to join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"there is no node {name} of that process")
@@ -171,7 +171,7 @@ class Director:
         }
 
     def tick(self, now: float) -> None:
-        """Move the cameras of lost nodes to others, and retry a failed save."""
+        """Move lost nodes' cameras to other nodes, and retry a failed save."""
         lost = [name for name, node in self.state.nodes.items() if now - node.seen > LEASE_S + GRACE_S]
         for name in lost:
             del self.state.nodes[name]
@@ -335,7 +335,7 @@ class Director:
         return [node for node in self.state.nodes.values() if not node.leaving]
 
     def _spread(self) -> None:
-        """Place waiting cameras, and move some away from full nodes, after nodes or their capacities changed."""
+        """Place waiting cameras, and move cameras away from full nodes, after nodes or their capacities changed."""
         self._place()
         self._move(rebalance(self.state.cameras.values(), self._open_nodes(), self.placed()))
         self.keep()
@@ -387,7 +387,7 @@ class Lease:
         self.orders: dict[str, int] = {}
 
     def renew(self, asked: float, orders: dict[str, int]) -> None:
-        """Renew the lease from the head's answer to a request sent at that time."""
+        """Renew the lease with the head's ``orders``, the answer to a request sent at ``asked``."""
         self._until, self.orders = asked + LEASE_S, orders
 
     def held(self, now: float) -> dict[str, int]:

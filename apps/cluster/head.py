@@ -25,7 +25,7 @@ STATE = TypeAdapter(ClusterState)
 
 
 class HeadAway(Exception):
-    """The head does not answer."""
+    """Raised when the head does not answer."""
 
 
 def boot_time() -> float:
@@ -37,7 +37,7 @@ class Head:
     """Answers the nodes, one call at a time.
 
     The head's state is in a file under ``where``. If two heads share ``where``, only the one started last answers; the other
-    raises UserError. A file that cannot be read or written raises UserError too.
+    raises UserError. Raises UserError if the file cannot be read or written.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
@@ -71,7 +71,7 @@ class Head:
             raise UserError(f"another head was started over {self._where}, and has the cameras now; end this one, join that")
 
     def _save(self, state: ClusterState) -> None:
-        """Write the state file atomically. Raises OSError, and UserError if there is a newer head, whose state may be older."""
+        """Write the state file atomically. Raises OSError, and UserError if a newer head was started."""
         self._look_who_is_newest()
         self._refuse_if_replaced()
         self._shared.write(FILE, STATE.dump_json(state))
@@ -99,7 +99,7 @@ class Head:
 
 
 def _upgraded(known: Fields) -> Fields:
-    """Return the state in a file of edgevlm 0.1. The nodes of 0.1 have ended and must join again."""
+    """Return the state that edgevlm 0.1 saved. The nodes of 0.1 have ended and must join again."""
     if "director" not in known:
         return known
     director, forgot, cameras = known["director"], known["forgotten"], {}

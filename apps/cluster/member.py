@@ -74,7 +74,7 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
 
 
 def address_of(host: str, other: str) -> str:
-    """Return this machine's IP address for others: where it listens, or else the one it uses to reach ``other``."""
+    """Return this machine's IP address for others: its listening address, or else the one that reaches ``other``."""
     try:
         found = ipaddress.ip_address(host)
         if not found.is_unspecified:
@@ -83,7 +83,7 @@ def address_of(host: str, other: str) -> str:
         pass
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((other or "192.0.2.1", 9))  # nothing is sent
+            probe.connect((other or "192.0.2.1", 9))  # connecting a UDP socket sends nothing
             return str(probe.getsockname()[0])
         except OSError as error:
             raise UserError(f"--cluster: which address has this machine? give cluster.address ({error.strerror})") from None

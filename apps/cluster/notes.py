@@ -64,7 +64,7 @@ class NoteFollower:
             self._closed = [each for each in self._closed if each[2] is view]
 
     def note_closed(self, name: str, epoch: int) -> None:
-        """Remember a camera that was closed with a last snapshot: if this node was away, it receives notes only later."""
+        """Remember a camera that was closed with a last snapshot: a node that was away receives notes late."""
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:

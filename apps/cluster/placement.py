@@ -15,7 +15,7 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model's share of a node. fps: frames a second for all its cameras together; 0 if the model does not run there."""
+    """A model's share of a node. fps: frames a second for all the model's cameras; 0 if the node cannot run the model."""
 
     weights_bytes: int = 0  # memory that is counted once per node
     camera_bytes: int = 0
@@ -41,7 +41,7 @@ class Camera:
     only: the one node that can watch it, such as the one with its USB port; None for any. moves_to: the node to move to once
     ``node`` has written its last snapshot. epoch: number of its placements so far, so that late writes from earlier ones can be
     ignored. begins: the epoch that began with an empty memory; older ones are no longer read. problem: why no node watches it.
-    settings: as in edgevlm.toml. switched: later changes to them.
+    settings: as in edgevlm.toml. switched: later changes to the settings.
     """
 
     name: str
@@ -107,8 +107,8 @@ class Load:
 def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Assign each camera that ``held`` gives no usable node to the node with the most room, largest camera first.
 
-    A node holds a model's weights once and a memory for each camera, and must keep up with all their frames. Returns the node
-    of each camera, and the reason for each camera that fits nowhere.
+    A node holds a model's weights once and a memory for each camera, and must keep up with the frames of all its cameras.
+    Returns the node of each camera, and the reason for each camera that fits nowhere.
     """
     loads, placed, refused, waiting = {node.name: Load(node) for node in nodes}, {}, {}, []
     for camera in cameras:
@@ -129,7 +129,7 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 
 
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
-    """Return moves (node by camera) away from the fullest node, if both nodes end up ``gain`` below its fullness.
+    """Return moves (node by camera) to nodes that end up at least ``gain`` less full than the fullest node was before.
 
     A move costs a camera a few seconds of its stream, so cameras do not move between nodes of similar fullness.
     """
@@ -145,7 +145,7 @@ def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[
     while unsettled:
         fullest = max(unsettled, key=Load.fullness)
         goal = fullest.fullness() - gain
-        if goal < min(map(Load.fullness, loads.values())):  # less full nodes have nowhere to move their cameras either
+        if goal < min(map(Load.fullness, loads.values())):  # if the fullest node cannot move a camera, no node can
             break
         here, others = watched[fullest.node.name], [load for load in loads.values() if load is not fullest]
         kinds = {(camera.model, camera.fps, camera.only): camera for camera in here if camera.name not in moves}

@@ -50,7 +50,7 @@ class Joining:
 
 
 class RayLink:
-    """Calls the head of a cluster. A helper process starts Ray, and is restarted if it is lost."""
+    """Calls the head of a cluster. A helper process starts Ray; a lost process is replaced."""
 
     def __init__(self, joining: Joining) -> None:
         self._joining, self.helper = joining, Helper(wait_s=HUNG_S)
@@ -71,7 +71,7 @@ class RayLink:
                 kind, answer = self.helper.call(f"{__name__}:answer", asdict(self._joining), method, arguments)
             except HelperEnded:
                 raise HeadAway("the link to it has ended") from None
-            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # address may be a new cluster's
+            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # a new cluster may be there
             if kind == "ended" or (kind == "away" and is_lost):
                 self.helper.close()
             if kind != "answer":

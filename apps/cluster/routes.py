@@ -35,7 +35,7 @@ from edgevlm.errors import UserError, nearest
 
 FROM = "x-edgevlm-node"  # header with the node that forwarded a request, so that it is not forwarded again
 PASSED = ("authorization", "content-type", "accept", "range")
-CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # seconds for another node to connect, for its part of a list, and between bytes
+CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # another node must connect, send a list, and send more bytes in these seconds
 FORGET_S = 60.0
 HERE = "http://here"  # the base URL of the node's own application
 LATE_S = 6.0
@@ -145,7 +145,7 @@ class ClusterRoutes:
         return {"object": "list", "data": data, "watts": watts}
 
     def _unopened(self, name: str, heard: Mapping[str, float]) -> Fields:
-        """Describe a camera that no node describes."""
+        """Describe a camera that no node has open."""
         known, here = self._agent.view["cameras"][name], self._agent.problems.get(name)
         where, late_s = known["node"], heard.get(known["node"], 0.0)
         late = f"its node {where} was last heard of {late_s:.0f} s ago" if late_s > LATE_S else "it is being opened"
@@ -224,7 +224,7 @@ class ClusterRoutes:
 
         async def pieces() -> AsyncIterator[bytes]:
             try:
-                with suppress(httpx.HTTPError):  # the other node went away, so this answer ends too
+                with suppress(httpx.HTTPError):  # the other node went away, so this answer ends
                     async for piece in given.aiter_raw():
                         yield piece
             finally:
@@ -249,7 +249,7 @@ class ClusterRoutes:
         return [each for each in await asyncio.gather(*map(one, urls)) if each is not None]
 
     async def _merged(self, request: Request) -> Response:
-        """Merge the lists of all nodes into one, each in its node's order."""
+        """Merge the nodes' lists; each node's entries keep their order."""
         own, *others = await self._asked(request, [HERE, *self._others().values()])
         if own.status_code != 200:
             return copied(own)
@@ -287,7 +287,7 @@ class ClusterRoutes:
         return None
 
     async def _forget(self, request: Request) -> Response | None:
-        """Forget on all nodes. In the answer, ``waiting`` lists absent nodes, and cameras that are watched nowhere now."""
+        """Forget on all nodes. In the answer, ``waiting`` lists absent nodes, and cameras that no node watches."""
         agent = self._agent
         if (what := await body_of(request, Forget)) is None:
             return None

@@ -48,7 +48,7 @@ try: import {{module}}
 except Exception as error: print({REFUSED!r}, *str(error).split())
 """
 FASTER = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
-CUDNN = "9"  # the major version that onnxruntime-gpu needs since 1.19; 8 and 9 are not interchangeable
+CUDNN = "9"  # the major version of cuDNN that onnxruntime-gpu needs since onnxruntime-gpu 1.19
 FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/cuda/lib64", "usr/local/lib")
 CMA_KB = 64_000
 SMALL_KB = 9_000_000  # devices with less memory need swap for building and loading
@@ -91,7 +91,7 @@ def import_problem(machine: Machine, module: str) -> str:
 def one_build(
     machine: Machine, packages: str, module: str, best: str, status: Status, missing: str, fix: str, why: str = ""
 ) -> Outcome:
-    """Check that only one of these packages is installed: they share a folder, so that a second one overwrites the first."""
+    """Check that only one of these packages is installed: they share a folder, so a second package overwrites the first."""
     found = sorted(_wheels(machine, packages).items())
     text = " and ".join(f"{name} {version}" for name, version in found)
     if len(found) > 1:
@@ -116,7 +116,7 @@ def cpu(machine: Machine) -> Outcome:
 
 
 def _kilobytes(machine: Machine, *names: str) -> list[int] | None:
-    """Return fields of /proc/meminfo in kB, or None if one is missing."""
+    """Return fields of /proc/meminfo in kB, or None if any field is missing."""
     fields = machine.fields("proc/meminfo")
     sizes = [fields.get(name, "").split(" ")[0] for name in names]
     return [int(size) for size in sizes] if all(size.isdigit() for size in sizes) else None
@@ -169,7 +169,7 @@ def jetpack(machine: Machine) -> Outcome:
 
 
 def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None], fix: str) -> Outcome | None:
-    """Check a package's version against the one of this Jetson Linux release."""
+    """Check that a package has the version that belongs to this Jetson Linux release."""
     if (release := release_of(machine)) is None:
         return None
     found, wanted = find(machine), release[name]
@@ -198,7 +198,7 @@ def swap(machine: Machine) -> Outcome | None:
 
 
 def power_mode(machine: Machine) -> Outcome:
-    """Return whether the fastest power mode is set: MAXN_SUPER, else MAXN, else the one with the most watts."""
+    """Return whether the fastest power mode is set: MAXN_SUPER, else MAXN, else the mode with the most watts."""
     modes = power_modes(machine)
     found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
     if not modes or found is None:

@@ -36,9 +36,9 @@ MOST_CAMERAS = 256
 class PlannedMemory:
     """Bytes of each part of memory while a stream runs, and the peaks of export and build.
 
-    kv: the cache's arena. policy: the policy's state. activations: the decoder's working memory. vision: that of the tower,
-    with pixels and features. runtime: libraries, graphs, sessions. snapshots: a server's copies of memories, and thumbnails.
-    export_peak: the peak of ``edgevlm export``. build_peak: the peak of TensorRT's builder, or 0.
+    kv: the cache's arena. policy: the policy's state. activations: the decoder's working memory. vision: the tower's working
+    memory, with pixels and features. runtime: libraries, graphs, sessions. snapshots: a server's copies of memories, and
+    thumbnails. export_peak: the peak of ``edgevlm export``. build_peak: the peak of TensorRT's builder, or 0.
     """
 
     weights: int
@@ -53,13 +53,13 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """The most memory that all streams take together; ONNX Runtime's sessions keep their working memory."""
+        """The sum of all parts that a running stream needs, because ONNX Runtime's sessions keep their working memory."""
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of the decoder's layers, embedding table, head (0 if it is that table) and vision tower."""
+    """Bytes of the decoder's layers, embedding table, head (0 if the head shares the table) and vision tower."""
 
     layers: int
     embedding: int
@@ -73,7 +73,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """Seconds of a call's arithmetic and of its memory traffic. The two overlap: a call takes as long as the longer one."""
+    """Seconds of a call's arithmetic and of its memory traffic. Both overlap, so a call takes the longer of the two times."""
 
     compute: float
     traffic: float
@@ -84,7 +84,7 @@ class RooflineCall:
 
     @property
     def term(self) -> str:
-        """Return the name of the longer of the two."""
+        """Return which takes longer, ``compute`` or ``memory bandwidth``."""
         return "compute" if self.compute > self.traffic else "memory bandwidth"
 
 
@@ -93,7 +93,7 @@ class Speed:
     """A stream's speed at a budget.
 
     j_per_frame: an upper bound (the device's largest power budget times the time of a frame), or None. bound_by: the largest
-    part of that time: vision, compute or memory bandwidth.
+    part of a frame's time: vision, compute or memory bandwidth.
     """
 
     prefill_fps: float
@@ -109,7 +109,8 @@ class Speed:
 def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
     """Return the weights of ``model`` at a precision, in a bundle or (on a Jetson) in TensorRT's engines.
 
-    A bundle at its own precision has the sizes of its files. Raises UserError for rounded weights at a different precision.
+    A bundle's weights at the bundle's precision have the sizes of its files. Raises UserError for rounded weights at a
+    different precision.
     """
     stored = load_precision(precision)
     engine = kind == "jetson" and stored.tensorrt is not None  # ONNX Runtime runs all other precisions
@@ -142,9 +143,10 @@ def policy_bytes(model: PlannedModel, budget: int) -> int:
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
     """Return the decoder's working memory for its largest call: ``chunk`` frames into an empty memory, up to the budget.
 
-    Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, in float32, a row takes 6 I + 3 E
-    + 3 Q + 4 K numbers: the MLP's product, halves, gate and activation, and attention's rows. The inputs, E (1 + deepstack)
-    numbers per row, are held three times. On a GPU, in fused float16, a row takes 3 I + 4 E numbers and the inputs.
+    I, E, Q and K are the widths of the MLP, the stream, and all heads' queries and keys. On a CPU, in float32, a row takes 6 I
+    + 3 E + 3 Q + 4 K numbers: the MLP's product, halves, gate and activation, and attention's rows. Three copies of the inputs,
+    E (1 + deepstack) numbers per row, come on top. On a GPU, in fused float16, a row takes 3 I + 4 E numbers and one copy of
+    the inputs.
     """
     frame = model.tower.rows
     rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))
@@ -168,8 +170,9 @@ def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
 def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     """Return the tower's working memory for ``chunk`` frames, including their features and two copies of their pixels.
 
-    N patches of width W, an MLP of width I. On a CPU, in float32, all grids at once (in 8 bits, one at a time): attention takes
-    4 N W numbers per grid and the MLP N (3 I + 2 W), which the arena keeps. On a GPU, in float16, one at a time: N (I + 4 W).
+    N is the number of patches, W their width and I the MLP's width. On a CPU, a grid takes 4 N W float32 numbers for attention
+    and N (3 I + 2 W) for the MLP; a float32 tower computes all grids at once, an 8-bit tower one at a time. On a GPU, grids are
+    computed one at a time and take N (I + 4 W) float16 numbers.
     """
     tower = model.tower
     if kind != "cpu":
@@ -191,7 +194,7 @@ def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
 
 
 def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the most bytes that a long question takes: a copy of the cache with room for it, or 0 without positions."""
+    """Return the most bytes that a long question takes: a copy of the cache with room for it, or 0 if no positions are left."""
     set_aside, spare = model.text_rows - model.closing, model.most_budget - budget
     longer = min(LONGEST_QUESTION, set_aside + spare) - set_aside
     return arena_bytes(model, budget + longer, kv) if longer > 0 else 0
@@ -215,8 +218,8 @@ class Roofline:
     def resident_weights(self) -> int:
         """Return the memory of the weights while a stream runs, in bytes.
 
-        On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed too; of the embedding's file
-        only the rows in use are read. TensorRT keeps weights as stored.
+        On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed; only the rows in use are
+        read from the embedding's file. TensorRT keeps weights as stored.
         """
         weights, layouts, group = self.weights, load_precision(self.precision).onnxruntime, self.model.group
         if self.device.kind != "cpu":
@@ -244,8 +247,8 @@ class Roofline:
     def _rate(self, integer: bool, wide: bool) -> float:
         """Return how many operations of matrix products the device does per second.
 
-        integer: bytes with a scale per row and column, or 4 bits in blocks of 32. On a CPU, other integers and float16 take as
-        long as float32. A GPU multiplies all integers as float16.
+        integer: whether the matrices are bytes with a scale per row and column, or 4 bits in blocks of 32. A CPU multiplies
+        float16 and all other integers as fast as float32. A GPU multiplies all integers as float16.
         """
         if self.device.kind == "cpu":
             found = self.device["int8_tops" if integer else "fp32_tflops"]
@@ -262,7 +265,7 @@ class Roofline:
         """Return the cost of one grid through the vision tower.
 
         Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, and B blocks of width W in which
-        a patch attends to A others. Bytes: the tower's weights, read once.
+        a patch attends to A others. The tower's weights are read once.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
@@ -275,7 +278,8 @@ class Roofline:
         """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached ones.
 
         Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) for attention, and 2 V E
-        for a row's logits. Bytes: the layers' weights and the cached rows, once per call, and the head's weights with logits.
+        for a row's logits. Each call reads the layers' weights and the cached rows; ``logits`` adds one read of the head's
+        weights.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2
@@ -334,7 +338,7 @@ class Roofline:
         return largest(self.model.least_budget, self.model.most_budget, lambda budget: self.can_run(budget, chunk, fps))
 
     def most_cameras(self, budget: int, chunk: int, fps: float) -> int:
-        """Return the most cameras with that budget that a server can watch at ``fps``, or 0."""
+        """Return how many cameras with that budget a server can watch at ``fps``."""
         return largest(1, MOST_CAMERAS, lambda cameras: replace(self, served=cameras).can_run(budget, chunk, fps))
 
 

@@ -37,10 +37,10 @@ class PlannedModel:
     """A model.
 
     matrices: parameters of all layers' matrices. vectors: parameters of norms and biases. tied: whether the head is the
-    embedding. inner: width of the MLP. prefix: rows that are never evicted. closing: rows that close a video. limit: positions
-    of a stream. precision, group: of rounded weights, their precision and how many share a scale; else None. floats: parameters
-    of ``matrices`` that such a checkpoint stores in float. kv: type of keys and values. files: bytes of a bundle's weights by
-    ``decoder``, ``embedding`` and ``vision``.
+    embedding. inner: width of the MLP. prefix: rows that are never evicted. closing: rows that close a video. limit: most
+    positions of a stream. precision, group: the precision of rounded weights, and how many share a scale; else None. floats:
+    parameters of ``matrices`` that such a checkpoint stores in float. kv: type of keys and values. files: bytes of a bundle's
+    weights by ``decoder``, ``embedding`` and ``vision``.
     """
 
     name: str
@@ -169,7 +169,8 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
-    """Return the model of ``demo`` or a bundle's folder; hash no files. camera: size of frames, if the model takes several.
+    """Return the model of ``demo`` or a bundle's folder; hash no files. camera: the frames' size, if the model takes several
+    sizes.
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """

@@ -56,7 +56,7 @@ class DevicePlan:
 
     @property
     def fits(self) -> bool:
-        """Return whether all cameras fit into memory next to the system."""
+        """Return whether all cameras fit into the memory that the system leaves."""
         return self.memory.total <= self.roofline.device.usable_bytes
 
     @property

@@ -13,7 +13,7 @@ from edgevlm.runtime.free_memory import group_limits
 NAME = "this machine"
 ASSUMED_MHZ = 2000
 SYSTEM_MIB = 1500
-CHANNEL_GB_S = 25.6  # one channel of DDR4-3200, 64 bits; with more than FEW_CORES cores two are assumed
+CHANNEL_GB_S = 25.6  # one 64-bit channel of DDR4-3200; two channels are assumed with more than FEW_CORES cores
 FEW_CORES = 4
 VECTORS = (  # processor flag, its name, and its float32 and int8 operations per core and cycle
     ("avx512_vnni", "AVX-512 VNNI", 64, 256),
@@ -28,7 +28,7 @@ SOURCES = {"here": FigureSource("Described by Linux; what is not checked is assu
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
-    """Return ``machine`` as a Jetson if it is one, else its processor. cores: physical cores to use."""
+    """Describe ``machine`` as a Jetson if it is one, else describe its processor. cores: physical cores to use."""
     machine = machine or Machine()
     if is_jetson(machine) and (profile := profile_of(machine)) is not None:
         return profile
@@ -36,7 +36,7 @@ def this_machine(machine: Machine | None = None, cores: int | None = None) -> De
 
 
 def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
-    """Describe the processor of ``machine``. Its memory is the installed one or the lowest limit of its control groups."""
+    """Describe the processor of ``machine``. The memory may be limited by control groups."""
     cores = default_threads() if cores is None else cores
     cpu = machine.fields("proc/cpuinfo")
     memory = int((machine.fields("proc/meminfo").get("MemTotal") or "0 kB").split()[0]) >> 10

@@ -11,7 +11,7 @@ THRESHOLD = 4.0  # of 255 levels: above a sensor's noise, below the change when 
 
 
 class ChangeGate:
-    """Decides whether a frame, uint8 RGB ``[H, W, 3]``, differs from the last frame that differed; the first one always does.
+    """Decides whether a frame, uint8 RGB ``[H, W, 3]``, differs from the last frame that differed; the first frame always does.
 
     A frame differs if any cell's mean has changed by more than THRESHOLD, so slow changes add up.
     """

@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Convert a local time to seconds since 1970. Raises UserError unless exactly one such moment is before ``latest``."""
+    """Convert a local time to seconds since 1970. Raises UserError if it does not exist, or occurs twice before ``latest``."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:
@@ -110,11 +110,11 @@ class Span:
 
     @property
     def with_slack(self) -> Span:
-        """Return the period whose pictures and rows to delete: SLACK_S longer at each end."""
+        """Return the period, extended by SLACK_S at each end, in which pictures and rows are deleted."""
         return Span(self.since - SLACK_S, self.until + SLACK_S)
 
     def of_stream(self, offset: float) -> TimeWindow:
-        """Return the window in stream seconds; ``offset`` is the wall clock at the stream's time 0."""
+        """Return the period in stream seconds; ``offset`` is the wall clock at the stream's time 0."""
         return TimeWindow(self.since - offset, self.until - offset)
 
     def seconds(self, offset: float) -> dict[str, Any]:

@@ -146,14 +146,14 @@ class RunLoop:
 
     @property
     def offset(self) -> float | None:
-        """The wall clock at stream time 0; None before the first frame, and for a recording, whose times are its own."""
+        """The wall clock at stream time 0; None before the first frame and for a video file."""
         return self._offset if self.source.live else None
 
     def ask(self, text: str, conversation: str | None = None) -> None:
         """Ask a question and write the answer as it is generated; any thread may call it.
 
-        Does nothing if the run is ending. ``/since 10m QUESTION`` asks about a time window; for a recording it is counted back
-        from the newest frame.
+        Does nothing if the run is ending. ``/since 10m QUESTION`` asks about a time window; for a video file, the window is
+        counted back from the newest frame.
         """
         if self.shutdown.asked:
             return
@@ -256,7 +256,7 @@ class RunLoop:
         return scenes[-1].truth(question) if scenes else None
 
     def as_taught(self, text: str) -> str | None:
-        """Return the question in the model's own words, or None if it is the demo model and was never taught it."""
+        """Return the question in the words that the model was taught; None if the demo model was never taught it."""
         if not self.session.model.is_demo:
             return text
         question = parse(text)

@@ -21,7 +21,7 @@ from edgevlm.runtime.session import Session
 
 GROUPS = 4
 EVERY_S = 0.5
-LOOK_S = 0.01  # scheduling period of a look, which delays next to no frames
+LOOK_S = 0.01  # scheduling period of a look at the memory: short, so that few frames wait
 FULL_BUDGET = "1920"
 FACTS = 8  # number of departed objects that a comparison asks about
 
@@ -83,7 +83,8 @@ def _view(session: Session) -> MemoryView:
 class MemoryWatch:
     """Keeps a thumbnail of each frame, and records which frames are held in memory.
 
-    ``offset``: the wall clock at stream time 0, in seconds. ``seen``: time of the newest frame. thumbnails: closed with this.
+    ``offset``: the wall clock at stream time 0, in seconds. ``seen``: time of the newest frame. thumbnails: closed by
+    :meth:`close`.
     """
 
     def __init__(self, session: Session, thumbnails: Thumbnails) -> None:
@@ -130,7 +131,7 @@ class Lane:
 
     @contextmanager
     def stopping(self) -> Iterator[Session]:
-        """Yield the session. If its cache is full in the block, stop only this memory, not the comparison."""
+        """Yield the session. If the session's cache is full, stop only this memory, not the comparison."""
         try:
             yield self.session
         except UserError:
@@ -144,8 +145,8 @@ class Lane:
 class SideBySide:
     """Shows the run's memory on the terminal and, in the demo, next to it a full cache and a sliding window.
 
-    The memories watch the same frames and are asked where departed objects were. ``session`` is the run's own, which the run
-    feeds and closes. Only the watching thread may use it, except :attr:`view`. open_session: None for no comparison.
+    The memories watch the same frames and are asked where departed objects were. The run feeds and closes ``session``. Only the
+    watching thread may use the object, except for :attr:`view`. open_session: None for no comparison.
     """
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:

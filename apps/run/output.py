@@ -39,7 +39,7 @@ class AnswerEvent:
 
     @property
     def seen(self) -> str:
-        """Say when the answer's evidence was last seen (empty if now or unknown), or that the model does not fit."""
+        """Return in words when the evidence was last seen (empty if now or unknown), or that the model does not fit."""
         if not self.fits:
             return NO_FIT
         if self.evidence is None or self.evidence.held is None:
@@ -55,7 +55,7 @@ class AnswerEvent:
 
     @property
     def when(self) -> str:
-        """Format the time of the answer's newest frame: wall clock, or seconds of a recording."""
+        """Format the time of the answer's newest frame: wall clock, or stream seconds for a video file."""
         seconds = (self.offset or 0.0) + self.time_s
         return f"{self.time_s:.1f} s" if self.offset is None else clock_time(seconds, seconds)
 

@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Shutdown:
-    """Lets the first signal call ``stop``. That signal interrupts only a block of :meth:`waiting`.
+    """Lets the first signal call ``stop``. The first signal interrupts only a block of :meth:`waiting`.
 
     A second signal raises KeyboardInterrupt wherever the main thread is, except for SIGHUP and the signal of :meth:`ask`, which
     both come when a terminal goes away. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.

@@ -32,7 +32,8 @@ class Taken:
 
 
 class Thumbnails(TimedDatabase):
-    """JPEG thumbnails by frame number. Above the cap, those of forgotten frames are deleted first, then every second one.
+    """JPEG thumbnails by frame number. Above the cap, thumbnails of forgotten frames are deleted first, then every second
+    thumbnail.
 
     every: seconds between writes to the disk; a crash loses later pictures. Only :meth:`delete` raises disk errors.
     """
@@ -72,7 +73,7 @@ class Thumbnails(TimedDatabase):
                 self._attempt(self._flush, None)
 
     def begin(self, frame: int) -> None:
-        """Continue with this frame number. Pictures from it on are deleted, because the memory does not know their frames."""
+        """Continue with this frame number. Pictures of later frames are deleted, because the memory lacks those frames."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 
@@ -113,7 +114,7 @@ class Thumbnails(TimedDatabase):
 
 
 def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """Shrink a picture, uint8 ``[H, W, 3]``, to at most ``most`` pixels of width."""
+    """Shrink a picture, uint8 ``[H, W, 3]``, to a width of at most ``most`` pixels."""
     import cv2
 
     width = min(most, image.shape[1])

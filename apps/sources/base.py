@@ -29,7 +29,7 @@ SLOWEST_FPS = 1e-5  # one frame per day
 
 
 class StageTimer:
-    """Times the stages of processing a frame. ``ms``: milliseconds by stage. ``captured_s``: monotonic clock at its capture."""
+    """Times the stages of processing a frame. ``ms``: milliseconds by stage. ``captured_s``: monotonic time of capture."""
 
     __slots__ = ("_last", "captured_s", "ms")
 
@@ -87,15 +87,15 @@ class State(str, Enum):
 class SourceOptions:
     """Options for opening and reading a source; each kind uses those that apply to it. Raises SourceError for an invalid value.
 
-    fps: frames a second to take, according to their times. size: (width, height) in pixels. pixel_format: a FourCC like
-    ``MJPG``. camera_fps: frames a second. All three are requests to a camera, and ``camera_fps`` also times frames without
-    timestamps. realtime: play a recording at ``speed`` times its own pace. rule: what happens to frames while the reader is
-    busy; None for ``drop-oldest`` from live sources and ``block`` from others. wait: wait for a camera that is not connected
-    yet. seed: for the demo world, and the jitter of ``backoff_s``, the first and longest pause between attempts to connect.
+    fps: frames a second to take, according to their times. size, pixel_format, camera_fps: (width, height), a FourCC like
+    ``MJPG`` and frames a second to request from a camera; ``camera_fps`` also times frames without timestamps. realtime: play a
+    recording at ``speed`` times its own pace. rule: what happens to frames while the reader is busy; None for ``drop-oldest``
+    from live sources and ``block`` from others. wait: wait for a camera that is not connected yet. seed: for the demo world,
+    and the jitter of ``backoff_s``, the first and longest pause between attempts to connect.
 
     open_timeout_s: give up connecting after this time. stall_timeout_s: seconds without a frame until the source is STALLED.
-    read_timeout_s: seconds without a frame until it reconnects. hosts: hosts that an address may reach, including by redirects
-    and playlists; None for any.
+    read_timeout_s: seconds without a frame until the source reconnects. hosts: hosts that an address may reach, including by
+    redirects and playlists; None for any.
     """
 
     fps: float = 2.0
@@ -138,7 +138,7 @@ class Source(ABC):
     live: bool = False
     rule: Rule = "block"  # what happens to frames while the reader is busy
     state: State = State.INITIALISING
-    problem: str | None = None  # why it is not RUNNING, in a few words without credentials, if known
+    problem: str | None = None  # why the source is not RUNNING, in a few words without credentials, if known
     reconnects: int = 0
     attempts: int = 0
     prepare: Callable[[Image], Pixels] | None = None  # called on each image in the capturing thread; set before the first read
@@ -181,7 +181,7 @@ class Source(ABC):
 
 
 class FrameSampler:
-    """Picks frames by their timestamps: the first one, then at most ``fps`` a second. If ``fps`` is None, it picks all."""
+    """Picks frames by their timestamps: the first frame, then at most ``fps`` a second; all frames if ``fps`` is None."""
 
     def __init__(self, fps: float | None) -> None:
         self._step = 0.0 if fps is None else 1 / fps
@@ -217,7 +217,7 @@ class Grabbed:
 class Connection(ABC):
     """An open link to a camera, which one thread reads until it breaks. A broken connection is replaced, not repaired.
 
-    Opening one raises SourceError, or SourceRefused if a retry would not help.
+    Opening a connection raises SourceError, or SourceRefused if a retry would not help.
     """
 
     finished: bool = False

@@ -24,7 +24,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A Video4Linux node. ``links``: its names that persist when it is plugged in elsewhere."""
+    """A Video4Linux node. ``links``: the node's names that persist when the device is plugged in elsewhere."""
 
     path: Path
     name: str
@@ -58,7 +58,7 @@ def devices(root: Path = ROOT) -> list[Device]:
 
 
 def problem_of(path: Path, root: Path = ROOT) -> str | None:
-    """Return why a node cannot be opened or gives no pictures, as far as Linux reports it; else None."""
+    """Return the reason that Linux reports why a node cannot be opened or gives no pictures; else None."""
     for process in (root / "proc").glob("[0-9]*"):
         try:
             if process.name != str(os.getpid()) and any(os.readlink(each) == str(path) for each in (process / "fd").iterdir()):

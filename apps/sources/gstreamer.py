@@ -49,7 +49,7 @@ def csi_problem() -> str | None:
 
 
 class GstPipeline(Connection):
-    """A GStreamer pipeline, to which a conversion to RGB and an appsink are added. A file in it plays at its own speed."""
+    """A GStreamer pipeline, to which a conversion to RGB and an appsink are added. A file plays at its recorded speed."""
 
     def __init__(self, pipeline: str, options: SourceOptions, *, newest: bool = True) -> None:
         """Start the pipeline. newest: drop pictures that are not read in time."""
@@ -105,7 +105,7 @@ class GstPipeline(Connection):
 def csi_pipeline(target: str, options: SourceOptions) -> str:
     """Return the pipeline for ``csi://N``, sensor number N. Raises SourceError if the address is invalid.
 
-    The Jetson's converter (nvvidconv) scales pictures and converts them to BGRx, so they leave its memory only once.
+    The Jetson's converter (nvvidconv) scales pictures and converts them to BGRx before they leave the converter's memory.
     """
     if not (match := re.fullmatch(r"csi://(\d{1,2})/?", target)):
         raise SourceError(f"{target}: give a sensor's number, like csi://0")

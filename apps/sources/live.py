@@ -28,7 +28,7 @@ from edgevlm.apps.sources.base import (
 from edgevlm.errors import SourceError, SourceRefused, UserError, refuse_fork
 
 KEYFRAME_WAIT_S = 30.0  # a stream without keyframes (intra refresh) is used from any decoded picture after this long
-LATE_S = 1.0  # a recording that is later than this (for example after ctrl-Z) continues without catching up
+LATE_S = 1.0  # a recording that is this late (for example after ctrl-Z) continues without catching up
 POLL_S = 0.2
 ADRIFT = 4  # most abandoned connections that may still hang when a new one is opened
 
@@ -55,7 +55,7 @@ class Slot:
             return replaced
 
     def take(self, timeout_s: float) -> Frame | None:
-        """Return the frame in the slot, or the next one within ``timeout_s``, else None; at once if the slot is closed."""
+        """Return the frame in the slot, or wait for one; None after ``timeout_s``, or at once if the slot is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
             frame, self._frame = self._frame, None
@@ -219,7 +219,8 @@ class Link:
 
 
 class LiveSource(ThreadedSource):
-    """A live source that reads what ``connect`` opens. Raises SourceError if that fails first, unless ``options.wait`` is set.
+    """A live source that reads what ``connect`` opens. Raises SourceError if the first attempt fails, unless ``options.wait``
+    is set.
 
     Frames are captured even when :meth:`read` is not called. Times are seconds since the first ``read`` on the monotonic clock,
     so they continue through reconnects. ``drops``, by cause: ``replaced`` (by a newer frame), ``corrupt`` (not decodable),

@@ -52,7 +52,7 @@ LOW_LATENCY = {  # docs/guide/cameras.md shows how much latency they save
     "analyzeduration": "0",
     "probesize": "32",
 }
-LARGEST, MORE = 16 << 20, 1 << 20  # most bytes of a picture; and after the first one, bytes beyond four times the previous size
+LARGEST, MORE = 16 << 20, 1 << 20  # a picture has at most LARGEST bytes, and at most 4 x the previous picture's + MORE
 
 
 def connect(url: str, options: SourceOptions) -> Connection:
@@ -139,7 +139,7 @@ def _request(
     for handler in (*dialled, *others, http.HTTPBasicAuthHandler(known), http.HTTPDigestAuthHandler(known)):
         opener.add_handler(handler)
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # limit of each call; the watchdog applies the two timeouts
+    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # each call's limit; a watchdog applies both timeouts
     try:
         asked = http.Request(address, headers={"User-Agent": "edgevlm", **(headers or {})})
         response: HTTPResponse = opener.open(asked, timeout=timeout_s)
@@ -251,9 +251,9 @@ class PictureConnection(Connection):
 class FfmpegConnection(Connection):
     """Decodes one video stream with FFmpeg. Timeouts end every call, including the opening.
 
-    A recording behind a URL plays at its own speed, and then ends. ``response``: the open HTTP response to read. FFmpeg then
-    opens nothing itself; this class requests the addresses in a playlist, if they are on public hosts, the camera's own host,
-    or those of ``options.hosts``. Raises SourceError without the address.
+    A recording at a URL plays at its recorded speed, and then ends. ``response``: the open HTTP response to read. With a
+    response, FFmpeg opens no address itself; this class requests the addresses in a playlist, if they are on public hosts, the
+    camera's own host, or those of ``options.hosts``. Raises SourceError without the address.
     """
 
     def __init__(
@@ -347,9 +347,9 @@ class FfmpegConnection(Connection):
         return self._feeds[-1]
 
     def _decode(self, video: Video) -> Iterator[Grabbed]:
-        """Yield pictures as they are decoded, and undecodable ones as corrupt.
+        """Yield each decoded picture, and a corrupt :class:`Grabbed` for each picture that cannot be decoded.
 
-        Packets before the first keyframe, which may be many seconds away, are yielded too.
+        For each packet before the first keyframe, which may be many seconds away, yield one that is not decoded.
         """
         started, patience = False, time.monotonic() + KEYFRAME_WAIT_S
         for packet in video.container.demux(video.stream):

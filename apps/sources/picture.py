@@ -90,7 +90,7 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
     """Return a JPEG's end and True; if incomplete, the offset to search from (negative: a new JPEG begins) and False.
 
-    at: offset of a segment or of the scan. seen: number of its bytes that were searched before.
+    at: offset of a segment or of the scan. seen: how many bytes were searched before.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -15,7 +15,7 @@ from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import blamed, load_class, place
 
 RGB = "give uint8 RGB [H, W, 3]"
-MANY = 64  # a source fails if this many first frames all have one time
+MANY = 64  # a source fails if its first MANY frames all have the same time
 
 
 class FrameCheck:
@@ -28,7 +28,7 @@ class FrameCheck:
     def __call__(self, image: Any, seconds: Any) -> None:
         """Raise SourceError for anything except uint8 RGB ``[H, W, 3]`` at finite seconds that never decrease.
 
-        A frame may have the same time as the previous one, but the first MANY frames may not all have one time.
+        A frame may have the same time as the previous one, but the first MANY frames may not all have the same time.
         """
         if not isinstance(image, np.ndarray):
             raise self.wrong(f"gave a {type(image).__name__} for an image; {RGB}")
@@ -44,7 +44,7 @@ class FrameCheck:
             self.end()
 
     def end(self) -> None:
-        """Raise SourceError if there were several frames, all with one time."""
+        """Raise SourceError if there were several frames, all with the same time."""
         if self._count > 1 and self._first == self._newest:
             raise self.wrong(f"gave {self._count} frames at {self._newest:g} s; give seconds that rise")
 

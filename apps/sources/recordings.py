@@ -33,7 +33,7 @@ class Recording(Source):
 
     @abstractmethod
     def _advance(self) -> float | None:
-        """Go to the next picture and return its time in seconds, or None at the end. Raises SourceError if damaged."""
+        """Go to the next picture; return its time in seconds, None at the end. Raises SourceError if the file is damaged."""
 
     @abstractmethod
     def _picture(self) -> Image | None:
@@ -64,7 +64,7 @@ class Recording(Source):
 
 
 class VideoSource(Recording):
-    """Reads a video file to its end, as fast as its reader asks. Times are the container's, but corrected."""
+    """Reads a video file to its end, as fast as its reader asks. :class:`RecordedClock` corrects the container's times."""
 
     def __init__(self, path: str | Path, fps: float | None) -> None:
         self.path = Path(path)
@@ -99,7 +99,7 @@ class VideoSource(Recording):
 
 
 class FolderSource(Recording):
-    """Reads a folder's pictures in natural order: img2 comes before img10. A damaged picture takes its time and is counted.
+    """Reads a folder's pictures in natural order: img2 comes before img10. A damaged picture is dropped and counted.
 
     ``rate``: pictures a second, by default ``fps``, so that every picture is taken.
     """
@@ -140,7 +140,7 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 class StdinSource(Recording):
-    """Reads YUV4MPEG2 or Motion JPEG from a pipe, whose writer waits.
+    """Reads YUV4MPEG2 or Motion JPEG from a pipe, whose writer waits for this source.
 
     Times are frame numbers divided by the stream's rate. ``rate``: frames a second of Motion JPEG. Frames that are not sampled
     are read but not decoded.
@@ -201,7 +201,7 @@ class StdinSource(Recording):
         return self._video.rgb(frames[0]) if frames and frames[0] is not None else None
 
     def skip(self, time_s: float) -> bool:
-        return False  # only the pipe's writer decides where it begins
+        return False  # only the pipe's writer decides where the stream begins
 
     def interrupt(self) -> None:
         self._closed = True

@@ -81,7 +81,7 @@ class Video:
         yield from self.drain()
 
     def packets(self) -> Iterator[Any]:
-        """Yield the packets of a recording; a damaged one ends at its last readable packet."""
+        """Yield the packets of a recording; a damaged recording ends at its last readable packet."""
         with suppress(self._errors.FFmpegError, OSError, ValueError):  # reading the file raises OSError and ValueError
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
@@ -145,7 +145,7 @@ def oriented(image: Image, matrix: Any) -> Image:
 
 def open_video(path: Path, **options: Any) -> Video:
     """Open a video file. Raises a one-line SourceError."""
-    with ExitStack() as opened:  # FFmpeg gets an open file: with a name it could read others
+    with ExitStack() as opened:  # FFmpeg gets an open file: with a name FFmpeg could read other files
         file = opened.enter_context(path.open("rb"))
         try:
             video = Video(file, **options)
@@ -159,7 +159,7 @@ def open_video(path: Path, **options: Any) -> Video:
 class Feed:
     """A file for PyAV that contains received bytes, until a deadline and up to ``largest`` bytes after :meth:`renew`.
 
-    The file ends there, and at a read error; ``problem`` contains the reason. PyAV would print exceptions.
+    Past these limits or at a read error, the file ends and ``problem`` contains the reason: PyAV would print exceptions.
     """
 
     take: Callable[[int], bytes]
@@ -264,10 +264,10 @@ class RecordedClock:
 
 
 def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[Image]:
-    """Decode up to ``count`` pictures, evenly spaced in time. Raises SourceError if there is none, or after ``limit_s``.
+    """Decode up to ``count`` pictures, evenly spaced in time. Raises SourceError if there is no picture, or after ``limit_s``.
 
     The video is read twice, because the container's length and index may be wrong or missing. The first pass reads the packets'
-    times; the second decodes each wanted picture from the keyframe before it.
+    times; the second pass decodes each wanted picture from the keyframe before it.
     """
     until = time.monotonic() + limit_s
 

@@ -25,9 +25,9 @@ CLOSE_S = 2.0
 class Delivery:
     """Records events and sends them to sinks.
 
-    Events that it has not sent when it is closed are sent by the next Delivery. An event sent just before a kill is sent again,
-    with the same id. sinks: the sinks by name. control: called with a camera and a watch that a sink wants to pause (False) or
-    resume (True). program: describes this program to sinks.
+    Events that are unsent at :meth:`close` are sent by the next Delivery. An event sent just before the process is killed is
+    sent again, with the same id. sinks: the sinks by name. control: called with a camera and a watch that a sink wants to pause
+    (False) or resume (True). program: describes this program to sinks.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Delivery:
         self.delivered: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._watches: Sequence[WatchStatus] | None = None
-        self._standing = threading.Lock()  # held during announcements to keep them in order
+        self._standing = threading.Lock()  # held during announcements to keep announcements in order
         self.sinks: Collection[str] = ()
         self._senders: dict[str, Sender] = {}
         self.replace(sinks)
@@ -79,7 +79,7 @@ class Delivery:
             sender.wake.set()
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Announce all watches to the sinks, again whenever one is added, removed or paused."""
+        """Announce all watches to the sinks; called whenever a watch is added, removed or paused."""
         with self._standing:
             self._announce_all(watches)
 
@@ -87,11 +87,11 @@ class Delivery:
         self._watches = watches
         for sender in list(self._senders.values()):
             if watches is not None:
-                with suppress(Exception):  # another package's sink may raise anything
+                with suppress(Exception):  # a package's sink may raise anything
                     sender.sink.announce(watches)
 
     def close(self) -> None:
-        """Try once more, for at most CLOSE_S seconds, to send waiting events. The store stays open."""
+        """For at most CLOSE_S seconds, try once more to send the waiting events. The store stays open."""
         senders, self._senders, end = self._senders.values(), {}, time.monotonic() + CLOSE_S
         for sender in senders:
             sender.end = end
@@ -104,7 +104,7 @@ class Delivery:
 
 
 class Sender(threading.Thread):
-    """Sends events to one sink. Once :attr:`ending` is set, it stops when none is left or one fails."""
+    """Sends events to one sink. Once :attr:`ending` is set, it stops when no event is left or one fails."""
 
     def __init__(self, name: str, sink: Sink, delivery: Delivery) -> None:
         super().__init__(name=f"edgevlm-sink-{name}", daemon=True)

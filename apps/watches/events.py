@@ -1,4 +1,4 @@
-"""Store the events of watches in an SQLite file, with an outbox of those that must still be sent."""
+"""Store the events of watches in an SQLite file, with an outbox of unsent events."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ class Unwritten:
 
 
 class EventStore(TimedDatabase):
-    """Stores past events and those still to be sent, in a file that only this process opens.
+    """Stores past and unsent events in a file that only this process opens.
 
     :meth:`record` returns once the event is on the disk. While the disk refuses writes, at most UNWRITTEN events are held in
-    memory and sent from there. Above the cap, pictures are deleted first, then events; unsent events never expire.
+    memory, and sent from memory. Above the cap, pictures are deleted first, then events; unsent events never expire.
     """
 
     FILE, TABLE, TIMES, DAYS, CAP = "events.sqlite", "events", ("time", "opened"), 30.0, 64 << 20

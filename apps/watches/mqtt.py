@@ -43,11 +43,11 @@ def is_topic(text: str) -> bool:
 
 
 class Mqtt(Sink):
-    """Publishes to a broker with QoS 1, below its address's path (default ``edgevlm``) and the program's id.
+    """Publishes to a broker with QoS 1, below the path of the broker's address (default ``edgevlm``) and the program's id.
 
     ``edgevlm/ID/available`` is online, or offline as the last will. Topics below ``edgevlm/ID/CAMERA/WATCH/``: ``state`` (ON or
-    OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG), ``active`` (ON or OFF). All except ``event``
-    are retained. ON or OFF sent to ``set`` resumes or pauses the watch.
+    OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG), ``active`` (ON or OFF). All topics except
+    ``event`` are retained. ON or OFF sent to ``set`` resumes or pauses the watch.
 
     Topics of other ids are never changed. id: the program's id, by default the one in its state folder. discovery: Home
     Assistant's discovery prefix; empty for none. ca: a file with certificates to verify a broker at ``mqtts://``, by default
@@ -144,7 +144,7 @@ class Mqtt(Sink):
             with suppress(ValueError, RuntimeError):
                 self._publish(f"{self._base}/available", "offline").wait_for_publish(1)
         self._client.disconnect()
-        if was_connected:  # without a connection the client's thread may be waiting for an answer; it ends by itself
+        if was_connected:  # without a connection the client's thread may wait for an answer; the thread ends by itself
             self._client.loop_stop()
 
     def _topic(self, camera: str, watch: str) -> str:

@@ -28,16 +28,16 @@ from edgevlm.packages import needs
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.snapshots.writer import ago
 
-SECRET_OPTIONS = ("password", "secret", "token", "key")  # their values must be references (env:NAME or file:PATH)
+SECRET_OPTIONS = ("password", "secret", "token", "key")  # these options must be references (env:NAME or file:PATH)
 SECRET_VARIABLE = "EDGEVLM_WEBHOOK_SECRET"
-ANSWER_S = 10.0  # seconds that a webhook or a broker may take
+ANSWER_S = 10.0  # timeout for a webhook or a broker, seconds
 PROGRAM_S = 30.0
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class WatchStatus:
-    """The state of a watch on a camera; None before it is known. device_class: that of Home Assistant.
+    """The state of a watch on a camera; None before it is known. device_class: Home Assistant's.
 
     camera, watch: ids. camera_name, watch_name: names for people, or None.
     """
@@ -83,7 +83,7 @@ class Sink:
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         """Send an event, and return once the receiver has it; ``event.line()`` is its JSON.
 
-        Any exception is a failure, after which the event is sent again.
+        After an exception, the event is sent again.
         """
         raise NotImplementedError
 
@@ -153,7 +153,7 @@ class Webhook(Sink):
 
 
 class Exec(Sink):
-    """A sink that runs a program for each event, with its JSON on stdin and without a shell. Exit status 0 means success.
+    """A sink that runs a program, without a shell, for each event; the event's JSON is on stdin. Exit status 0 means success.
 
     The program's output goes to stderr. After ``timeout`` seconds the program is killed with its child processes.
     """
@@ -252,7 +252,7 @@ def unused(name: str, taken: Mapping[str, object]) -> str:
 
 
 def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
-    """Open a sink of the given kind. An option may be ``env:NAME`` or ``file:PATH``, which is then read. Raises UserError."""
+    """Open a sink of the given kind. An option's value may be read from ``env:NAME`` or ``file:PATH``. Raises UserError."""
     found, given = load_class("sinks", kind), {}
     parameters = inspect.signature(found, eval_str=True).parameters
     for name, value in options.items():

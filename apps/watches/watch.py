@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from edgevlm.apps.names import Id, Name, NamedId, id_of, slug
 
-GAP_S = 30.0  # a hold restarts after this many seconds, in addition to `every`, without a probability
+GAP_S = 30.0  # open_after and close_after restart after `every` and this many seconds without a probability
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_SECONDS = 7 * 86_400
 
@@ -28,12 +28,12 @@ DeviceClass = Literal[
 class WatchSettings(BaseModel):
     """A watch's question, and the rule that opens and closes it. choices: the possible answers.
 
-    answer: the answers that open it, by default the first. every: seconds between questions; by default each frame is asked.
-    changed: ask only if the picture has changed. open_above, close_below: probabilities of the answer; between them it is "not
-    sure" and nothing changes. open_after, close_after: seconds for which the probability must stay beyond them; if above 0, for
-    at least two answers. cooldown: seconds after closing during which it stays closed. schedule: ``mon-fri 08:00-18:00``,
-    ``sat,sun`` or ``22:00-06:00`` in local time; by default always. on: the events to send. sinks: their receivers, by default
-    all. device_class: Home Assistant's class of the binary sensor.
+    answer: the answers that open the watch, by default the first. every: seconds between questions; by default each frame is
+    asked. changed: ask only if the picture has changed. open_above, close_below: probabilities of the answer; between them the
+    answer is "not sure" and nothing changes. open_after, close_after: seconds for which the probability must stay beyond that
+    limit; if above 0, for at least two answers. cooldown: seconds after closing during which the watch stays closed. schedule:
+    ``mon-fri 08:00-18:00``, ``sat,sun`` or ``22:00-06:00`` in local time; by default always. on: the events to send. sinks:
+    their receivers, by default all. device_class: Home Assistant's class of the binary sensor.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -140,7 +140,7 @@ class WatchState:
     """Tracks whether a watch is open on a camera, from the probabilities of its answer.
 
     is_open, since: whether the watch is open, and since when in stream seconds; None before it first opened. probability,
-    asked: the newest probability and its time.
+    asked: the newest probability and when it was asked for, in stream seconds.
     """
 
     watch: Watch
@@ -160,13 +160,13 @@ class WatchState:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether the newest answer calls for a change that is still held back."""
+        """Return whether the newest answer would open or close the watch, but not yet."""
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:
         """Add the probability at a stream time in seconds; return whether the watch opened or closed.
 
-        A hold restarts after a gap, or if time goes back.
+        The time of ``open_after`` or ``close_after`` restarts after a gap, or if stream time goes back.
         """
         watch = self.watch
         if self.asked is None or not self.asked <= time <= self.asked + watch.every + GAP_S:

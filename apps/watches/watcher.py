@@ -24,9 +24,9 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.taught import never_taught
 
 PICTURE = 640
-FRAMES = 16  # newest frames to keep until it is known which one a watch saw
+FRAMES = 16  # number of newest frames to keep until a watch's answer names the frame that it saw
 COME_S = 2.0
-EARLY = 0.001  # fraction of `every` by which a frame may be early
+EARLY = 0.001  # a question may be asked early by this fraction of `every`
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class Watcher:
             self._fresh.notify_all()
 
     def forget(self, since: float, until: float) -> None:
-        """Drop the kept frames of a period of stream time."""
+        """Drop the frames kept from a period of stream time."""
         with self._fresh:
             kept = [seen for seen in self._frames if not since <= seen.frame.time_s <= until]
             self._frames = deque(kept, maxlen=FRAMES)
@@ -178,7 +178,7 @@ class Watcher:
             self._problem = problem
 
     def ask(self) -> None:
-        """Ask the watches that are due, once each. Raises UserError like :meth:`Session.classify`."""
+        """Ask each watch that is due once. Raises UserError like :meth:`Session.classify`."""
         frames, found = self._frames, list[Classified]()
         if not frames:  # forgetting has dropped all frames
             return
@@ -223,7 +223,7 @@ class Watcher:
             self._report(tracked, seen, probability, one)
 
     def _end(self, tracked: Tracked) -> None:
-        """Close an open watch that is paused."""
+        """Close a watch if it is open, and report that."""
         probability = tracked.probability or 0.0
         if tracked.end(self._session.time_s):
             self._report(tracked, self._frames[-1] if self._frames else None, probability)

@@ -47,7 +47,7 @@ class Watches:
 
     def add(self, watch: Watch) -> None:
         """Add a watch. Raises FieldError if the watch's name is in use, or if one of its cameras cannot be asked."""
-        self._delivery()  # open it first: it takes a lock of the service, whose holder may wait for the lock below
+        self._delivery()  # open the delivery first: this takes a lock of the service, whose holder may wait for the lock below
         with self._lock:
             if watch.name in self.watches:
                 raise FieldError("name", f"there is a watch {watch.name} already; remove it first, or choose another name")
@@ -100,7 +100,7 @@ class Watches:
         self.announce()
 
     def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
-        """Replace the watches of one configuration by those of a new one; return a line for each change."""
+        """Replace a configuration's watches with those of a new configuration; return a line for each change."""
         old, new, done = list(before), list(after), []
         with self.held():
             for watch in old:
@@ -135,7 +135,7 @@ class Watches:
         return self._delivery().store.last(camera, watch)
 
     def announce(self, anyway: bool = False) -> None:
-        """Send the state of all watches to the sinks if it has changed, or if ``anyway``; do nothing inside :meth:`held`."""
+        """Send the state of all watches to the sinks if it has changed or ``anyway`` is set; do nothing inside :meth:`held`."""
         if self._holds or self._closed:
             return
         standing = [
