@@ -1,4 +1,4 @@
-"""Make clips for the benchmarks of ``--append`` and ``--encode``, drawn from a seed or read from a recording."""
+"""Make clips for the benchmarks of ``--append`` and ``--encode``, drawn from a seed or read from a video file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgevlm.errors import UserError, nearest
 Image = NDArray[np.uint8]
 SIZE = (480, 640)  # pixels, height and width
 NOISE = 2.0  # standard deviation of a sensor's noise, on a scale of 255
-FPS = 2.0  # frames per second sampled from a recording
+FPS = 2.0  # frames per second sampled from a video file
 CLIPS = {  # name -> people's heights as fractions of the scene's height, or None for a camera that pans over a scene
     "street": np.linspace(0.08, 0.2, 8).tolist(),  # about a quarter of the patches change in each frame
     "room": [0.15],
@@ -43,7 +43,7 @@ class Walker:
 
 
 def open_clip(name: str) -> Iterator[Image]:
-    """Yield frames without end, uint8 RGB ``[H, W, 3]``, from one of CLIPS or from a looped recording.
+    """Yield frames without end, uint8 RGB ``[H, W, 3]``, from one of CLIPS or from a looped video file.
 
     Raises UserError for an unknown name.
     """
@@ -67,7 +67,7 @@ def _drawn(heights: list[float] | None) -> Iterator[Image]:
 
 
 def _texture(rng: np.random.Generator, size: tuple[int, int], blocks: int) -> Image:
-    """Draw sharp-edged blotches, about ``blocks`` along each side, with finer ones over them."""
+    """Draw sharp-edged blotches, about ``blocks`` along each side, with finer blotches over them."""
     total = np.full((*size, 3), 96.0)
     for count, swing in ((blocks // 4, 40), (blocks, 25), (4 * blocks, 12)):
         rows, columns = (np.arange(side) * count // side for side in size)

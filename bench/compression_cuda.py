@@ -23,7 +23,7 @@ from edgevlm.runtime.cuda.cache import CudaCache
 from edgevlm.runtime.cuda.kernels import Kernels
 from edgevlm.runtime.engine import KVBuffer
 
-# part -> its kernels; those of the last two parts read almost no keys and values
+# part -> its kernels; the last two parts' kernels read almost no keys and values
 PARTS = {
     "value norms": ("value_norms",),
     "similarity": ("find_patches", "add_recent", "finish_means", "temporal_similarity"),
@@ -53,7 +53,7 @@ class FilledDeviceCache(FilledCache):
 
 @contextmanager
 def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
-    """Yield a dict that, after the block, has each launched kernel's milliseconds by its name without the dtype."""
+    """Yield a dict that, after the ``with`` block, maps each launched kernel's name, without the dtype, to its milliseconds."""
     launch, moments, found = kernels.launch, list[tuple[str, Any]](), defaultdict[str, float](float)
 
     def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
@@ -87,7 +87,7 @@ def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
 
 
 def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line for each part of a compression, without counting the first round. Raises UserError if there is no device."""
+    """Yield a line for each part of a compression, without counting the first round. Raises UserError without a CUDA device."""
     memory = FilledDeviceCache(shape, dtype)
     cache = memory.cache
     assert isinstance(cache, CudaCache)

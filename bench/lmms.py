@@ -36,8 +36,8 @@ class Edgevlm(lmms):
     """Answers a task's questions from a memory of ``budget`` vision tokens per layer.
 
     model: what ``edgevlm run --model`` takes. fps: frames sampled per second of video; a folder's pictures get this rate.
-    question, answer: tokens reserved for a question and for an answer. The other arguments are those of ``Session.open``.
-    Raises UserError for invalid arguments, and where ``Model.load`` and ``Session.open`` do.
+    question, answer: tokens reserved for a question and for an answer. Further keyword arguments are passed to
+    ``Session.open``. Raises UserError for invalid arguments, including those of ``Model.load`` and ``Session.open``.
     """
 
     def __init__(

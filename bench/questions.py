@@ -1,4 +1,4 @@
-"""Measure long questions' times to the first token, and how long frames wait meanwhile."""
+"""Measure the time from a long question to its answer's first token, and how long frames wait meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def questions(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each length of question, asked about one of two cameras that share a model.
+    """Yield a line for each question length; questions are about one of two cameras that share a model.
 
     ttft_ms: time to the first token. frame_ms, own_frame_ms: the longest wait of a frame meanwhile, on the other camera and on
     the camera asked about. idle_frame_ms: the longest wait on either camera without a question. fps_ratio: the other camera's
@@ -78,7 +78,7 @@ def questions(
 
 
 class PacedCamera(threading.Thread):
-    """A thread that shows a session ``fps`` pictures per second and records when, and for how many seconds, each waited."""
+    """A thread that shows a session ``fps`` pictures per second and records when and how many seconds each picture waited."""
 
     def __init__(self, session: Session, fps: float) -> None:
         super().__init__(daemon=True)

@@ -90,7 +90,7 @@ class TextModel:
 def open_text_model(name: str, layers: int | None = None) -> TextModel:
     """Return one of SHAPES with random weights, or the text part of the checkpoint in the directory ``name``.
 
-    ``layers``: keep only this many of the first layers. Raises UserError if ``name`` is neither.
+    ``layers``: keep only this many of the first layers. Raises UserError for any other name.
     """
     if name in SHAPES:
         (backbone, shape), tensors = SHAPES[name], cast(Tensors, SeededTensors())
@@ -109,7 +109,7 @@ def decoder_bundle(
     folder: Path, shape: DecoderShape, tokens_per_frame: int = 1, *, tensors: Tensors | None = None, backbone: str = "qwen2",
     st_spattn_from: int | None = None, precision: str = "fp32", kv: KVType = "fp32",
 ) -> Bundle:  # fmt: skip
-    """Write a decoder into ``folder`` and return its bundle, ready for an engine. Without ``tensors``, its weights are random.
+    """Write a decoder into ``folder`` and return its bundle, ready for an engine. Without ``tensors``, the weights are random.
 
     The bundle has a stand-in vision tower, whose features ``[F, tokens_per_frame, hidden]`` are noise times the frame's mean.
     """
@@ -167,7 +167,7 @@ TEMPLATE = (
 def llava_onevision_config(layers: int | None = None) -> Any:
     """Return LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens per frame, Qwen2-0.5B.
 
-    layers: the number of layers in tower and decoder each, by default the model's own.
+    layers: the number of layers each in tower and decoder, by default the model's.
     """
     import transformers
 
@@ -187,7 +187,7 @@ def llava_onevision_config(layers: int | None = None) -> Any:
 
 
 def write_checkpoint(folder: Path, config: Any | None = None) -> Path:
-    """Save a bfloat16 LLaVA-OneVision checkpoint of ``config``, by default the 0.5B's (1.8 GB); return its directory.
+    """Save a bfloat16 LLaVA-OneVision checkpoint of ``config`` (by default of 0.5B, 1.8 GB); return its directory.
 
     transformers initialises the weights, which depend only on torch's version. The tokenizer has a token for each byte and
     ChatML's special tokens.

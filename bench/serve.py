@@ -1,4 +1,4 @@
-"""Measure what ``edgevlm serve`` saves when cameras share one process and model, compared with a process for each.
+"""Measure what ``edgevlm serve`` saves when cameras share one process and model, compared with one process per camera.
 
 Servers run as users start them, with demo cameras at full speed.
 """
@@ -53,7 +53,7 @@ def cameras(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield lines of total frames per second and memory for each number of cameras, in one process and in a process each.
+    """Yield lines with the total frames per second and the memory for each number of cameras, in one process and in several.
 
     Rates are medians over ``rounds`` windows of ``seconds``; the other servers are stopped meanwhile. The memory of each
     additional camera is compared with what ``edgevlm plan`` predicts. Raises UserError if a server does not start.
@@ -95,7 +95,7 @@ def cameras(
 
 
 class Served:
-    """A server process with demo cameras. Raises UserError if it does not start; the server's errors are on stderr."""
+    """A server process with demo cameras. Raises UserError if the server does not start; its errors are on stderr."""
 
     def __init__(self, model: str, engine: str, cameras: int, threads: int, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class Served:
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Resume servers for ``seconds``, or until one watches a frame, then stop them; return their total frames per second."""
+    """Resume servers for ``seconds``, or until a frame is watched, then stop them; return their total frames per second."""
 
     def total() -> int:
         return sum(sum(server.frames()) for server in servers)

@@ -4,8 +4,8 @@ After tower and prediction, a call takes as long as the slowest of arithmetic, m
 
 call = tower + prediction + max(max(operations / F, bytes / B), fetched bytes / G)
 
-On a GPU, prediction precedes the fetch of the rows that it chooses; V-Rex's DRE hides it. Every method fetches a layer's rows
-while the previous layer computes (sec. VI-B), so a fetch costs only the time by which it exceeds that layer's.
+On a GPU, prediction precedes the fetch of the rows that it chooses; V-Rex's DRE hides the prediction. Every method fetches a
+layer's rows while the previous layer computes (sec. VI-B), so a fetch costs only the time by which it exceeds that computation.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Analytic:
     """The analytic model, with four constants that the paper's Table I lacks.
 
     ``utilisation``: the fraction of the arithmetic and DRAM rates that is reached. ``scattered``: the fraction of PCIe's rate
-    that scattered rows reach. ``top_k``, ``resv``: the bytes of DRAM traffic that a GPU's prediction costs per score. A machine
-    without losses has 1, 1, 0 and 0.
+    that scattered rows reach. ``top_k``, ``resv``: the bytes of DRAM traffic that a GPU's prediction costs per score. The
+    defaults describe a machine without losses.
     """
 
     paper: dict[str, Any]
@@ -70,7 +70,7 @@ class Analytic:
         return self.paper["hardware"][about["hardware"]], self.paper["methods"][about["method"]]
 
     def decoder_work(self, rows: int, seen: float, batch: int) -> tuple[float, float]:
-        """Return the decoder's operations and DRAM bytes for ``rows`` new rows per stream, which attend to ``seen`` others."""
+        """Return the decoder's operations and DRAM bytes for ``rows`` new rows per stream, which attend to ``seen`` rows."""
         llm = self.paper["llm"]
         attention = llm["hidden"] * llm["head_dim"] * 2 * (llm["heads"] + llm["kv_heads"])
         matrices, head = llm["layers"] * (attention + 3 * llm["hidden"] * llm["intermediate"]), llm["vocab"] * llm["hidden"]
@@ -111,7 +111,7 @@ class Analytic:
         )
 
     def scores(self, system: str, rows: int, held: int, batch: int) -> float:
-        """Return how many scores of query rows with summaries a method computes; 0 for a method without scores."""
+        """Return how many scores between query rows and summaries a method computes; 0 for a method without scores."""
         summary = self.parts(system)[1]["rows_a_summary"]
         return 0.0 if summary is None else batch * rows * held / summary
 
@@ -124,7 +124,7 @@ class Analytic:
         return float(sum(count * self.call(system, rows, held).seconds for count, rows in counts))
 
     def quantity(self, name: str, system: str, over: str | None, held: int, batch: int) -> float:
-        """Return the quantity that a figure shows. Speedups and gains are the factor by which ``over`` takes more."""
+        """Return the quantity that a figure shows. Speedups and gains tell how many times more ``over`` takes."""
         frame, watts = self.call(system, self.frame_rows, held, batch), self.parts(system)[0]["watts"]
         kind, _, what = name.partition("_")
         if what in ("ms", "speedup", "energy_gain"):

@@ -42,7 +42,7 @@ RULES: dict[str, dict[str, float]] = {
 class Score:
     """Counts of right, spurious, missed and repeated (``again``) openings and closings.
 
-    delays: how many frames after the true change each right one came.
+    delays: how many frames after the true change each right opening or closing came.
     """
 
     right: int = 0
@@ -52,7 +52,7 @@ class Score:
     delays: list[int] = field(default_factory=list)
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
-        """Add a watch on a stream. At each frame, ``truth`` is whether it should be open, and ``opened`` whether it is."""
+        """Add a watch on a stream. For each frame, ``truth`` tells whether it should be open, and ``opened`` whether it is."""
         for state in (True, False):
             found = [frame for frame, (before, now) in enumerate(pairwise([False, *opened])) if before != now == state]
             for start, end in spans([true == state for true in truth]):
@@ -138,7 +138,7 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Return objects to watch for, those that appear before others, and whether each is present, ``[frames, watches]``."""
+    """Return objects to watch for, first those that appear, and whether each object is present, ``[frames, watches]``."""
     come = sorted(set().union(*present))
     others = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in come]
     names = [*random.permutation(come)[:watches], *random.permutation(others)][:watches]
@@ -170,7 +170,7 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
 
 
 def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Iterator[Line]:
-    """Yield a line: frames per second with and without watches, and ms of asking questions together and one by one."""
+    """Yield a line: frames per second with and without watches, and how many ms the questions take together and one by one."""
     questions = are_there([f"{color} {shape}" for shape in SHAPES for color in COLORS][:WATCHES])
     pictures, _ = shown([0], COST_FRAMES)
     took: list[tuple[float, ...]] = []

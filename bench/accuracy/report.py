@@ -16,19 +16,19 @@ from edgevlm.calib.intervals import Estimate, difference, fraction_right
 
 NOW, BACKWARD = "now", "backward"
 GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
-RECORDED = ("compress_ms", "compressions", "appended", "encoded")  # fields of each record; older records lack the last two
+RECORDED = ("compress_ms", "compressions", "appended", "encoded")  # fields of each record; earlier versions lack the last two
 SCORED = ("hit1", "hit3", "overlap")
 UNSEEN = "unseen"  # questions about things that a long stream never showed
 
 Line = dict[str, Any]
-Contest = tuple[str, str]  # (budget, frame settings): the best oracle of each is reported
+Contest = tuple[str, str]  # (budget, frame settings); only its best oracle is reported
 
 
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
-    """Yield a line for each run and group of questions, then the kinds that full KV rarely answers, then skipped runs.
+    """Yield a line for each run and group of questions, then the kinds that full KV rarely gets right, then skipped runs.
 
     Only the best oracle at each budget is reported. Runs that encode or append only changes are compared with the same policy
-    on whole frames, and all others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
+    on whole frames, and all other runs with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
     """
     kinds, settings = comparison.kinds(), comparison.settings
     entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
@@ -72,7 +72,7 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
     """Return a run's memory use and evidence scores over the picked questions.
 
     hit1, hit3, overlap: means over the right answers whose evidence is still held; a wrong "no longer in memory" counts as a
-    miss. gone: the number of questions whose evidence was evicted. said_gone: the fraction of those answers that report this.
+    miss. gone: the number of questions whose evidence was evicted. said_gone: the fraction of their answers that report it.
     """
     picked = [result for record in records for result in record["results"] if pick(result)]
     scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]
@@ -94,10 +94,10 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
 
 
 def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
-    """Return the groups of questions: now, backward and each kind. Backward and its kinds are also split by age.
+    """Return the groups of questions: now, backward and each kind. Backward questions and their kinds are also split by age.
 
-    Age is the quarter of the stream that last showed the answer or, on long streams, the number of frames since then. On long
-    streams, questions about things never shown are a separate group.
+    Age is the quarter of the stream that last showed the answer or, on long streams, the number of frames since it was shown.
+    On long streams, questions about things never shown are a separate group.
     """
     before = {kind for kind in entered if not is_about_now(kind)}
 
@@ -125,7 +125,7 @@ def _contest(run: VariantRun) -> Contest:
 
 
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
-    """Return all runs except oracles that lost their contest, and each oracle's fraction of right answers."""
+    """Return all runs except oracles that another oracle beats, and each oracle's fraction of right answers."""
     fractions: dict[Contest, dict[str, float]] = defaultdict(dict)
     for run in (run for run in comparison.runs if Variant(run.label).is_oracle):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]

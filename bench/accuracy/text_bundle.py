@@ -1,4 +1,4 @@
-"""Convert a language model's GGUF file to a bundle: its decoder, its tokenizer, and a chat template that begins the answer."""
+"""Convert a language model's GGUF file to a bundle with its decoder, tokenizer, and a chat template that begins the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgevlm.runtime.bundle import FORMAT, MANIFEST, ChatSpec, hash_file, seal_m
 
 TOKENIZER = "tokenizer.json"
 CONTROL = 3  # tokenizer.ggml.token_type of a special token
-STREAM = "<stream>"  # placeholder for the stream's rows
+STREAM = "<stream>"  # placeholder in the prompt for the stream's rows
 TEMPLATE = (
     "{% for item in messages[-1]['content'] %}{% if item['type'] == 'video' %}<|im_start|>user\n" + STREAM + "\n"
     "{% else %}{% set question, _, start = item['text'].partition('\n') %}{{ question }}<|im_end|>\n"
@@ -25,7 +25,7 @@ TEMPLATE = (
 
 
 def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
-    """Write the GGUF file's bundle, with a stand-in for the vision tower, into ``folder``; return ``folder``.
+    """Convert a GGUF file to a bundle in ``folder``, with a stand-in for the vision tower; return ``folder``.
 
     Raises UserError if the file is damaged or its architecture or tokenizer is not supported here.
     """
@@ -50,7 +50,7 @@ def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
 
 
 def _tokenizer(checkpoint: GgufCheckpoint) -> Tokenizer:
-    """Return the checkpoint's tokenizer. Raises UserError if it is not SmolLM's."""
+    """Return the checkpoint's tokenizer. Raises UserError if the tokenizer is not SmolLM's."""
     kind = checkpoint.field("tokenizer.ggml.pre")
     if kind != "smollm":
         raise UserError(f"{checkpoint.folder}: its tokenizer is {kind!r} and only 'smollm' is read here; give a SmolLM2 file")

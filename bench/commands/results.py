@@ -21,7 +21,7 @@ def all_benches(
 ) -> None:
     """Run the benchmarks and save their results.
 
-    The same command continues an interrupted run. Failures are recorded, other benchmarks still run, and the exit status is 1.
+    The same command continues an interrupted run. After a failure, the other benchmarks still run, and the exit status is 1.
     """
     from edgevlm.bench.results.run_all import planned, run_all, typed
 
@@ -56,7 +56,7 @@ def report(
     """Report results as a page, or compare runs.
 
     With --baseline, the last run is compared line by line. The exit status is 1 if a line is slower by more than --fail-over
-    and not by chance, which means beyond the spreads or, without spreads, at least twice as slow.
+    and not by chance: beyond the spreads or, without spreads, at least twice as slow.
     """
     from edgevlm.bench.output import Table
     from edgevlm.bench.results.compare import compare

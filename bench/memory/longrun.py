@@ -1,6 +1,6 @@
 """Measure the cost and the recall of retrieval and eviction policies on a stream of a hundred thousand frames.
 
-Each policy runs in a separate process, one after another. Every frame is drawn, encoded and appended; none is repeated.
+Each policy runs in a separate process, one after another. Every frame is drawn, encoded and appended; no frame is repeated.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def longrun(
     file_bytes: int = 8_000_000_000,
     engine: str = DEFAULT_ENGINE,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each policy, ``append`` and ``encode`` after a hundredth of the frames, a tenth of them, and all.
+    """Yield a line for each policy, ``append`` and ``encode`` after a hundredth, a tenth and all of the frames.
 
-    ``budget``: vision tokens per layer on the device, 512 by default. ``host_bytes``, ``file_bytes``: limits of the store.
-    ``ttft_ratio``: the time to the first token divided by that at the first mark. ``backward``: the fraction of right answers
-    about the past. ``right``: right answers out of all, by how long ago. Raises UserError for an invalid policy.
+    ``budget``: vision tokens per layer on the device, 512 by default. ``host_bytes``, ``file_bytes``: the store's limits.
+    ``ttft_ratio``: the time to the first token divided by its value at the first mark. ``backward``: the fraction of right
+    answers about the past. ``right``: right answers out of all, by the evidence's age. Raises UserError for an invalid policy.
     """
     marks = sorted({mark for mark in (frames // 100, frames // 10, frames) if mark >= LEAST})
     for name, way, look in product(policy, append, encode):
@@ -149,7 +149,7 @@ def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Vis
 
 
 def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generator) -> list[tuple[str, str, int | None]]:
-    """Return the text, answer and age in frames of questions about each visit, about as many unseen pairs, and about now."""
+    """Return each question's text, answer and age in frames: on every visit, as many unseen pairs, and the present."""
     asked: list[tuple[str, str, int | None]] = []
     for visit, kind in product(visits, KINDS):
         question = demo.ask(kind, int(rng.integers(2)), visit.color, visit.shape)

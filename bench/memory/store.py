@@ -1,6 +1,6 @@
 """Time storing clusters, and fetching them from host memory and from a disk whose pages are not in memory.
 
-Fetches that are announced in advance take turns with unannounced ones.
+Announced and unannounced fetches take turns.
 """
 
 from __future__ import annotations

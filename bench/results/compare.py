@@ -11,7 +11,7 @@ from edgevlm.bench.results.journal import Run, number
 from edgevlm.errors import UserError
 
 OURS = "edgevlm"
-SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")  # equal on comparable machines
+SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")  # fields that are equal on comparable machines
 # strings that are results; all other strings and the numbers in SETTINGS identify a line's subject
 RESULTS = ("policy_used", "stopped", "skipped", "left_out", "error")
 SETTINGS = (
@@ -22,7 +22,7 @@ TIMED = (
     "ms_per_token", "ms_per_frame", "ratio", "ttft_ms_p50", "tpot_ms_p50", "ms_p50", "ttft_ms", "ms", "frame_ms", "hold_ms",
     "write_ms", "joules_per_frame", "joules_per_token", "fps", "fps_ratio", "tokens_ratio",
 )  # fmt: skip
-TWICE = 2.0  # times worse; single measurements rarely differ this much by chance
+TWICE = 2.0  # a factor by which single measurements rarely differ by chance
 MORE_IS_BETTER = ("fps", "fps_ratio", "tokens_ratio")
 
 Subject = tuple[tuple[str, Any], ...]

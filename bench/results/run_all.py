@@ -32,7 +32,7 @@ from edgevlm.runtime.files import JsonLines
 
 PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]
 PATIENCE_S = 10.0  # time for a terminated process to end
-SOURCE = Path(__file__).resolve().parents[2]  # a git checkout if it has .git
+SOURCE = Path(__file__).resolve().parents[2]  # a git checkout if .git is in this folder
 PACKAGES = (
     "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python",
     "openvino", "nncf", "opencv-python", "opencv-python-headless", "av",
@@ -65,7 +65,7 @@ def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, 
     """Run the planned commands that the last run in ``folder`` has not done; return the run with its results.
 
     A new run begins if ``quick``, the machine or the versions differ from the last run's. If a command fails, its error is
-    saved and the others still run. Raises UserError if the folder cannot be written.
+    saved and the other commands still run. Raises UserError if the folder cannot be written.
     """
     machine = machine or Machine()
     header: Line = {"quick": quick, "versions": versions(machine), "machine": describe(machine)}

@@ -111,7 +111,7 @@ def _gqa(query: np.ndarray, key: np.ndarray, value: np.ndarray, memory: np.ndarr
     model = helper.make_model(helper.make_graph([node], GQA, inputs, outputs), opset_imports=imports, ir_version=9)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # otherwise its workers keep the cores that ours need
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # otherwise ONNX Runtime's workers keep our cores
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     given = [query[None], key[None], value[None], np.array([[capacity - 1]], np.int32), np.array([capacity], np.int32)]
     out, bindings = np.empty((1, rows, width), np.float32), []

@@ -1,4 +1,4 @@
-"""Time decode and prefill, in turn with other runtimes on the same weights."""
+"""Time decode and prefill, taking turns with other runtimes on the same weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` earlier ones, with logits only for a single row."""
+    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` earlier rows, with logits only for a single row."""
 
     held: int
     rows: int = 1
@@ -129,7 +129,7 @@ def measure(
     model: TextModel, against: Sequence[str], precision: str, works: Sequence[Append], threads: int, rounds: int,
     kinds: Sequence[str] = ("fp32",),
 ) -> Iterator[Timing]:  # fmt: skip
-    """Time our runtime and those of ``against`` that are installed and have ``precision``, with each of ``kinds`` of KV cache.
+    """Time our runtime and those of ``against`` that are installed and have ``precision``, with each KV cache in ``kinds``.
 
     All runtimes are loaded together and take turns, with the fewest held rows first. Skipped runtimes are reported.
     """

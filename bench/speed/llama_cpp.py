@@ -37,7 +37,7 @@ _silence = lib.llama_log_callback(lambda level, text, data: None)
 
 
 class LlamaCpp:
-    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. Its held rows are decoded, not noise."""
+    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The held rows are decoded tokens, not noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         lib.llama_log_set(_silence, ctypes.c_void_p(0))
@@ -84,7 +84,7 @@ class LlamaCpp:
 
 
 def write_gguf(path: Path, model: TextModel, precision: str) -> None:
-    """Write ``model`` to a GGUF file without a tokenizer. Its rows are rounded to ``precision``, integers in blocks of 32."""
+    """Write ``model`` to a GGUF file without a tokenizer. Weights are rounded to ``precision``, integers in blocks of 32."""
     s, writer = model.shape, gguf.GGUFWriter(path, model.backbone)
     writer.add_tokenizer_model("none")
     sizes = {

@@ -1,9 +1,9 @@
 """Run transformers' decoder in OpenVINO on the CPU, with weights compressed by nncf and OpenVINO's stateful KV cache.
 
-The conversion follows optimum-intel's stateful export, which cannot be installed with this version of transformers. Past keys
-and values become inputs and outputs and are gathered by ``beam_idx``. Each pair becomes a state, which the CPU plugin fuses
-with attention. Weights follow that export's defaults: int8 has a scale and zero point per matrix row; int4 has one per group of
-at most 128 numbers, and 8 bits for embedding and head.
+The conversion follows the stateful export of optimum-intel, which cannot be installed with this version of transformers. Past
+keys and values become inputs and outputs and are gathered by ``beam_idx``. Each input becomes a state with its output, which
+the CPU plugin fuses with attention. Weights follow optimum-intel's defaults: int8 has a scale and zero point per matrix row;
+int4 has both per group of at most 128 numbers, and 8 bits for embedding and head.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGEST_GROUP = 128
 
 
 class OpenVino:
-    """OpenVINO as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The rows that it holds are noise."""
+    """OpenVINO as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The held rows are noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         self._shape, self._held = model.shape, 0
@@ -60,7 +60,7 @@ class OpenVino:
         return self._append(ids, self._held)
 
     def forget(self) -> None:
-        """Refill the states with all held rows but one, and decode that one."""
+        """Refill the states with all held rows but one, and decode the last one."""
         for state in self._request.query_state():
             state.state = ov.Tensor(self._noise)
         if self._held:

@@ -73,8 +73,8 @@ def weights(
 ) -> Iterator[dict[str, Any]]:
     """Export a checkpoint in float32 and in each precision, and compare them on ``tokens`` tokens of Python's help topics.
 
-    ``top1``: how often the most likely token is the same. ``kl``: KL(fp32 || precision), mean nats. Single tokens are timed in
-    turn. Raises UserError for an unknown precision and a checkpoint that cannot be exported or is already quantized.
+    ``top1``: how often the most likely token is the same. ``kl``: the mean KL(fp32 || precision) in nats. Single tokens are
+    timed in turns. Raises UserError for an unknown precision and a checkpoint that cannot be exported or is already quantized.
     """
     with needs("exporting a checkpoint"):
         from edgevlm.calib.activations import passages, sample_activations
@@ -123,7 +123,7 @@ def weights(
 
 
 def compare(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:
-    """Compare ``other``'s logits on the texts with ``expected``, which are ``plain``'s; time single tokens of both in turn."""
+    """Compare ``other``'s logits on the texts with ``plain``'s, ``expected``; time single tokens of both, taking turns."""
     same, nats, first = [], [], 0
     for found in other.texts(texts):
         wanted = np.asarray(expected[first : first + len(found)])

@@ -37,8 +37,8 @@ def vision(
 ) -> Iterator[dict[str, Any]]:
     """Time tower and projector for each precision and number of ``frames`` per call; then yield ratios and int8's error.
 
-    Frames and weights are random. ``working_mb``: the process's growth in a runtime's first call. ``max_error``: the largest
-    difference between int8's and fp32's features, over their root mean square. Raises UserError for an unknown precision.
+    Frames and weights are random. ``working_mb``: MB added by a runtime's first call. ``max_error``: the largest difference
+    between int8's and fp32's features, divided by the latter's root mean square. Raises UserError for an unknown precision.
     """
     for name in precisions:
         vision_precision(ONNXRUNTIME, name, name)
@@ -91,7 +91,7 @@ def noise(count: int, side: int) -> Float32:
 
 
 def error(exact: Float32, rounded: Float32) -> dict[str, float]:
-    """Return the features' cosine similarity, and their largest difference divided by the exact ones' root mean square."""
+    """Return the features' cosine similarity, and their largest difference divided by the exact features' root mean square."""
     cosine = float(np.vdot(exact, rounded) / (np.linalg.norm(exact) * np.linalg.norm(rounded)))
     largest = float(np.abs(exact - rounded).max() / np.sqrt(np.mean(exact**2)))
     return {"cosine": round(cosine, 6), "max_error": round(largest, 4)}

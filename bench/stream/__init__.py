@@ -1,1 +1,1 @@
-"""``edgevlm bench stream``: measure growing streams, whole frames against changes only, and edgevlm against transformers."""
+"""``edgevlm bench stream``: measure growing streams, and compare changes with whole frames, and edgevlm with transformers."""

@@ -30,7 +30,7 @@ OURS, OTHER = "edgevlm", "transformers"
 POLICY = "infinipot-v"
 BUDGET = 8  # default budget, in frames
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's precision -> the tower's; int8 for all others
+VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's precision -> the tower's, which is otherwise int8
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ def against(
     """Yield a line for each precision and for transformers in ``theirs``, then our ratios of frames and tokens per second.
 
     ``model``: a LLaVA-OneVision checkpoint, by default one of the 0.5B shape with random weights. All runtimes are loaded
-    together and take turns, chunk by chunk. Frames are prepared once for all of them, untimed. Raises UserError for a
-    checkpoint of another family, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks, as the first is
+    together and take turns, chunk by chunk. Frames are prepared once for all runtimes, untimed. Raises UserError for a
+    checkpoint of any other family, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks, as the first is
     cold.
     """
     count, threads = frames // chunk, threads or default_threads()
@@ -124,7 +124,7 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
 
 
 def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
-    """Let all runtimes watch each chunk and then ask each; return their sides, the baseline's last."""
+    """Let all runtimes watch each chunk and then answer a question; return their sides, the baseline's last."""
     ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))

@@ -66,11 +66,11 @@ def changed(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios are to the clip's first line.
+    """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios compare with the clip's first line.
 
     Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the time
-    of tower and prefill were proportional to the fractions. ``model``: a bundle, or SEEDED, which is exported with ``layers``
-    layers each in tower and decoder (default: all). Raises UserError for under three chunks, of which the first is not counted.
+    of tower and prefill were proportional to the patches encoded and appended. ``model``: a bundle, or SEEDED, which is
+    exported with ``layers`` layers each in tower and decoder (default: all). Raises UserError for fewer than three chunks.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:
@@ -112,7 +112,7 @@ def changed(
 
 
 def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> float:
-    """Return the highest ratio of frames per second to ``full``'s that the fractions allow."""
+    """Return the highest ratio of frames per second to ``full``'s that the encoded and appended fractions allow."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
     frame = fmean(once.wall for once in first.took[1:])  # the mean, as the stages' times are means too

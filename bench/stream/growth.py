@@ -1,7 +1,7 @@
 """Measure a growing stream's memory, speed, answers and energy at given lengths, for each policy, including full KV.
 
 The measurements follow InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Policies run one after another, each in a
-separate process, so that its peak memory is measured alone. Demo frames are shown as fast as they are watched.
+separate process, so that each policy's peak memory is measured alone. Demo frames are shown as fast as they are watched.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
 
 
 def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, ...], str]:
-    """Return a session, the marks that its cache has room for, and why it has none for the next mark."""
+    """Return a session, the marks that its cache has room for, and why the next mark does not fit."""
     bounded, refused = work.policy == AUTO or create_policy(work.policy).bounded, ""
     for count in range(len(work.marks), 0, -1):
         budget = work.budget if bounded else work.marks[count - 1] * model.rows_per_frame

@@ -1,8 +1,8 @@
 """Run InfiniPot-V in PyTorch on transformers, like its authors' program, as the baseline of ``bench stream against``.
 
 A chunk of frames is encoded and appended to a DynamicCache. Before the cache exceeds the budget, TaR and value norms choose the
-tokens to keep (arXiv 2506.15745, Alg. 1), which are gathered into new tensors. As in ``tests/parity``, the i-th oldest token is
-taken for patch ``i % p``, and keys are compared with their rotation. The batch size is 1.
+tokens to keep (arXiv 2506.15745, Alg. 1), which are gathered into new tensors. As in ``tests/parity``, the i-th oldest token
+counts as patch ``i % p``, and rotated keys are compared. The batch size is 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TorchBaseline:
         self._append(self._embedded(prefix))
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's rotated keys and its values, ``[kv_heads, n, head_dim]``: the prefix, then others, oldest first."""
+        """Return a layer's rotated keys and its values, ``[kv_heads, n, head_dim]``, oldest first after the prefix."""
         kept = self._cache.layers[layer]
         return kept.keys[0], kept.values[0]
 
@@ -62,7 +62,7 @@ class TorchBaseline:
 
     @torch.inference_mode()
     def ask(self, ids: Sequence[int], most: int) -> tuple[list[int], float, float]:
-        """Answer greedily without changing the memory; return the tokens, ms to the first one and ms per further one."""
+        """Answer greedily without changing the memory; return the tokens, ms to the first token and ms per further token."""
         before, position = self._cache.get_seq_length(), self._position
         said, times = list[int](), [time.perf_counter()]
         embeds = torch.cat([self._model.model.image_newline[None], self._embedded(ids)])

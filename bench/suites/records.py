@@ -44,7 +44,7 @@ Options = Annotated[tuple[Text, ...], BeforeValidator(_options_of)]
 
 
 def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that reads these fields (name -> type) from a record and raises ValueError if one is invalid."""
+    """Return a function that reads ``fields`` (name -> type) from a record and raises ValueError if a field is invalid."""
     kinds: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
     model = create_model("Record", **kinds)
     return lambda value: model.model_validate(value).__dict__
@@ -64,7 +64,7 @@ class SuiteQuestion:
     """One question about one video.
 
     id: file and index, unique in the suite. video: the file's path in the data folder. prompt: the whole prompt for the model.
-    options: the choices' texts, without letters. time_s: when to ask first, in video seconds. tokens: maximum in the answer.
+    options: the choices' texts, without letters. time_s: when to ask first, in video seconds. tokens: the answer's maximum.
     scoring: a key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 
@@ -91,7 +91,7 @@ class Dataset:
     missing: dict[str, None] = field(default_factory=dict)
 
     def files(self, *patterns: str) -> list[str]:
-        """Return the paths, relative to the folder, of files that match any pattern. Raises UserError if none does."""
+        """Return the paths, relative to the folder, of files that match any pattern. Raises UserError if no file matches."""
         found = [path for pattern in patterns for path in sorted(self.root.glob(pattern)) if path.is_file()]
         if not found:
             raise UserError(f"--data {self.root}: has no {' or '.join(patterns)}; download the annotations there ({GUIDE})")
@@ -111,8 +111,8 @@ class Dataset:
     ) -> Iterator[SuiteQuestion]:
         """Yield each record's questions. Invalid records are skipped and added to ``findings``.
 
-        If a record has a list ``nested``, each entry of the list counts as a record, with the fields of both. make: makes
-        questions from a record and its id, or raises ValueError.
+        If a record has a list ``nested``, each entry of the list counts as a record, with the outer record's fields added.
+        make: makes questions from a record and its id, or raises ValueError.
         """
         for place, value in _leaves(values, nested, ""):
             try:

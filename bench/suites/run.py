@@ -109,7 +109,7 @@ def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBud
     for prompt in {part for q in questions for part in (q.prompt, q.poll.prompt if q.poll else q.prompt)}:
         try:
             longest = max(longest, len(chat.suffix([], prompt)))
-        except UserError:  # the prompt contains the video's placeholder; the error is recorded when it is asked
+        except UserError:  # the prompt contains the video's placeholder; the error is recorded when the question is asked
             continue
     return TextBudget(0, min(longest, most), min(max(question.tokens for question in questions), most))
 
@@ -130,7 +130,7 @@ def _answer(
     workers: int, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion],
     journal: JsonLines, step: Report,
 ) -> None:  # fmt: skip
-    """Show each video with missing answers to the runs that miss them, and add the answers to the journal."""
+    """Show each video to the runs that lack answers about it, and add their answers to the journal."""
     videos: dict[str, list[SuiteQuestion]] = {}
     for question in asked:
         videos.setdefault(question.video, []).append(question)
@@ -148,7 +148,7 @@ def _answer(
 
 
 def is_answered(record: Record | None) -> bool:
-    """Return whether a question need not be asked again. One that failed because of a damaged video must be."""
+    """Return whether a question need not be asked again. A question that failed because of a damaged video is asked again."""
     return record is not None and not record["damaged"]
 
 

@@ -79,7 +79,7 @@ class Viewer:
             self._add(place, "", error=reason, **facts)
 
     def _ask_until(self, time_s: float) -> None:
-        """Ask the questions due before ``time_s``, when the session has seen every frame up to their time and none after."""
+        """Ask the questions due before ``time_s``; the session has watched exactly the frames up to their time."""
         while self._due and self._due[0][0] < time_s:
             due, place = self._due.pop(0)
             poll = self._questions[place].poll
@@ -141,7 +141,7 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
-    """A worker's settings. text_budget: used by every session. threads: for each call of the model; None uses all cores."""
+    """A worker's settings. text_budget: every session's text budget. threads: used per model call; None means all."""
 
     model: str
     data: Path
@@ -161,7 +161,7 @@ class VideoTask:
 
 
 class VideoWorker:
-    """Shows videos to policies and collects their answers. Raises UserError as ``Model.load`` does, if ``model`` is None."""
+    """Shows videos to policies and collects their answers. If ``model`` is None, ``Model.load`` may raise UserError."""
 
     def __init__(self, settings: VideoSettings, model: Model | None = None) -> None:
         self.settings = settings
