@@ -104,14 +104,14 @@ def per_layer_files(bundle: Bundle) -> list[str]:
 
 
 def first_sparse_layer(bundle: Bundle) -> int:
-    """Return the first layer of the ``st-spattn`` graph that attends sparsely. Raises UserError without that graph."""
+    """Return the first layer that attends sparsely in the ``st-spattn`` graph; raises UserError if the bundle lacks it."""
     return read_graph(bundle, graph_of(bundle, "st-spattn"), operators)["GroupQueryAttention"]
 
 
 def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
     """Check a tower cache and return its spec.
 
-    Raises UserError if the bundle lacks the graph, and CacheError for a buffer of the wrong size.
+    Raises UserError if the bundle lacks the graph for changed patches, and CacheError for a buffer of the wrong size.
     """
     if (spec := bundle.vision.changed) is None:
         raise UserError(f"{bundle.path}: has no graph that encodes changed patches only; give --encode all, or {AGAIN}")
@@ -129,7 +129,7 @@ def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
 def check_step(
     spec: DecoderSpec, capacity: Int64, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]
 ) -> None:
-    """Raise CacheError for invalid arguments of a step, and CacheFull if a layer's ``capacity`` (rows) is too small for it."""
+    """Raise CacheError for invalid arguments of a step, and CacheFull if a layer's ``capacity`` (rows) is too small."""
     rows = len(embeds)
     check_rows(spec, embeds, cos, sin, logit_rows)
     if past_len.shape != (spec.layers,) or int(past_len.min()) < 0:
@@ -141,7 +141,7 @@ def check_step(
 
 
 def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FramePattern | None, sparse: bool) -> None:
-    """Raise CacheError if ``pattern`` does not fit the rows of the call, or if it is given to a decoder not ``sparse``."""
+    """Raise CacheError if ``pattern`` does not fit the rows of the call, or if the decoder is not ``sparse``."""
     if pattern is None:
         return
     if not sparse:

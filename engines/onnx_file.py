@@ -36,7 +36,7 @@ def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes of a graph's inputs and outputs, None for a named dimension. Raises ValueError if it is not ONNX."""
+    """Return the shapes of a graph's inputs and outputs, None for a named dimension; raises ValueError if it is not ONNX."""
     return {
         _text(value, 1): tuple(next(_numbers(dim, DIM_VALUE), None) for dim in _inside(value, TYPE, TENSOR_TYPE, SHAPE, DIM))
         for part in (INPUT, OUTPUT)
@@ -88,7 +88,7 @@ def largest_attribute(model: bytes, name: str) -> float:
 def with_input(model: bytes, name: str, like: str) -> bytes:
     """Turn the graph's value ``name`` into an input with the type and shape of the input ``like``; drop the nodes that made it.
 
-    Outputs named ``.._out`` and unused inputs are dropped too. A model that already has the input ``name`` is returned
+    Unused inputs and the outputs named ``.._out`` are also dropped. A model that already has the input ``name`` is returned
     unchanged. Raises ValueError if ``model`` is not an ONNX file or has no input ``like``.
     """
     inputs = {_text(value, 1): value for value in _inside(model, GRAPH, INPUT)}
@@ -113,12 +113,12 @@ def with_input(model: bytes, name: str, like: str) -> bytes:
 
 
 def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
-    """Replace named dimensions of a graph's values by the numbers in ``sizes``; this needs the ``onnx`` package."""
+    """Replace named dimensions of a graph's values with the numbers in ``sizes``, using the ``onnx`` package."""
     import onnx
 
     try:
         proto = onnx.load_model_from_string(model)
-    except Exception as error:  # protobuf's own
+    except Exception as error:  # protobuf raises its own types
         raise ValueError(f"is not an ONNX file ({error})") from None
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:

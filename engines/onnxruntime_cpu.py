@@ -1,7 +1,7 @@
 """The CPU backend: ONNX Runtime computes a decoder's dense parts, and our own kernel computes attention between them.
 
-A call uses ``threads`` threads in total, by default one per physical core. Worker threads spin briefly during a call and sleep
-after it. ONNX Runtime's sessions and our kernel run in turns, so neither then slows the other.
+A call uses ``threads`` threads in total, by default one per physical core. Worker threads sleep after a call, so that ONNX
+Runtime's sessions and our kernel, which run in turns, do not slow each other.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def session_options(threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 4  # log no errors, since they are raised
+    options.log_severity_level = 4  # errors are raised, not logged
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # 100 us bridge the gap between two operators; spinning longer would take cores from other programs and sessions
+    # 100 us is enough to bridge the gap between two operators; longer spinning would take cores from other programs
     options.add_session_config_entry("session.intra_op.spin_duration_us", "100")
-    # "0" adds up 8-bit products in 16 bits on a CPU without VNNI, which overflows; "1" adds in 32 bits and is slower
+    # without VNNI, "0" adds up 8-bit products in 16 bits and overflows; "1" adds them up in 32 bits and is slower
     options.add_session_config_entry("session.x64quantprecision", "0" if has_vnni() else "1")
     return options
 
@@ -115,14 +115,14 @@ class OnnxRuntimeCpu:
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
         """Open a session for one graph, from its file or from ``model``, with more configuration ``entries``.
 
-        With ``copies``, the session holds copies of the matrices in its kernels' layout. Without, it reads them from the mapped
-        file, whose pages all processes share and the system can drop, but calls with few rows are slower. MatMulNBits
-        matrices are always copied: ONNX Runtime does not round activations for uncopied ones, so two graphs of one bundle
-        would give different results.
+        With ``copies``, the session copies the matrices into its kernels' layout; otherwise it reads them from the mapped file,
+        whose pages processes share and the system can drop, but calls with few rows are slower. MatMulNBits matrices are always
+        copied: ONNX Runtime does not round activations for uncopied matrices, so two graphs of one bundle would give different
+        results.
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")
-        # a whole graph's 8-bit matrices are fused with their products; at level 0 these do not round activations
+        # in a whole graph, 8-bit matrices are fused with the products; level 0 does not round activations
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
@@ -154,8 +154,7 @@ class OnnxRuntimeCpu:
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``; see the protocol.
 
-        Older exports' int8 towers round all rows of a call with one scale. They get one group of frames per call, so that a
-        frame's features do not depend on other frames.
+        An older export's int8 tower rounds all rows of a call with one scale, so each call encodes one group of frames.
         """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
@@ -206,7 +205,7 @@ class OnnxRuntimeCpu:
 
     @property
     def _read_in_place(self) -> Sequence[str]:
-        """The weights files that the C++ extension reads in place; empty until the decoder is open."""
+        """Return the weights files that the C++ extension reads in place: none until the decoder is open."""
         if not any(self.__dict__.get("_row_parts", ())):
             return []
         return list(read_graph(self.bundle, per_layer_files(self.bundle)[-1], external_bytes))
@@ -215,8 +214,8 @@ class OnnxRuntimeCpu:
     def _row_parts(self) -> list[Any]:
         """Return, for each part of the decoder, the C++ extension's version, or None if ONNX Runtime computes the part.
 
-        int8 parts serve single rows only. They read weights from the file; ONNX Runtime's session for the part then holds no
-        copy either, which makes an int8 call for a frame 7 % slower.
+        The extension's int8 parts compute single rows only. ONNX Runtime's session for the same part then also reads weights
+        from the file, which makes an int8 call for a frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))

@@ -63,7 +63,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
             ort.preload_dlls()  # the system's loader does not find cuDNN and CUDA from wheels
         self._decoders: dict[str, Any] = {}  # sessions by variant
         super().__init__(bundle, threads=threads)
-        _ = self._vision  # open the tower now, so that a failing CUDA shows before a stream begins
+        _ = self._vision  # open the tower now, so that CUDA errors show before a stream begins
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
@@ -75,11 +75,11 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return OnnxRuntimeCudaDecoder(self, "full", buffers, probes, sparse)
 
     def session(self, variant: str) -> Any:
-        """Return the session for a decoder graph, opening it on the first call. Raises UserError if the bundle lacks it."""
+        """Return the session for a decoder graph, opened by the first call; raises UserError if the bundle lacks the graph."""
         if variant not in self._decoders:
             opened = self._open(file := graph_of(self.bundle, variant), copies=variant == "full")
             keys = {node.name: node.type for node in opened.get_inputs()}["key0"]
-            if (self.bundle.decoder.kv, keys) == ("fp16", "tensor(float)"):  # the demo's graphs: only the CPU engine runs them
+            if (self.bundle.decoder.kv, keys) == ("fp16", "tensor(float)"):  # only the CPU engine runs the demo's graphs
                 raise UserError(f"{self.bundle.path}: {file} takes fp32 keys; {AGAIN}, or give --engine onnxruntime-cpu")
             self._decoders[variant] = opened
         return self._decoders[variant]

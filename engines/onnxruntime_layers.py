@@ -48,7 +48,7 @@ def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
         taken = {node.name: node.shape[-1] for node in part.get_inputs() if node.name != "logit_rows"}
         known[attention_of(index - 1)] = query
         wanted = [spec.vocab] if index == spec.layers else [query, key, key, spec.hidden]
-        if not index and len(made) == 3:  # part 0 outputs no residual, unless rotated: it would equal its input
+        if not index and len(made) == 3:  # part 0 outputs a residual only if rotated: otherwise it equals the input
             wanted.pop()
         if list(made.values()) != wanted or any(known.get(name) != width for name, width in taken.items()):
             raise ValueError(f"part {index} of the decoder takes {taken} and gives {made}, which does not match bundle.json")
@@ -63,9 +63,9 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 class OnnxRuntimeDecoder:
     """A decoder bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some of them (int8 ones
-    only for single rows). Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place.
-    Layers from ``sparse_from`` on follow a call's pattern, if it has one. The decoder is not thread-safe.
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some parts (int8 parts only
+    for single rows). Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. Layers from
+    ``sparse_from`` on follow a call's pattern, if it has one. The decoder is not thread-safe.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class BoundCall:
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
     def given(self, layer: int) -> tuple[Float32, Float32, Float32]:
-        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``; call it after part ``layer`` has run."""
+        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``; valid once part ``layer`` has run."""
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
 

@@ -1,7 +1,7 @@
 """Read power and energy from the machine's meters; nothing is reported without a meter.
 
-A meter has rails; each rail reports watts or counts joules. A meter's total is the sum of its ``summed`` rails, which leave out
-any rail that another one feeds.
+A meter has rails; each rail reports watts or counts joules. A meter's total is the sum of its ``summed`` rails, none of which
+feeds another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HWMON, POWERCAP = "sys/class/hwmon", "sys/class/powercap"
 INPUT = "VDD_IN"  # the rail for the module's whole input, on Orin NX and Orin Nano
 FED = {"VDDQ_VDD2_1V8AO": "VIN_SYS_5V0"}  # a rail -> the rail that feeds it, on AGX Orin
 ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
-INTERVAL_S = 0.1  # between two readings; an INA3221 averages over some tens of milliseconds
+INTERVAL_S = 0.1  # from one reading to the next; an INA3221 averages over some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A power meter. read: returns the current reading of each rail. summed: the rails whose sum is the total; why: the reason
-    for choosing these.
-    """
+    """A power meter. read: returns each rail's reading. summed: the rails that add up to the total. why: the reason."""
 
     name: str
     rails: tuple[str, ...]
@@ -47,7 +45,7 @@ class Meter:
 
 
 def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]:
-    """Return the machine's meter, if any, and for each kind of meter tried before it a line on why it is missing."""
+    """Return the machine's meter, if any, and one line for each kind of meter that is missing."""
     missing = list[str]()
     for name, find in METERS.items():
         found = find(machine or Machine())
@@ -165,7 +163,7 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {
     "ina3221": ina3221,
     "nvml": nvml,
     "rapl": rapl,
-}  # the preferred ones first
+}  # in order of preference
 
 
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
@@ -186,7 +184,7 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """A rail's joules during the ``seconds`` that were read; ``gap_s`` more seconds have no readings."""
+    """A rail's joules. seconds: the seconds with readings. gap_s: the seconds without readings."""
 
     joules: float = 0.0
     seconds: float = 0.0
@@ -194,10 +192,7 @@ class Rail:
 
 
 class Energy:
-    """A context manager that measures a block's energy: it reads the meter at both ends and every ``interval_s`` in a thread.
-
-    clock: returns seconds; tests replace it.
-    """
+    """A context manager that measures a block's energy; a thread reads the meter every ``interval_s`` seconds."""
 
     def __init__(self, meter: Meter, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.meter = meter
@@ -237,7 +232,7 @@ class Energy:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds for which readings exist, taken from the rail with most of them."""
+        """Return the seconds for which readings exist, from the rail with the most."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property

@@ -1,7 +1,7 @@
-"""Decoder parts that the C++ extension computes: of int8 decoders for a single row, of int4 decoders for any number of rows.
+"""Decoder parts that the C++ extension computes: int8 parts for a single row, int4 parts for any number of rows.
 
-For a single row, ONNX Runtime's int8 product reads weights at two thirds of the memory bandwidth. For a frame's rows, its int4
-product takes twice as long as the extension's. The extension reads the weights in place from the bundle's file.
+For a single row, ONNX Runtime's int8 product reads weights at two thirds of the memory bandwidth. For a frame's rows, ONNX
+Runtime's int4 product takes twice as long as the extension's. The extension reads the weights in place from the bundle's file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edgevlm.runtime.bundle import DecoderSpec
 
 MATRICES = ("{0}.output", "{0}.mlp", "{0}.down", "{1}.qkv")
 GAINS = ("{0}.mlp_norm", "{1}.input_norm", "{1}.q_norm", "{1}.k_norm")
-BLOCKS = re.compile(r"rotation\.1\.(\d+)\.inner")  # the block-wise rotation of the input of ``down``
+BLOCKS = re.compile(r"rotation\.1\.(\d+)\.inner")  # the block-wise rotation of ``down``'s input
 
 
 def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any | None:
     """Return the extension's version of part ``index`` of a decoder, or None if ONNX Runtime must compute the part.
 
-    Raises ValueError for a damaged graph, and OSError if its weights cannot be read.
+    Raises ValueError for a damaged graph, and OSError if the weights cannot be read.
     """
     if not kernels.multiplies_codes() or not 0 < index < spec.layers:
         return None

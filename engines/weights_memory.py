@@ -1,9 +1,8 @@
 """Free duplicate weights after a backend has opened a graph, and move the rest into huge pages.
 
-A backend packs matrices into new memory. Its temporary copies and the file pages it read stay resident unless they are freed;
-a graph that reads matrices from the file loads those pages again. A decoder reads all weights for each token, and huge pages
-save it address look-ups. Linux 6.1 provides huge pages at once on request, older versions later or never. They change neither
-results nor the number of resident bytes.
+A backend packs matrices into new memory. Unless freed, the backend's temporary copies and the file pages it read stay resident.
+A decoder reads all weights for each token; huge pages save address look-ups and change no results. Linux 6.1 provides huge
+pages at once on request; older versions do so later or never.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ def trim() -> None:
 def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
     """Free memory left over from opening a graph of the bundle in ``folder``; request huge pages for the resident rest.
 
-    kept: names of the bundle's files that are read in place. Returns the number of bytes for which huge pages were requested,
-    0 if the system has none.
+    kept: names of the bundle's files that are read in place. Returns how many bytes of huge pages were requested.
     """
     trim()
     try:

@@ -242,10 +242,7 @@ class Checkpoint:
         return False
 
     def weight_files(self) -> list[str]:
-        """Return the names of the safetensors files: SINGLE if it exists, else the names in the index.
-
-        Raises UserError for a damaged index.
-        """
+        """Return the names of the safetensors files: SINGLE if it exists, else the names in the index."""
         whole = look(inside(self.folder, SINGLE)) == "file"
         return [SINGLE] if whole else sorted(set(self._weight_map().values())) or [SINGLE]
 

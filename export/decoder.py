@@ -71,8 +71,8 @@ def write_decoder(
 
     sparse: whether to write the ``st-spattn`` graph, which does not suit families with text between frames. samples: inputs of
     the matrices, for which GPTQ then rounds them; see :mod:`edgevlm.export.precisions.rounding`. Steps in ``journal`` are not
-    repeated. If the head is tied, the graphs refer to the embedding's files. Raises UserError for an unknown precision and for
-    tensors that are missing or have the wrong shape, and OSError if a file cannot be written.
+    repeated. Raises UserError for an unknown precision and for tensors that are missing or have the wrong shape, and OSError if
+    a file cannot be written.
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
@@ -148,10 +148,7 @@ def hessian(rows: Float32) -> Float32:
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
-    """Return the first sparse layer of the ``st-spattn`` graph: ``wanted``, or else ST_SPATTN_FROM, at most the last layer.
-
-    Raises UserError for a layer that the model does not have.
-    """
+    """Return the first sparse layer of the ``st-spattn`` graph: ``wanted``, or else ST_SPATTN_FROM, at most the last layer."""
     if wanted is None:
         return min(ST_SPATTN_FROM, shape.layers - 1)
     if not 0 <= wanted < shape.layers:

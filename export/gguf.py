@@ -89,8 +89,7 @@ class GgufCheckpoint(Checkpoint):
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
         """Return a tensor without reading it.
 
-        heads: the number of heads in a tensor whose rotary pairs llama.cpp stores side by side, otherwise None; reading
-        restores the checkpoint's order.
+        heads: how many heads the tensor has, if llama.cpp stores their rotary pairs side by side; reading restores the order.
         """
         from gguf.quants import dequantize
 

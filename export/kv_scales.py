@@ -37,8 +37,7 @@ QUESTIONS = (
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
     """Measure the KV scales of the int8 bundle that ``manifest`` describes, and add their file to the manifest.
 
-    The file ``bundle.json`` still describes the fp32 cache that the measurement needed. Raises UserError if no engine is
-    installed.
+    ``bundle.json`` still describes the fp32 cache that the measurement needed. Raises UserError if no engine is installed.
     """
     exact = {**manifest["decoder"], "kv": "fp32"}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
@@ -53,8 +52,7 @@ def measured_scales(
     """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and return scales for HEADROOM times the largest magnitudes.
 
     Magnitudes are those of a key's rotary pairs and of a value's numbers, per layer, KV head and channel. frames: uint8 RGB
-    ``[H, W, 3]``, by default changing fields of colour. Raises UserError if the model has too few positions for a frame and a
-    question.
+    ``[H, W, 3]``, by default changing fields of colour. Raises UserError if the model has too few positions.
     """
     exact = bundle.in_fp32()
     spec = exact.decoder

@@ -183,10 +183,7 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
 
 
 def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile) -> str:
-    """Return the precision to store matrices in: the requested one, or by default the checkpoint's.
-
-    Raises UserError if the checkpoint or the profile does not allow it.
-    """
+    """Return the requested precision for matrices, or by default the checkpoint's; raises UserError if that is not allowed."""
     packing, chosen = prequantised(checkpoint.config), stored_in(checkpoint.config, options.precision)
     if profile.is_tensorrt:
         check_no_zero_points(checkpoint.config, checkpoint.folder)

@@ -1,9 +1,9 @@
 """Devices that edgevlm runs on: one JSON file each, named after the device.
 
 A file has a ``title``, a ``kind`` (jetson, cuda or cpu), ``modules`` (a Jetson's names in its device tree), ``figures`` and
-``sources``. A figure has a ``value``, its ``source``, and whether it was ``checked``, in that source or in a text that quotes
-it. An unchecked figure is from memory or an allowance. Figures' names contain the unit. Rates are for dense matrices unless the
-name contains ``sparse``. A null value means that the device lacks the feature.
+``sources``. A figure has a ``value``, its ``source``, and whether the value was ``checked`` against the source or a text that
+quotes the source. An unchecked figure is from memory or an allowance. A figure's name contains the unit. Rates are for dense
+matrices unless the name contains ``sparse``. A null value means that the device lacks the feature.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgevlm.errors import UserError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A device's figure. source: a key of :attr:`DeviceProfile.sources`. checked: whether it was looked up there."""
+    """A device's figure. source: a key of :attr:`DeviceProfile.sources`. checked: whether it was looked up."""
 
     value: Any
     source: str

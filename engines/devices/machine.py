@@ -35,7 +35,7 @@ def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine to inspect. root: replaces / in paths. packages, run: return versions and the output of commands."""
+    """The machine to inspect. root: replaces / in paths. packages: returns versions. run: returns a command's output."""
 
     root: Path = Path("/")
     packages: Callable[[], Mapping[str, str]] = installed
@@ -64,7 +64,7 @@ class Machine:
         return int(text) if text is not None and text.strip().isdigit() else None
 
     def fields(self, name: str) -> dict[str, str]:
-        """Return a file's ``key: value`` lines as a dict; a key's first line counts, and a missing file gives none."""
+        """Return a file's ``key: value`` lines as a dict; a key's first line counts, and a missing file gives an empty dict."""
         found: dict[str, str] = {}
         for line in (self.read(name) or "").splitlines():
             key, parted, value = line.partition(":")

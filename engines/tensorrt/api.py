@@ -74,7 +74,7 @@ def build(job: BuildJob, workspace: int, log: Log) -> memoryview:
     for tensor in [network.get_output(index) for index in range(network.num_outputs)]:
         if tensor.name in job.dropped:
             network.unmark_output(tensor)
-    if hasattr(trt, "IAttention"):  # 10.3 has none
+    if hasattr(trt, "IAttention"):  # 10.3 lacks IAttention
         _allow_several_kernels(network)
     config: trt.IBuilderConfig = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace)
@@ -98,7 +98,7 @@ def build(job: BuildJob, workspace: int, log: Log) -> memoryview:
 def _started(start: Callable[[], Any], log: Log) -> Any:
     try:
         return start()
-    except TypeError:  # the bindings turn a null pointer into it
+    except TypeError:  # the bindings raise TypeError for a null pointer
         raise UserError(
             f"TensorRT {VERSION} does not start here ({log.take()}); edgevlm doctor checks whether the GPU can be used"
         ) from None
@@ -108,7 +108,7 @@ def _allow_several_kernels(network: trt.INetworkDefinition) -> None:
     for index in range(network.num_layers):
         layer: trt.ILayer = network.get_layer(index)
         if layer.type == trt.LayerType.ATTENTION_INPUT:
-            layer.__class__ = trt.IAttentionInputLayer  # the bindings give every layer as an ILayer
+            layer.__class__ = trt.IAttentionInputLayer  # the bindings return every layer as an ILayer
             boundary: trt.IAttentionInputLayer = layer
             attention: trt.IAttention = boundary.attention
             attention.decomposable = True
@@ -132,7 +132,7 @@ class Loaded:
         self.dtypes: Mapping[str, np.dtype] = {name: DTYPES[engine.get_tensor_dtype(name)] for name in names}
 
     def most(self, tensor: str, kind: int) -> Dims:
-        """Return the largest shape of an input in calls of the given kind; kinds are numbered."""
+        """Return the largest shape of an input in calls of the kind with this number."""
         return tuple(self.engine.get_tensor_profile_shape(tensor, kind)[2])
 
 

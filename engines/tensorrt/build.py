@@ -1,8 +1,8 @@
 """Build a bundle's missing or outdated engines from its graphs, one after another, and keep them in the bundle.
 
 An engine is the file ``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan``, which is written atomically. KEY names the GPU, the
-TensorRT version and the precisions that the engine works with. FINGERPRINT depends on the graph, its weights and its calls. A
-``.json`` file next to each engine, written first, has the engine's size and SHA-256.
+TensorRT version and the engine's precisions. FINGERPRINT depends on the graph, its weights and its calls. A ``.json`` file next
+to each engine, written first, has the engine's size and SHA-256.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOLDER, PLAN = "engines", ".plan"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An engine after a build. path: its file. bytes: its size. kept: whether it existed already."""
+    """A built engine. path: the engine's file. bytes: the file's size. kept: whether the engine existed already."""
 
     graph: str
     path: str
@@ -61,7 +61,7 @@ def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notif
     """Build missing engines and save each as soon as it is built; yield one :class:`Made` per graph.
 
     notify: is called with a line for each engine to build. Ctrl-C ends the process at once, since TensorRT holds the main
-    thread; finished engines stay. Raises UserError for too little memory or disk space, and if TensorRT fails.
+    thread; finished engines stay. Raises UserError if memory or disk space is too small, or if TensorRT fails.
     """
     check_profile(bundle)
     place = EngineFolder(bundle, driver.device)
@@ -102,7 +102,7 @@ class EngineFolder:
         return None
 
     def load(self, job: BuildJob, log: api.Log) -> api.Loaded:
-        """Load a graph's engine. Raises UserError if it is missing, damaged, or was built from a different graph."""
+        """Load a graph's engine; raises UserError if the engine is missing, damaged, or built from a different graph."""
         plan, again = self.path(job), f"build it (edgevlm build {self.folder.parents[1]})"
         if (record := read_record(plan)) is None:
             raise UserError(f"{plan}: is missing, or was built of another graph; {again}")

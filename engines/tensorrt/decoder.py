@@ -1,6 +1,6 @@
 """A TensorRT decoder bound to one stream's cache on the device.
 
-It has three kinds of calls, each with a separate context: for one token, for a chunk's rows and for a question's rows. Keys and
+A decoder has three kinds of calls, each with a separate context: for one token, a chunk's rows and a question's rows. Keys and
 values are read in place from the cache. docs/internals/engines.md describes the graphs' inputs and outputs.
 """
 
@@ -24,8 +24,7 @@ UNUSED = "unused queries"  # the memory block for the queries of layers that are
 class TensorRTDecoder:
     """A decoder on TensorRT; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    The buffers are on the device. Nothing else may write to them during a step, and work queued earlier on other CUDA streams
-    must have finished.
+    During a step, nothing else may write to the device buffers, and work queued earlier on other CUDA streams must be finished.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class TensorRTDecoder:
         self._writes_rows = bundle.profile == TENSORRT_10_3  # the graph outputs new rows, to be copied into the cache
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._most = {name: loaded.most("inputs_embeds", kind)[1] for kind, name in enumerate(DECODER_CALLS)}
-        columns = np.arange(self._capacity.max(), dtype=np.int32)  # all decoders of a backend share them
+        columns = np.arange(self._capacity.max(), dtype=np.int32)  # shared by all decoders of a backend
         with workspace.lock:
             self._columns = workspace.at("columns", columns.nbytes)
             workspace.driver.copy_in(self._columns, columns, workspace.stream)

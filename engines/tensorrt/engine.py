@@ -1,7 +1,6 @@
 """The TensorRT backend, which runs the engines that ``edgevlm build`` built from a bundle for this GPU.
 
-All calls share one CUDA stream and one set of memory blocks, so calls from several threads wait for each other. A call returns
-when the device has finished it.
+All calls share one CUDA stream and one set of memory blocks, so calls from several threads wait for each other.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class TensorRT:
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
         """Return a decoder bound to one buffer per layer, of :meth:`capacity` rows each; see the protocol.
 
-        Raises UserError for ``sparse``, and for ``probes`` if the engine was built without them.
+        Raises UserError for ``sparse``, and for ``probes`` if the engine was built without probes.
         """
         check_probes(self.bundle.decoder, probes)
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)

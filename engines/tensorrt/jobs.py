@@ -1,6 +1,6 @@
 """List the engines to build for a bundle: one job per graph, with its calls and the memory that its build needs.
 
-This module does not import TensorRT, because ``edgevlm plan`` uses it too.
+``edgevlm plan`` uses this module without TensorRT.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver
 
-REVISION = 2  # increase it when the way of building changes: existing engines are then built again
+REVISION = 2  # increase this when engines are built differently: existing engines are then rebuilt
 WORKSPACE = 1 << 30  # bytes
 COPIES = 3.0  # copies of the weights in host memory during a build: an allowance, not measured
 RUNTIME = 500_000_000  # bytes of a CUDA context with TensorRT's libraries: an allowance, not measured
 Dims = tuple[int, ...]
 Calls = Mapping[str, Mapping[str, tuple[Dims, Dims, Dims]]]  # kind of call -> input -> least, usual and largest shape
-USUAL_QUESTION = 64  # TensorRT tunes its kernels for questions for this number of rows
+USUAL_QUESTION = 64  # TensorRT tunes its kernels for questions of this many rows
 
 ONE, ROWS, QUESTION = "one-token", "chunk", "question"
 DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
@@ -34,8 +34,7 @@ DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
     """Return the three kinds of calls of the ``full`` graph, for a cache with ``capacity`` rows per layer.
 
-    A call for a token or a chunk has one row of logits; a call for a question has up to one per row. No call has more rows
-    than the cache.
+    A call for a token or a chunk has one row of logits; a call for a question has up to one per row.
     """
     assert bundle.shapes is not None
     spec, rows, question = bundle.decoder, min(bundle.shapes.rows, capacity), min(bundle.shapes.question, capacity)

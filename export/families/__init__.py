@@ -1,7 +1,6 @@
 """Define model families: a family's class holds what export, plan and policies need to know about its models.
 
-A family is an entry point in ``edgevlm.families``, named after ``model_type`` in config.json. onnx is imported only by
-:meth:`Family.parts`, so that ``edgevlm plan`` runs without onnx.
+A family is an entry point in ``edgevlm.families``, named after ``model_type``. Only :meth:`Family.parts` imports onnx.
 """
 
 from __future__ import annotations

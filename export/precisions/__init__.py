@@ -1,7 +1,6 @@
 """Weight precisions, which determine how a decoder's matrices are stored and multiplied.
 
-A precision is an entry point in ``edgevlm.precisions``. This module does not import onnx, because ``edgevlm plan`` runs without
-onnx.
+A precision is an entry point in ``edgevlm.precisions``. ``edgevlm plan`` uses this module without onnx.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Layouts(NamedTuple):
 class Precision:
     """A weight precision, which an entry point in ``edgevlm.precisions`` names.
 
-    onnxruntime, tensorrt: the layouts for each runtime; tensorrt is None if TensorRT's parser lacks the type. least_opset: the
-    first ONNX opset with the type.
+    onnxruntime, tensorrt: each runtime's layouts, None if its parser lacks the type. least_opset: the type's first ONNX opset.
     """
 
     onnxruntime: Layouts

@@ -147,8 +147,7 @@ class Blocks(Layout):
 class Channels(Layout):
     """Integers of 8 bits with one scale per output channel, multiplied by ``com.microsoft.MatMulIntegerToFloat``.
 
-    Each row of activations is rounded to bytes with its own scale. Parts: ``codes`` int8 ``[in, out]``, and ``scales`` float32
-    ``[out]``, which may be negative.
+    Rows of activations are rounded to bytes. Parts: ``codes`` int8 ``[in, out]``, and ``scales`` float32 ``[out]`` of any sign.
     """
 
     is_integer: ClassVar[bool] = True
@@ -192,7 +191,7 @@ class Channels(Layout):
 class RowsByColumns(Channels):
     """A :class:`Channels` layout for decoders: a row's largest magnitude gets the code 127 or -127.
 
-    A row of zeros has codes from 0 / 0, which still are bytes, and its product is 0. Only graphs ``for_cpu`` round rows.
+    A row of zeros divides 0 by 0: its codes are arbitrary bytes, and its product is 0. Only graphs ``for_cpu`` round rows.
     """
 
     def multiply(

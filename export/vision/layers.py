@@ -116,10 +116,7 @@ class VisionGraph:
         return self.graph.node(op, inputs, [name], **attributes)
 
     def compute(self, op: str, *operands: Operand, **attributes: Any) -> Operand:
-        """Apply a standard ONNX operator; return numbers if all operands are known at export, otherwise the tensor of a node.
-
-        Repeated calls with the same tensors share one node.
-        """
+        """Apply a standard ONNX operator; return numbers if all operands are known at export, otherwise a node's tensor."""
         if not any(isinstance(operand, str) for operand in operands):
             return _evaluated(op, operands, attributes)
         inputs = [self.named("", operand) for operand in operands]
@@ -184,10 +181,7 @@ class VisionGraph:
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Convolve squares of ``patch`` x ``patch`` pixels in frames ``[F, group * 3, H, W]`` to one row each.
-
-        writes: whether the rows become the residual stream.
-        """
+        """Convolve squares of ``patch`` x ``patch`` pixels in frames ``[F, group * 3, H, W]`` to one row each."""
         deep = (width, 3, group, patch, patch) if group > 1 else (width, 3, patch, patch)
         turned = self.residual if writes else np.asarray
         if not self.graph.shared(f"{name}.weight"):
@@ -350,10 +344,7 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return the vectors for a norm's node: gain and bias, or ones if a rotation folds both into linears.
-
-        apply: do not fold gain and bias.
-        """
+        """Return gain and bias for a norm's node, or ones if a rotation folds both into linears; ``apply`` prevents folding."""
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]

@@ -55,10 +55,7 @@ class PatchLayout:
 
     @classmethod
     def of(cls, g: VisionGraph, tall: Operand, wide: Operand, merge: int, side: int = 0) -> PatchLayout:
-        """Lay out ``tall`` x ``wide`` patches in windows of ``side`` x ``side`` squares, or in one window if ``side`` is 0.
-
-        Windows along the lower and right edges may be smaller.
-        """
+        """Lay out ``tall`` x ``wide`` patches in windows of ``side`` x ``side`` squares, or in one window if ``side`` is 0."""
         c = g.compute
         index = c("Range", 0, c("Mul", tall, wide), 1)
         row, column = c("Div", index, wide), c("Mod", index, wide)

@@ -68,9 +68,9 @@ class EncoderTower(Tower):
 class SquareTower(EncoderTower):
     """A tower whose chosen layers are joined and projected by two linears to decoder rows ``[F, tokens, width]``.
 
-    Hidden states are numbered as in transformers: 0 is the embedding, -1 the last layer before the final norm. Layers after the
-    chosen ones are left out. The matrix ``before`` pools rows along both edges before the projector; ``after`` pools the
-    projector's output. A tower that sets either must also set ``tokens`` and ``reach``.
+    Hidden states are numbered as in transformers: 0 is the embedding, -1 the last layer before the final norm. The matrix
+    ``before`` pools rows along both edges before the projector; ``after`` pools the projector's output. A tower that sets
+    either must also set ``tokens`` and ``reach``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -124,9 +124,8 @@ class SquareTower(EncoderTower):
 class SmolVLMTower(EncoderTower):
     """SmolVLM's tower: all of SigLIP, then a linear over squares of ``scale`` x ``scale`` joined patches.
 
-    Frames fill the tower's square, so patches have the table's positions in order. transformers computes positions from float32
-    fractions: the result is the same for the published 27 and 32 patches per side, but off by 1 for some other counts, such as
-    25.
+    Frames fill the tower's square, so patches have the table's positions in order. transformers computes positions in float32,
+    with the same result for the published 27 and 32 patches per side but not for 25.
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:
