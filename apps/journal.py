@@ -1,4 +1,4 @@
-"""The journal: lines in which the model describes what it saw, with full-text search. Its lines outlive the memory."""
+"""The journal: lines in which the model describes what it saw, with full-text search. Lines outlive the memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Journal(TimedDatabase):
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:
-        """Store a line, unless anything was :attr:`forgotten` since it was requested. Raises no disk errors."""
+        """Store a line, unless anything was :attr:`forgotten` since the line was requested. Raises no disk errors."""
 
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))

@@ -34,7 +34,7 @@ from edgevlm.runtime.snapshots.writer import written_at
 
 FULL = "full"
 DEMO_FRAMES = 384
-DEMO_BUDGET = 512  # tokens for the demo on a terminal: 32 frames, so that it soon forgets some
+DEMO_BUDGET = 512  # tokens for the demo on a terminal: 32 frames, so that the demo soon forgets frames
 DEMO_SPEED = 4.0
 
 

@@ -35,11 +35,11 @@ def named_id(name: Any) -> Any:
 TEXT = WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_NAME})
 Id = Annotated[str, StringConstraints(pattern=ID)]
 Name = Annotated[str, AfterValidator(printable), TEXT]
-NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id; a name is converted to one
+NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id; a name is converted to an id
 
 
 def id_of(name: str) -> str:
-    """Make an id from a name. A valid id stays unchanged; otherwise it has the name's ASCII letters and a hash of the name."""
+    """Make an id from a name. A valid id stays unchanged; any other name becomes its ASCII letters and a hash of the name."""
     name = unicodedata.normalize("NFC", name.strip())
     if re.fullmatch(ID, name):
         return name
@@ -67,6 +67,6 @@ def program_id(folder: Path, new: str = "") -> str:
         private_folder(folder)
         with atomic_write(path, private=True) as stream:
             stream.write(made.encode())
-    except OSError:  # derive an id that stays the same while the folder stays in its place
+    except OSError:  # derive an id that stays the same until the folder is moved
         return new or short_hash(f"{platform.node()} {folder.resolve()}")
     return made

@@ -13,7 +13,7 @@ from edgevlm.runtime.settings import Metavar, SessionSettings
 
 
 class Shown(NamedTuple):
-    """A field's default in words, for help. Pydantic keeps it in ``model_fields[name].metadata``, like :class:`Metavar`."""
+    """A field's default in words, for help. Pydantic keeps the words in ``model_fields[name].metadata``."""
 
     text: str
 
@@ -21,7 +21,7 @@ class Shown(NamedTuple):
 def parse_size(text: Any, option: str = "") -> Any:
     """Parse ``1280x720`` as (width, height), and ``auto`` as None.
 
-    Raises UserError that starts with ``option`` for anything else.
+    Raises UserError, beginning with ``option``, for any other text.
     """
     if not isinstance(text, str) or text == "auto":
         return None if text == "auto" else text

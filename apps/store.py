@@ -26,14 +26,14 @@ CLOCK = """
 CREATE TABLE IF NOT EXISTS days (day INTEGER PRIMARY KEY, last INTEGER, passed REAL, boot TEXT, boot_s REAL, wall REAL);
 """  # one row per elapsed day: the day's last row number and the clock's readings
 
-NO_LOCKS = "?vfs=unix-none"  # for disks without file locks, where SQLite cannot map WAL's index into memory either
+NO_LOCKS = "?vfs=unix-none"  # for disks without file locks, where SQLite cannot map WAL's index into memory
 WAL = "journal_mode = WAL"
 
 
 class TimedDatabase:
     """A table of rows with times, in a separate file.
 
-    Any thread may call any method. A damaged file is renamed, and a new one is begun. ``notify`` gets one line when the disk
+    Any thread may call any method. A damaged file is renamed, and a new file is begun. ``notify`` gets one line when the disk
     refuses writes, and another once writes succeed again. folder: None keeps the rows in memory. days: how long to keep rows
     (default DAYS), in elapsed time, so that setting the clock deletes nothing. cap: most bytes in use (default CAP), above
     which :attr:`SPARE` is deleted. Raises UserError if the file cannot be opened, or another process uses it.
@@ -45,7 +45,7 @@ class TimedDatabase:
     DAYS: ClassVar[float] = math.inf
     CAP: ClassVar[int]
     MEANWHILE: ClassVar[str]
-    TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns with times; a row is in a period if any of its times is
+    TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns with times; a row is in a period if any of the row's times is
     HAS_CAMERA: ClassVar[bool] = True
     MAY_GO: ClassVar[str] = "1"  # SQL condition: which of the rows that are too old may be deleted
     SPARE: ClassVar[tuple[str, ...]]
@@ -115,7 +115,7 @@ class TimedDatabase:
             if self._database is not None:
                 self._database.close()
             if self.path is not None and not self._held.closed:
-                lock_file(self._held, LOCK_UN)  # unlock explicitly, because a forked process may hold the file open too
+                lock_file(self._held, LOCK_UN)  # unlock explicitly, because a forked process may hold the file open
             self._held.close()
 
     def _find(self, columns: str, where: Mapping[str, Any], order: str, limit: int) -> Rows:

@@ -1,1 +1,1 @@
-"""Bundles: export them from checkpoints, cache them, download them, and build engines from them."""
+"""Export bundles from checkpoints, cache and download bundles, and build engines from bundles."""

@@ -51,7 +51,7 @@ def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: 
 
 
 def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notify, **options: Any) -> None:
-    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises UserError like that function."""
+    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises that function's UserErrors."""
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
@@ -160,4 +160,4 @@ def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
         try:
             yield
         finally:
-            lock_file(file, fcntl.LOCK_UN)  # unlock explicitly, because a forked process may hold the file open too
+            lock_file(file, fcntl.LOCK_UN)  # unlock explicitly, because a forked process may hold the file open

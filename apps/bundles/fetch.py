@@ -43,7 +43,7 @@ def resolve_checkpoint(model: str, progress: Report, notify: Notify) -> Path:
 
 
 def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
-    """Return a checkpoint's folder; from the hub fetch only its config.json. Raises UserError."""
+    """Return a checkpoint's folder; fetch only config.json from the hub. Raises UserError."""
     if (name := hub_id(model)) is None:
         return checkpoint_folder(model)
     repository = Repository(name, notify)
@@ -64,7 +64,7 @@ def fetch_config(repository: Repository, progress: Report) -> Path:
 def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify: Notify) -> None:
     """Download the files of a hub checkpoint that an export reads, without pickles or second copies of the weights.
 
-    Raises HubError if the checkpoint has no safetensors, or if they do not fit on the disk.
+    Raises HubError if the checkpoint has no safetensors, or if the files do not fit on the disk.
     """
     if (name := hub_id(model)) is None:
         return

@@ -227,7 +227,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
                         stream.truncate(0)
                         stream.seek(0)
                     for block in response.iter_bytes():
-                        stream.write(block[: file.bytes + 1 - stream.tell()])  # one extra byte already gives a wrong hash
+                        stream.write(block[: file.bytes + 1 - stream.tell()])  # a single extra byte gives a wrong hash
                         tell(stream.tell())
                         if stream.tell() > file.bytes:
                             return

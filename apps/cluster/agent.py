@@ -36,16 +36,17 @@ DRAIN_S = 20.0
 HUB_S = 30.0  # seconds until the hub is asked again for a missing model
 RESOLVE = "edgevlm.apps.bundles.fetch:resolve_config"
 NOTHING = (0, 0, 0.0)
-Planned = tuple[int, int, float]  # bytes of a model, bytes per camera, frames a second of all its cameras together
+Planned = tuple[int, int, float]  # bytes of a model, bytes per camera, frames a second of all the model's cameras together
 Call = Callable[..., Any]
 
 
 class NodeAgent(Hooks):
     """Applies the head's orders to a service, in separate threads, from :meth:`start` to :meth:`close`.
 
-    A camera is watched, and its events are recorded, while the node's lease lists it with the epoch it was opened with. A node
-    that was frozen or cut off therefore never watches a camera that another node may have. Each epoch of a camera has a
-    separate folder under ``shared``, which starts as a copy of the previous one; late writes of an old node are ignored.
+    A camera is watched, and its events are recorded, while the node's lease lists the camera with the epoch it was opened with.
+    A node that was frozen or cut off therefore never watches a camera that another node may have. Each epoch of a camera has a
+    separate folder under ``shared``, which starts as a copy of the previous epoch's folder; late writes of an old node are
+    ignored.
 
     call: calls a method of the head; raises HeadAway or the head's UserError. memory_bytes: memory that edgevlm may use.
     """
@@ -92,7 +93,7 @@ class NodeAgent(Hooks):
             thread.start()
 
     def close(self) -> None:
-        """Let cameras move to nodes with room, for at most DRAIN_S seconds; then close the others and leave the cluster."""
+        """Let cameras move to nodes with room, for at most DRAIN_S seconds; close the rest and leave the cluster."""
         with suppress(HeadAway, UserError):
             self.call("leave", self.name, self.instance)
             end = time.monotonic() + DRAIN_S
@@ -205,7 +206,7 @@ class NodeAgent(Hooks):
                 return
 
     def plan(self, model: str) -> Planned:
-        """Return the prediction of ``edgevlm plan`` for a local model; if it cannot run, report that and return NOTHING."""
+        """Return the prediction of ``edgevlm plan`` for a local model; report a model that cannot run and return NOTHING."""
         config = self._service.config
         budget = None if config.budget is None else parse_budget(str(config.budget))
         try:
@@ -277,14 +278,14 @@ class NodeAgent(Hooks):
         known = self._shared.epochs(name)
         before = [each for each in known if each < epoch]
         self._shared.begin(name, epoch, max((each for each in before if each >= begins), default=None))
-        if epoch not in known and begins == epoch and before:  # with an emptied memory, watches keep their state
+        if epoch not in known and begins == epoch and before:  # if the memory was emptied, watches keep their state
             with suppress(FileNotFoundError):
                 events = self._shared.read(f"{name}/{EPOCH}{before[-1]}/{MovingEvents.FILE}")
                 self._shared.write(f"{name}/{EPOCH}{epoch}/{MovingEvents.FILE}", events)
         return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
 
     def _tell_again(self, name: str) -> None:
-        """Record the events of the camera's previous node, with the same ids, and send those that were not sent yet."""
+        """Record the events of the camera's previous node, with the same ids, and send the unsent events."""
         for event, unsent in self._events[name].events:
             watch = self._service.watches.watches.get(event.watch)
             sinks = (watch.sinks or None) if unsent and watch is not None and watch.on in (event.state, "both") else ()
@@ -353,7 +354,7 @@ class NodeAgent(Hooks):
         return epoch is not None and self.epochs.get(name) == epoch
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Return whether this node may record an event; if so, store it for the camera's next node."""
+        """Return whether this node may record an event; if so, store the event for the camera's next node."""
         may = self.may_watch(event.camera)
         if may:
             self._events[event.camera].add(event)
@@ -478,8 +479,8 @@ class NodeAgent(Hooks):
     def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
         """Carry out a note in the shared folders of cameras that were removed, or whose nodes are away.
 
-        Returns what the note deleted here, the failures, and the absent nodes and closed cameras that must still carry it out.
-        Raises UserError and HeadAway.
+        Returns what the note deleted here, the failures, and the absent nodes and closed cameras that must still carry out the
+        note. Raises UserError and HeadAway.
         """
         with self._working:
             self.notes.follow_shared(number)

@@ -133,8 +133,8 @@ class Director:
         *,
         now: float,
     ) -> Fields:
-        """Return the cameras that a node must watch until LEASE_S after its request, and the view (None if ``mark`` is
-        current).
+        """Return the cameras that a node must watch until LEASE_S after its request, and the view (None if ``mark`` is the
+        newest view's).
 
         open: cameras whose memory the node has open. needs: fields of a :class:`Need` for each model that the node was asked
         about. forgot: the last note carried out in the node's files. cameras_forgot: the last note carried out in each camera's
@@ -195,7 +195,7 @@ class Director:
         return {name: round(now - node.seen, 1) for name, node in self.state.nodes.items()}
 
     def leave(self, name: str, instance: str, *, now: float) -> None:
-        """Move a node's cameras to other nodes if they fit there. The node keeps asking until all its cameras are closed."""
+        """Move a node's cameras to other nodes where they fit. The node keeps asking until all its cameras are closed."""
         if self._is_member(name, instance):
             self.state.nodes[name].leaving = True
             held = self.placed()
@@ -204,7 +204,7 @@ class Director:
             self.keep()
 
     def gone(self, name: str, instance: str, *, now: float) -> None:
-        """Drop a node immediately: it has closed all its cameras and stops asking."""
+        """Drop a node immediately: the node has closed all its cameras and stops asking."""
         if self._is_member(name, instance):
             del self.state.instances[name]
             self.state.nodes[name].seen = -math.inf
@@ -256,7 +256,7 @@ class Director:
         """Change ``paused`` or ``switched`` of a camera on any node.
 
         Raises UserError. A camera with new ``switched`` settings is opened again on its node, with an empty memory or the
-        newest one since ``begins``.
+        newest memory since ``begins``.
         """
         camera = self._camera(name)
         vars(camera).update(fields)
@@ -272,7 +272,7 @@ class Director:
         self.keep()
 
     def watch(self, name: str, fields: Fields | None, *, now: float) -> None:
-        """Set a watch on all nodes; None removes it."""
+        """Set a watch on all nodes; None removes the watch."""
         if fields is None:
             self.state.watches.pop(name, None)
             self.pause_watch(name, False, self.state.cameras, now=now)
@@ -365,7 +365,7 @@ class Director:
         self._is_changed = True
 
     def _renew(self, name: str, begins: int | None = None) -> None:
-        """Give a camera a new epoch, which begins with an empty memory or with the newest one since ``begins``."""
+        """Give a camera a new epoch, which begins with an empty memory or with the newest memory since ``begins``."""
         if name in self.state.removed:
             epoch = self.state.removed[name][0] + 1
             self.state.removed[name] = epoch, epoch

@@ -19,7 +19,7 @@ from edgevlm.errors import UserError
 
 FILE = "cluster.json"
 NEWEST = "head.id"
-LOOK_S = 2.0  # seconds between reads of NEWEST: far less than GRACE_S, because leases continue meanwhile
+LOOK_S = 2.0  # seconds between reads of NEWEST: far less than GRACE_S, because leases continue between reads
 LOOKING_S = 1.0
 STATE = TypeAdapter(ClusterState)
 
@@ -36,8 +36,8 @@ def boot_time() -> float:
 class Head:
     """Answers the nodes, one call at a time.
 
-    The head's state is in a file under ``where``. If two heads share ``where``, only the one started last answers; the other
-    raises UserError. Raises UserError if the file cannot be read or written.
+    The head's state is in a file under ``where``. If two heads share ``where``, only the head started last answers; the older
+    head raises UserError. Raises UserError if the file cannot be read or written.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
@@ -62,7 +62,7 @@ class Head:
         return getattr(self.director, method)(*arguments, now=now)
 
     def _look_who_is_newest(self) -> None:
-        """Raise UserError if another head was started since this one. Ignores a missing folder."""
+        """Raise UserError if a newer head was started. Ignores a missing folder."""
         with suppress(OSError):
             self._is_replaced = self._is_replaced or self._shared.read(NEWEST) != self._id.encode()
 

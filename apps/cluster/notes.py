@@ -27,7 +27,7 @@ Note = Mapping[str, Any]
 class NoteFollower:
     """Carries out the notes in ``view()``, the head's last answer.
 
-    The agent calls each method while it holds its lock on the cameras. Other threads read these fields without the lock:
+    The agent calls each method while the agent holds the lock on the cameras. Other threads read these fields without the lock:
     deletions (``counts``, by note and camera), reasons why memories could not forget a period (``refused``), and the last note
     carried out in files (``kept``) and in memories (``cameras``).
     """
@@ -111,7 +111,7 @@ class NoteFollower:
         self.kept = note["number"]
 
     def _forget_memory(self, name: str, note: Note, forget: Callable[[Span], Forgotten]) -> None:
-        """Delete rows and thumbnails of a period; if the policy cannot forget only a part, record that it refused."""
+        """Delete rows and thumbnails of a period; if the policy cannot forget only a part, record the refusal."""
         if not note["all"]:
             try:
                 self._count(note, {name: forget(span_of(note))})

@@ -38,10 +38,10 @@ class Node:
 class Camera:
     """A camera in the cluster, and the node that watches it.
 
-    only: the one node that can watch it, such as the one with its USB port; None for any. moves_to: the node to move to once
-    ``node`` has written its last snapshot. epoch: number of its placements so far, so that late writes from earlier ones can be
-    ignored. begins: the epoch that began with an empty memory; older ones are no longer read. problem: why no node watches it.
-    settings: as in edgevlm.toml. switched: later changes to the settings.
+    only: the node that must watch the camera, such as the node with its USB port; None for any. moves_to: the node to move to
+    once ``node`` has written its last snapshot. epoch: number of its placements so far, so that late writes from earlier ones
+    can be ignored. begins: the epoch that began with an empty memory; older epochs are no longer read. problem: why no node
+    watches it. settings: as in edgevlm.toml. switched: later changes to the settings.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Load:
         return self.node.needs.get(camera.model, Need())
 
     def runs(self, camera: Camera) -> bool:
-        """Return whether this node could watch the camera if it had no others."""
+        """Return whether an empty node could watch the camera."""
         return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:
@@ -96,7 +96,7 @@ class Load:
         return max(self.taken / self.node.memory_bytes, self.time)
 
     def with_one_more(self, camera: Camera) -> float:
-        """Return the fullness with one more camera; infinity if that does not fit."""
+        """Return the fullness with one more camera; infinity if the camera does not fit."""
         if not self.runs(camera):
             return math.inf
         taken, time = self.taken + self.bytes_of(camera), self.time + camera.fps / self.need(camera).fps

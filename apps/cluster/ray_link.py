@@ -24,7 +24,7 @@ from edgevlm.runtime.helper_process import Helper, HelperEnded
 
 NAMESPACE = "edgevlm"
 PORT = 6379
-OBJECTS = 80_000_000  # bytes of Ray's object store: its minimum, because no frames pass through it
+OBJECTS = 80_000_000  # bytes of Ray's object store: the minimum, because no frames pass through it
 HUNG_S = 60.0
 ANSWER_S = 10.0  # longest wait for the head, seconds
 START_S = 300.0
@@ -58,7 +58,7 @@ class RayLink:
         self._began = self._heard = -BACKOFF_S
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the head and return its answer. Raises HeadAway, and UserError like the head."""
+        """Call a method of the head and return its answer. Raises HeadAway, and any UserError that the head raises."""
         with self._lock:
             if self.helper.process is None or self.helper.process.poll() is not None:
                 now = time.monotonic()
@@ -71,7 +71,7 @@ class RayLink:
                 kind, answer = self.helper.call(f"{__name__}:answer", asdict(self._joining), method, arguments)
             except HelperEnded:
                 raise HeadAway("the link to it has ended") from None
-            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # a new cluster may be there
+            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # the address may change
             if kind == "ended" or (kind == "away" and is_lost):
                 self.helper.close()
             if kind != "answer":
@@ -80,7 +80,7 @@ class RayLink:
             return answer
 
     def wait(self) -> None:
-        """Wait until the head answers. Raises UserError if that takes longer than START_S."""
+        """Wait until the head answers. Raises UserError after START_S seconds without an answer."""
         end = time.monotonic() + START_S
         while True:
             try:
@@ -108,12 +108,12 @@ def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[
     """Call the head from the helper process; the first call starts Ray.
 
     Returns ``answer`` and the answer, ``away`` and why there is no answer yet, or ``ended`` and why there will be none. Raises
-    UserError like the head.
+    any UserError that the head raises.
     """
     global _node
     if _node is None:
         wanted = Joining(**joining)
-        if wanted.is_head and listens(wanted.address):  # otherwise this node would join the Ray of another cluster
+        if wanted.is_head and listens(wanted.address):  # otherwise this node would join a different cluster's Ray
             return "ended", f"something else listens at {wanted.address}; give another port: --cluster head:PORT"
         _node = RayNode(wanted)
     return _node.answer(method, arguments)
@@ -152,13 +152,13 @@ class RayNode:
 
         try:
             return "answer", ray.get(self._head.call.remote(method, *arguments), timeout=ANSWER_S)
-        except UserError as error:  # Ray's error class also inherits from that of its cause
+        except UserError as error:  # Ray's error class also inherits from the class of the error's cause
             raise UserError(str(getattr(error, "cause", error))) from None
         except Exception as error:
             return "away", type(error).__name__
 
     def _find(self) -> None:
-        """Connect to the head's actor; on the head's node, create it."""
+        """Connect to the head's actor; on the head's node, create the actor."""
         import ray
 
         options: dict[str, Any] = {

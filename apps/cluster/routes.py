@@ -33,9 +33,9 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest
 
-FROM = "x-edgevlm-node"  # header with the node that forwarded a request, so that it is not forwarded again
+FROM = "x-edgevlm-node"  # header with the node that forwarded a request, so that the request is not forwarded again
 PASSED = ("authorization", "content-type", "accept", "range")
-CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # another node must connect, send a list, and send more bytes in these seconds
+CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # seconds in which another node must connect, send a list, send more bytes
 FORGET_S = 60.0
 HERE = "http://here"  # the base URL of the node's own application
 LATE_S = 6.0
@@ -50,7 +50,7 @@ class Noted(Strict):
 
 
 class ClusterRoutes:
-    """An ASGI application in front of a node's usual one."""
+    """An ASGI application in front of a node's usual application."""
 
     def __init__(self, app: Any, service: Service, agent: NodeAgent) -> None:
         self._app, self._service, self._agent = app, service, agent
@@ -77,7 +77,7 @@ class ClusterRoutes:
             await self._app(scope, replayed(request), send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """Answer a request; return None if the node's usual application should answer it, or report its invalid body."""
+        """Answer a request; return None if the node's usual application should answer it, or report the invalid body."""
         agent, is_first = self._agent, FROM not in request.headers
         match request.method, *request.url.path.split("/")[2:]:
             case "GET", "nodes":
@@ -200,7 +200,7 @@ class ClusterRoutes:
         )
 
     async def _asked_about(self, request: Request) -> str | None:
-        """Return the stream that a question is about, or None if the usual application should report its errors."""
+        """Return the stream that a question is about, or None if the usual application should report the question's errors."""
         body, cameras = await request.body(), list(self._agent.view["cameras"])
         shapes: dict[str, type[ResponsesRequest | TextRequest]] = {
             "/v1/completions": TextRequest,

@@ -70,7 +70,7 @@ class Shared:
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Make an epoch's folder, empty or as a copy of another; leave an existing one unchanged."""
+        """Make an epoch's folder, empty or as a copy of another folder; leave an existing folder unchanged."""
         folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
             if self._is_begun(camera, epoch):
@@ -133,7 +133,7 @@ class MovingEvents:
             self._replace([(each, unsent and each.id in waiting) for each, unsent in self.events])
 
     def forget(self, span: Span) -> None:
-        """Delete events of a period, and closings of watches that opened in it, sent or not."""
+        """Delete events of a period, sent or not, and closings of watches that opened in the period."""
         then = [each.id for each, _ in self.events if any(span.since <= at <= span.until for at in (each.time, each.opened))]
         self._replace([pair for pair in self.events if pair[0].id not in then])
 

@@ -81,7 +81,7 @@ def of_file(path: Path | None) -> str | None:
 
 
 def lines(variable: str) -> list[str]:
-    """Return the values in an environment variable, one per line; click would split them at every blank."""
+    """Return the values in an environment variable, one per line; click would split the text at every blank."""
     return os.environ.get(variable, "").splitlines()
 
 

@@ -88,7 +88,7 @@ def show(
 ) -> None:
     """Verify and describe a directory's snapshots.
 
-    The newest comes first. Exits with status 1 if none can be used.
+    The newest snapshot comes first. Exits with status 1 if no snapshot can be used.
     """
     from edgevlm.apps.credentials import state_key
     from edgevlm.apps.schemas import json_line

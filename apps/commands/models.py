@@ -87,7 +87,7 @@ def models(
 ) -> None:
     """List models with their memory and speed on this machine.
 
-    The numbers are predictions of edgevlm plan, with the weights it would choose. Nothing is downloaded.
+    The numbers are predictions of edgevlm plan, with the weights that edgevlm plan would choose. Nothing is downloaded.
     """
     with progress("planning"):
         from edgevlm.apps.planning.plan import show_models

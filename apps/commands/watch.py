@@ -105,7 +105,7 @@ def run(
 ) -> None:
     """Watch a stream and answer questions about it.
 
-    On a terminal, ask while the stream plays. Elsewhere the demo ends after 384 frames.
+    On a terminal, ask while the stream plays. Without a terminal, the demo ends after 384 frames.
     """
     with progress("starting"):
         from edgevlm.apps.launch import launch
@@ -149,7 +149,7 @@ def watch(
 ) -> None:
     """Report when the answer to a question becomes yes.
 
-    Each event is a line on stdout when the watch opens or closes.
+    Prints a line on stdout each time the watch opens or closes.
     """
     with progress("starting"):
         watching = needed("edgevlm.apps.serve.watch", "edgevlm watch", "serve")
@@ -194,7 +194,7 @@ def serve(
 ) -> None:
     """Serve cameras over HTTP, with a page.
 
-    It prints the page's address. Programs can use OpenAI's clients.
+    Prints the page's address. Programs can use OpenAI's clients.
     """
     with progress("starting"):
         server = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")

@@ -81,7 +81,7 @@ def extension(machine: Machine) -> Outcome:
 
 
 def import_problem(machine: Machine, module: str) -> str:
-    """Import a module in a separate process, in case it crashes; return why it cannot be loaded, or an empty text."""
+    """Import a module in a separate process, in case the import crashes; return why it fails, or an empty text."""
     said = machine.run([sys.executable, "-c", IMPORT.format(path=sys.path, module=module)])
     if said is None:
         return f"importing {module} crashes, or takes more than {machine.limit_s:g} s"
@@ -342,7 +342,8 @@ CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outco
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check. status: ``ok``, ``warn`` (works, but worse than it could) or ``fail`` (a run would fail).
+    """The result of a check. status: ``ok``, ``warn`` (a run works, but not as well as it could) or ``fail`` (a run would
+    fail).
 
     fix: what to do; may be empty.
     """

@@ -20,7 +20,7 @@ from edgevlm.runtime.settings import LONGEST_QUESTION
 FLOAT = 4
 THUMBNAILS = 2000 << 10  # memory that SQLite uses for the thumbnails' file, bytes
 CPU_RUNTIME = 27_600_000
-EXPORT = 1 << 29  # bytes that an export needs in addition to its largest layer
+EXPORT = 1 << 29  # bytes that an export needs in addition to the model's largest layer
 """ONNX Runtime and our own code, graphs and sessions on a CPU: between the demo's and a small tower's, x86-64."""
 POLICY_ROW = 12  # most bytes that a policy keeps per row, layer and KV head: a float32 score and an int64 seq
 BANDWIDTH_EFFICIENCY = 0.75
@@ -73,7 +73,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """Seconds of a call's arithmetic and of its memory traffic. Both overlap, so a call takes the longer of the two times."""
+    """Seconds of a call's arithmetic and of its memory traffic. A call takes the longer time, as both overlap."""
 
     compute: float
     traffic: float
@@ -141,7 +141,7 @@ def policy_bytes(model: PlannedModel, budget: int) -> int:
 
 
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
-    """Return the decoder's working memory for its largest call: ``chunk`` frames into an empty memory, up to the budget.
+    """Return the decoder's working memory in the largest call: ``chunk`` frames into an empty memory, up to the budget.
 
     I, E, Q and K are the widths of the MLP, the stream, and all heads' queries and keys. On a CPU, in float32, a row takes 6 I
     + 3 E + 3 Q + 4 K numbers: the MLP's product, halves, gate and activation, and attention's rows. Three copies of the inputs,
@@ -171,8 +171,8 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     """Return the tower's working memory for ``chunk`` frames, including their features and two copies of their pixels.
 
     N is the number of patches, W their width and I the MLP's width. On a CPU, a grid takes 4 N W float32 numbers for attention
-    and N (3 I + 2 W) for the MLP; a float32 tower computes all grids at once, an 8-bit tower one at a time. On a GPU, grids are
-    computed one at a time and take N (I + 4 W) float16 numbers.
+    and N (3 I + 2 W) for the MLP; a float32 tower computes all grids at once, an 8-bit tower one grid at a time. On a GPU,
+    grids are computed one at a time and take N (I + 4 W) float16 numbers.
     """
     tower = model.tower
     if kind != "cpu":
@@ -303,8 +303,8 @@ class Roofline:
     def speed(self, budget: int, chunk: int) -> Speed:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        A frame takes 1 / group of a grid's time in the tower, the decoder's time for its rows, and its share of a compression,
-        which reads the cache COMPRESSION_READS times per chunk.
+        A frame takes 1 / group of a grid's time in the tower, the decoder's time for the frame's rows, and the frame's share of
+        a compression, which reads the cache COMPRESSION_READS times per chunk.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)

@@ -118,7 +118,7 @@ def plan_published(facts: Mapping[str, Any], camera: tuple[int, int]) -> Planned
 def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
     """Return the planned model of the checkpoint in ``folder``. camera: the frames' (height, width).
 
-    Raises UserError like an export.
+    Raises UserError for a checkpoint that cannot be exported.
     """
     checkpoint: Checkpoint = ConfigOnly(folder)
     if all(look(checkpoint.folder / name) == "file" for name in checkpoint.weight_files()):

@@ -20,15 +20,16 @@ from edgevlm.runtime.kv import KV_TYPES
 CAMERA = (480, 640)  # (height, width) of the planned frames
 PRECISIONS = {"cpu": ("fp32", "int8", "int4"), "cuda": ("fp16", "int8", "int4"), "jetson": ("fp16", "int8", "int4")}
 """Weights to choose from, the most accurate first; a CPU gains nothing by float16, which it computes as float32."""
-NEARLY = 0.9  # if no weights keep up, the most accurate ones with this fraction of the fastest rate are chosen
+NEARLY = 0.9  # if no weights keep up, choose the most accurate that reach this fraction of the fastest rate
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The options as typed; :func:`choose` chooses those that are None.
 
-    device: a name in :mod:`edgevlm.engines.devices`; None for this machine. vision_precision: that of the tower's linear layers
-    on a CPU. kv: type of keys and values. camera: (height, width) of frames. cameras: number on a server; None for a run.
+    device: a name in :mod:`edgevlm.engines.devices`; None for this machine. vision_precision: the precision of the tower's
+    linear layers on a CPU. kv: type of keys and values. camera: (height, width) of frames. cameras: number on a server; None
+    for a run.
     """
 
     model: str
@@ -115,8 +116,9 @@ def make_plan(request: PlanRequest) -> DevicePlan:
 def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
     """Make a plan, choosing the options that were not given.
 
-    The weights are the most accurate with which the usual budget, or half of it, fits and keeps up with ``request.fps``; if
-    there are none, the fastest that fit; else the smallest. Raises UserError for an invalid precision or budget.
+    The chosen weights are the most accurate with which the usual budget, or half of the budget, fits and keeps up with
+    ``request.fps``; if no weights keep up, the fastest that fit; if none fit, the smallest. Raises UserError for an invalid
+    precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
@@ -145,7 +147,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the candidate precisions: the requested one, that of a bundle or rounded checkpoint, or all."""
+    """Return the candidate precisions: the requested precision, a bundle's or rounded checkpoint's precision, or all."""
     if asked is not None:
         load_precision(asked)
         return (asked,)
@@ -203,7 +205,7 @@ def show(request: PlanRequest, as_json: bool) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PublishedCheckpoint:
-    """A checkpoint on the hub: its name, its licence and which of its facts were looked up."""
+    """A checkpoint on the hub: its name, its licence and which facts about it were looked up."""
 
     name: str
     licence: str

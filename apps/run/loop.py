@@ -90,7 +90,7 @@ class RunLoop:
         self._stopped.set()
 
     def ask_typed(self, text: str) -> None:
-        """Ask a question that a person typed, once a frame has been watched; the watching thread must not call it."""
+        """Ask a question that a person typed, once a frame has been watched; the watching thread must not call this."""
         self.started.wait()
         self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model cannot hold a conversation
 
@@ -251,12 +251,12 @@ class RunLoop:
             self.ask(self.plan.end.pop(0))
 
     def truth(self, question: str, time_s: float) -> str | None:
-        """Return the right answer at the frame of that time, if the source knows it and the frame is recent."""
+        """Return the right answer at the frame of that time, if the source contains the answer and the frame is recent."""
         scenes = [scene for at, scene in list(self._scenes) if at == time_s]
         return scenes[-1].truth(question) if scenes else None
 
     def as_taught(self, text: str) -> str | None:
-        """Return the question in the words that the model was taught; None if the demo model was never taught it."""
+        """Return the question in the words that the model was taught; None if the demo model was never taught the question."""
         if not self.session.model.is_demo:
             return text
         question = parse(text)
@@ -275,7 +275,7 @@ class RunLoop:
                     self.output.notice(line)
                 if self.alone and is_gone(sys.stdout):
                     self.shutdown.ask()
-        except (OSError, UserError):  # the main loop gets and reports the same error
+        except (OSError, UserError):  # the main loop reports the same error
             self.stop()
         if self.shutdown.asked:
             self.session.cancel()  # the main loop may be waiting for the end of an answer

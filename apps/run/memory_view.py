@@ -28,7 +28,8 @@ FACTS = 8  # number of departed objects that a comparison asks about
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """A session's memory. ``frames``: the numbers of the frames in memory, in order; for a group of frames, that of its first.
+    """A session's memory. ``frames``: the numbers of the frames in memory, in order; for a group of frames, the number of the
+    first.
 
     ``patches``: ``[frames, groups, tokens]``, the fraction (0 to 1) of a layer group's heads and layers that hold each token.
     ``groups``: the first and last layer of each group. ``waiting``: number of frames in an unfinished chunk.
@@ -110,7 +111,8 @@ class MemoryWatch:
 
 
 class LaneView(NamedTuple):
-    """One policy's memory at one moment, with the number of questions ``asked`` about departed objects and answered right.
+    """One policy's memory at one moment, with the number of questions about departed objects that were ``asked``, and of right
+    answers.
 
     stopped_s: the stream time at which a memory without eviction was full.
     """

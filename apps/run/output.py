@@ -67,7 +67,7 @@ class StatsEvent(Stats):
         return self.words()
 
     def words(self, span: str = "") -> str:
-        """Return the figures in one line. span: a run's frames and seconds in words, to replace the last interval's."""
+        """Return the figures in one line. span: a run's frames and seconds in words, to replace those of the last interval."""
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
@@ -82,7 +82,7 @@ class StatsEvent(Stats):
 
 
 class Output(Protocol):
-    """The output of a run's answers and figures. Several threads call its methods.
+    """The output of a run's answers and figures. Several threads call the methods.
 
     ``piece``: receives a part of an answer while it is generated.
     """
@@ -145,7 +145,7 @@ class JsonOutput(TextOutput):
 def evidence_fields(evidence: Evidence | None, offset: float | None = None, fits: bool = True) -> dict[str, object]:
     """Return ``evidence`` (moments for JSON, best first), ``evidence_held`` (None if unknown) and ``model_fits_source``.
 
-    If ``offset`` is known, each moment has its wall clock as ``time``. ``evidence`` is empty if its frames were evicted.
+    If ``offset`` is known, each moment has its wall clock as ``time``. ``evidence`` is empty if the frames were evicted.
     """
     if evidence is None or not fits:
         return {"evidence": [], "evidence_held": None, "model_fits_source": fits}

@@ -137,7 +137,7 @@ def source_news(source: Source) -> Iterator[str | None]:
 
 
 class ResidentMemory:
-    """Reads this process's resident memory in bytes; if its file cannot be opened, returns the last value."""
+    """Reads this process's resident memory in bytes; after a failed reading, returns the last value."""
 
     def __init__(self) -> None:
         self._process, self._nbytes = psutil.Process(), 0

@@ -23,7 +23,7 @@ TINY = 160
 class Taken:
     """The times at which a frame was taken. time_s: stream time. wall: seconds since 1970.
 
-    held: whether the memory held any of the frame's tokens when it was last inspected.
+    held: whether the memory, when last inspected, held any of the frame's tokens.
     """
 
     time_s: float

@@ -2,7 +2,7 @@
 
 A package adds a kind with an entry point in the group ``edgevlm.sources``: a :class:`Source` class, called with the target and
 :class:`SourceOptions`, or a generator function. ``--camera name`` or ``name://rest`` opens a package's source;
-``./file.py:Name[:rest]`` opens one in a file.
+``./file.py:Name[:rest]`` opens a source in a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OWN = (*RECORDED, "csi", "demo", "gstreamer", "network", "usb")
 def open_source(camera: str | None = None, video: str | None = None, options: SourceOptions | None = None) -> Source:
     """Open ``--camera`` or ``--video``, or the demo if neither is given. Raises a one-line SourceError.
 
-    A recorded source waits for its reader unless ``options.realtime`` is set; a live one never waits.
+    A recorded source waits for its reader unless ``options.realtime`` is set; a live source never waits.
     """
     from edgevlm.apps.sources.live import ReadAhead
 

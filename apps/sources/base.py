@@ -85,7 +85,8 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options for opening and reading a source; each kind uses those that apply to it. Raises SourceError for an invalid value.
+    """Options for opening and reading a source; each kind of source uses the options that apply to it. Raises SourceError for
+    an invalid value.
 
     fps: frames a second to take, according to their times. size, pixel_format, camera_fps: (width, height), a FourCC like
     ``MJPG`` and frames a second to request from a camera; ``camera_fps`` also times frames without timestamps. realtime: play a
@@ -204,8 +205,8 @@ class FrameSampler:
 class Grabbed:
     """A picture before its conversion, with the source's own time in seconds.
 
-    intra: whether it can be decoded without earlier pictures. decoded: False for data without a new picture (for example before
-    the first keyframe), which shows that the link is alive.
+    intra: whether the picture can be decoded without earlier pictures. decoded: False for data without a new picture (for
+    example before the first keyframe), which shows that the link is alive.
     """
 
     stamp_s: float | None = None
@@ -215,7 +216,7 @@ class Grabbed:
 
 
 class Connection(ABC):
-    """An open link to a camera, which one thread reads until it breaks. A broken connection is replaced, not repaired.
+    """An open link to a camera; one thread reads the link until it breaks. A broken connection is replaced, not repaired.
 
     Opening a connection raises SourceError, or SourceRefused if a retry would not help.
     """

@@ -1,4 +1,4 @@
-"""Find this machine's cameras in /dev and /sys, and connect to one."""
+"""Find this machine's cameras in /dev and /sys, and connect to a camera."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class UsbConnection(Capture):
 
 
 def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
-    """Return the camera's persistent names, which stay the same when it is plugged in again and gets a different number."""
+    """Return the camera's persistent names, which do not change when it is plugged in again with a new number."""
     node = (root / "dev" / f"video{target}" if target.isdigit() else Path(target)).resolve()
     return [
         link for device in devices(root) if device.path.resolve() == node for link in device.links if "by-path" in link.parts

@@ -34,13 +34,13 @@ def load_gst() -> Any:
     except (ImportError, ValueError) as error:
         need = "apt install python3-gi gir1.2-gst-plugins-base-1.0, in a venv with --system-site-packages"
         raise SourceRefused(f"GStreamer needs PyGObject ({error}): {need}") from None
-    assert GstApp.AppSink  # importing it adds methods to the appsink
+    assert GstApp.AppSink  # importing GstApp adds methods to the appsink
     Gst.init(None)
     return Gst
 
 
 def csi_problem() -> str | None:
-    """Return why no CSI sensor can be opened; None if one can."""
+    """Return why no CSI sensor can be opened; None if a sensor can be opened."""
     try:
         found = load_gst().ElementFactory.find(CSI_ELEMENT)
     except SourceRefused as error:

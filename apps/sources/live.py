@@ -30,7 +30,7 @@ from edgevlm.errors import SourceError, SourceRefused, UserError, refuse_fork
 KEYFRAME_WAIT_S = 30.0  # a stream without keyframes (intra refresh) is used from any decoded picture after this long
 LATE_S = 1.0  # a recording that is this late (for example after ctrl-Z) continues without catching up
 POLL_S = 0.2
-ADRIFT = 4  # most abandoned connections that may still hang when a new one is opened
+ADRIFT = 4  # most abandoned connections that may still hang when a new connection is opened
 
 
 class Slot:
@@ -43,7 +43,7 @@ class Slot:
         self._closed = False
 
     def put(self, frame: Frame) -> bool:
-        """Offer a frame; return whether it replaced an unread one. A closed slot accepts no frames."""
+        """Offer a frame; return whether it replaced an unread frame. A closed slot accepts no frames."""
         with self._changed:
             while self.rule == "block" and self._frame is not None and not self._closed:
                 self._changed.wait()
@@ -94,8 +94,8 @@ class ThreadedSource(Source):
 class ReadAhead(ThreadedSource):
     """Reads another source in a separate thread, starting with the first :meth:`read`.
 
-    While one frame is watched, the next is decoded and prepared. Under ``drop-oldest``, ``drops`` counts frames that were not
-    read in time as ``replaced``. ``paced`` limits the source to ``speed`` times the pace of its timestamps.
+    While one frame is watched, the next frame is decoded and prepared. Under ``drop-oldest``, ``drops`` counts frames that were
+    not read in time as ``replaced``. ``paced`` limits the source to ``speed`` times the pace of its timestamps.
     """
 
     def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
@@ -175,7 +175,7 @@ class Link:
         self._connect, self._deliver, self._changed = connect, deliver, changed
         self.opened = self.over = self.abandoned = False
         self.finished = False
-        self.refused = False  # the camera refused, and would refuse a retry too
+        self.refused = False  # the camera refused, and would refuse a retry
         self.problem: str | None = None
         self.keyed = False  # a keyframe has arrived, and no damaged picture since then
         self.newest: Image | None = None
@@ -259,7 +259,7 @@ class LiveSource(ThreadedSource):
         self._link.abandoned = True
         self._slot.close()
         self._supervisor.join(timeout=2)
-        self._link.abandoned = True  # the supervisor may have opened a new link meanwhile
+        self._link.abandoned = True  # the supervisor may have opened a new link in between
         self._link.thread.join(timeout=2)
         super().close()
 
@@ -301,7 +301,7 @@ class LiveSource(ThreadedSource):
         self._slot.close()
 
     def _watch(self, link: Link) -> None:
-        """Wait until the link has ended or has been quiet for too long; set the state if it stalls."""
+        """Wait until the link has ended or has been quiet for too long; set the state if the link stalls."""
         options = self._options
         with self._changed:
             while not self._closing and not link.over:

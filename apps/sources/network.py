@@ -56,10 +56,10 @@ LARGEST, MORE = 16 << 20, 1 << 20  # a picture has at most LARGEST bytes, and at
 
 
 def connect(url: str, options: SourceOptions) -> Connection:
-    """Open one connection to a network camera.
+    """Open a connection to a network camera.
 
-    Raises SourceError, or SourceRefused if a retry would fail too. With ``options.hosts`` only allowed hosts are reached,
-    including by redirects and playlists; FFmpeg resolves no names, and redirects inside RTSP are refused.
+    Raises SourceError, or SourceRefused if a retry would fail. With ``options.hosts`` only allowed hosts are reached, including
+    by redirects and playlists; FFmpeg resolves no names, and redirects inside RTSP are refused.
     """
     parts, hosts = split_address(url), options.hosts
     if parts.scheme.lower() in ("http", "https"):
@@ -251,7 +251,7 @@ class PictureConnection(Connection):
 class FfmpegConnection(Connection):
     """Decodes one video stream with FFmpeg. Timeouts end every call, including the opening.
 
-    A recording at a URL plays at its recorded speed, and then ends. ``response``: the open HTTP response to read. With a
+    A video file at a URL plays at its recorded speed, and then ends. ``response``: the open HTTP response to read. With a
     response, FFmpeg opens no address itself; this class requests the addresses in a playlist, if they are on public hosts, the
     camera's own host, or those of ``options.hosts``. Raises SourceError without the address.
     """
@@ -349,7 +349,8 @@ class FfmpegConnection(Connection):
     def _decode(self, video: Video) -> Iterator[Grabbed]:
         """Yield each decoded picture, and a corrupt :class:`Grabbed` for each picture that cannot be decoded.
 
-        For each packet before the first keyframe, which may be many seconds away, yield one that is not decoded.
+        For each packet before the first keyframe, which may be many seconds away, yield a :class:`Grabbed` with ``decoded``
+        False.
         """
         started, patience = False, time.monotonic() + KEYFRAME_WAIT_S
         for packet in video.container.demux(video.stream):

@@ -86,7 +86,7 @@ def timeline(memory: MemoryView, width: int) -> str:
 
 
 def fit(image: Image, columns: int, rows: int) -> tuple[int, int]:
-    """Return how many columns and rows of cells (twice as high as wide) show an image undistorted within the given ones."""
+    """Return how many columns and rows of cells (twice as high as wide) show an undistorted image within a size."""
     height, width = image.shape[:2]
     scale = min(columns / width, 2 * rows / height)
     return max(1, round(width * scale)), max(1, round(height * scale / 2))

@@ -101,7 +101,7 @@ class Screen:
             run.started.set()
             app = self._prompt.app
             if app.loop is not None and app.is_running:
-                with suppress(RuntimeError):  # the application has ended meanwhile
+                with suppress(RuntimeError):  # the application may have ended
                     app.loop.call_soon_threadsafe(lambda: app.exit() if app.is_running and not app.is_done else None)
             thread.join(timeout=2)
 

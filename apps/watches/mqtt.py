@@ -49,9 +49,9 @@ class Mqtt(Sink):
     OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG), ``active`` (ON or OFF). All topics except
     ``event`` are retained. ON or OFF sent to ``set`` resumes or pauses the watch.
 
-    Topics of other ids are never changed. id: the program's id, by default the one in its state folder. discovery: Home
-    Assistant's discovery prefix; empty for none. ca: a file with certificates to verify a broker at ``mqtts://``, by default
-    the system's.
+    Topics of other ids are never changed. id: the program's id, by default the id in the program's state folder. discovery:
+    Home Assistant's discovery prefix; empty for none. ca: a file with certificates to verify a broker at ``mqtts://``, by
+    default the system's.
     """
 
     def __init__(

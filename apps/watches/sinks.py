@@ -1,4 +1,4 @@
-"""Sinks for events: standard output, a webhook, a program, or any service that apprise supports. MQTT is in :mod:`.mqtt`."""
+"""Sinks for events: standard output, a webhook, a program, or any service that apprise supports. See :mod:`.mqtt` for MQTT."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WatchStatus:
 class Program:
     """Describes the program that sends the events.
 
-    id: unique, and the same after a restart. page: its server's address. shared: whether the nodes of a cluster share the id.
+    id: unique, and the same after a restart. page: the server's address. shared: whether the nodes of a cluster share the id.
     """
 
     id: str = ""
@@ -67,8 +67,8 @@ class Program:
 class Sink:
     """A receiver of events.
 
-    One thread calls :meth:`send`, in the order of the events; others may call the other methods. Packages add sinks with entry
-    points in the group ``edgevlm.sinks``. The options in the sink's table of edgevlm.toml are keyword arguments of its
+    One thread calls :meth:`send`, in the order of the events; other threads may call the other methods. Packages add sinks with
+    entry points in the group ``edgevlm.sinks``. The options in the sink's table of edgevlm.toml are keyword arguments of its
     constructor. The constructor raises UserError for invalid options, and opens no connection.
     """
 
@@ -222,7 +222,7 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 class SinkSettings(BaseModel):
     """A ``[[sinks]]`` table; keys other than these are options of the sink.
 
-    name: by default the kind. kind: stdout, webhook, mqtt, apprise, exec, one from a package, or ``./file.py:Class``.
+    name: by default the kind. kind: stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)

@@ -139,8 +139,8 @@ def covers(hours: str, now: datetime) -> bool:
 class WatchState:
     """Tracks whether a watch is open on a camera, from the probabilities of its answer.
 
-    is_open, since: whether the watch is open, and since when in stream seconds; None before it first opened. probability,
-    asked: the newest probability and when it was asked for, in stream seconds.
+    is_open, since: whether the watch is open, and since when in stream seconds; None before the watch first opened.
+    probability, asked: the newest probability and when it was asked for, in stream seconds.
     """
 
     watch: Watch
@@ -152,7 +152,7 @@ class WatchState:
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:
-        """Return the answer according to the newest probability; None before the first one."""
+        """Return the answer that the newest probability gives; None before the first one."""
         if self.probability is None:
             return None
         above, below = self.probability > self.watch.open_above, self.probability < self.watch.close_below

@@ -55,8 +55,9 @@ class Watcher:
     """The watches of one camera, asked in a separate thread.
 
     The run loop passes frames to :meth:`watch`. taught: returns a question in the model's own words, or None if the model was
-    not taught it. last: returns the newest event of a camera's watch before this start. changed: called with each watch whose
-    state or probability changed. replays: whether the source begins again at a restart; known events are then not sent again.
+    not taught the question. last: returns the newest event of a camera's watch before this start. changed: called with each
+    watch whose state or probability changed. replays: whether the source begins again at a restart; known events are then not
+    sent again.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
-        """Ask a watch from the next frame on, unless its name is in use. Raises FieldError like :meth:`check`."""
+        """Ask a watch from the next frame on, unless the watch's name is in use. Raises FieldError like :meth:`check`."""
         self.check(watch)
         with self._lock:
             if watch.name in self._tracked:
@@ -223,7 +224,7 @@ class Watcher:
             self._report(tracked, seen, probability, one)
 
     def _end(self, tracked: Tracked) -> None:
-        """Close a watch if it is open, and report that."""
+        """Close a watch if it is open, and report the closing."""
         probability = tracked.probability or 0.0
         if tracked.end(self._session.time_s):
             self._report(tracked, self._frames[-1] if self._frames else None, probability)
@@ -246,7 +247,7 @@ class Watcher:
         self._record(tracked.watch, event, pictures)
 
     def _seen(self, time_s: float) -> SeenFrame | None:
-        """Return the frame of this time, which may still be arriving, or the newest before it; None if all are forgotten."""
+        """Return the frame of this time, which may still be arriving, or the newest frame before it; None if there is none."""
         with self._fresh:
             self._fresh.wait_for(lambda: self._closing or not self._frames or self._frames[-1].frame.time_s >= time_s, COME_S)
             before = (each for each in reversed(self._frames) if each.frame.time_s <= time_s)

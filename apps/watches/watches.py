@@ -90,7 +90,7 @@ class Watches:
         return found
 
     def attach(self, watcher: Watcher) -> None:
-        """Start asking the watches of a newly opened camera; report those that its model cannot answer."""
+        """Start asking the watches of a newly opened camera; report the watches that the camera's model cannot answer."""
         with self._lock:
             for watch in [each for each in self.watches.values() if not each.cameras or watcher.camera in each.cameras]:
                 try:
