@@ -43,7 +43,7 @@ from edgevlm.runtime.engine import Decoder, Float32, Int64, KVBuffer, KVDevice, 
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
-MAX_THREADS = 256  # a limit, since ONNX Runtime starts every thread it is asked for, once per graph
+MAX_THREADS = 256  # the limit: ONNX Runtime would start any number of threads, once per graph
 
 
 def has_vnni() -> bool:
@@ -55,7 +55,8 @@ def has_vnni() -> bool:
 class Calls:
     """The run options that all sessions of an engine share.
 
-    A session's arena keeps the memory of its largest call. While memory is ``short``, each call frees what it does not use.
+    A session's arena keeps the memory of its largest call. While memory is ``short``, each call frees the memory it no longer
+    needs.
     """
 
     def __init__(self, shrunk: str = "cpu:0") -> None:

@@ -83,7 +83,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
     except Exception as error:
         refuse_unmapped(path, error)
         raise UserError(f"{path}: is damaged or truncated ({str(error)[:200]}); {AGAIN}") from None
-    if by == "mlx":  # the axes of its convolutions are in a different order
+    if by == "mlx":  # mlx orders the axes of convolutions differently
         raise UserError(f"{path}: is in MLX's layout, which is not read; give the checkpoint that it was made from")
     return found
 

@@ -1,6 +1,6 @@
 """Build the decoder's graphs from its weights, node by node.
 
-A traced decoder would concatenate its cache; these graphs append to the caller's memory in place. For the profile onnxruntime:
+A traced decoder would concatenate its cache; these graphs append to the caller's memory in place. The profile onnxruntime has:
 
     inputs   inputs_embeds [1, S, E (1 + K)]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
              key{l}, value{l} [1, Hkv, C_l, D], and with int8 key_scale{l}, value_scale{l} [1, Hkv, 1, D]
@@ -148,7 +148,7 @@ def hessian(rows: Float32) -> Float32:
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
-    """Return the first sparse layer of the ``st-spattn`` graph: ``wanted``, or else ST_SPATTN_FROM, at most the last layer."""
+    """Return the first sparse layer of the ``st-spattn`` graph: ``wanted``, by default ST_SPATTN_FROM or the last layer."""
     if wanted is None:
         return min(ST_SPATTN_FROM, shape.layers - 1)
     if not 0 <= wanted < shape.layers:

@@ -22,7 +22,7 @@ METHODS = ("awq", "gptq", "gguf")  # accepted; transformers leaves "gguf" in the
 
 
 def refuse_files(path: Path, names: Collection[str] | None = None, where: object = None) -> None:
-    """Raise UserError for a GGUF file, or for a folder whose files show why it is not a readable checkpoint.
+    """Raise UserError for a GGUF file, or for a folder whose file names show that it is not a readable checkpoint.
 
     names: the file names, if the files are in the repository ``where`` and not in the folder ``path``.
     """

@@ -118,7 +118,7 @@ def pixel_budget(
     budget: the fewest and the most pixels, used if the processor files name none. clip: how many frames share a budget. A
     stream has no length, so the budget of the shortest clip is used, with at most MOST_TOKENS per frame. As in transformers,
     min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises UserError for an
-    invalid budget and, with ``needs_file``, if no processor file exists.
+    invalid budget and, if ``needs_file``, for a missing processor file.
     """
     if not needs_file and not any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values())):
         return PixelBudget(factor, budget[0], budget[1] * clip, clip)

@@ -33,7 +33,7 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns. ``a`` and ``b`` are similar, to keep the ``a + b`` products per number few.
+        """Return a rotation that mixes all columns. A number takes ``a + b`` products, so ``a`` and ``b`` are similar.
 
         Raises UserError if the width has so large an odd part that ``b`` exceeds MOST.
         """

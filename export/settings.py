@@ -63,7 +63,7 @@ _CONFIG = {  # settings of config.json, its sections and processor files
 
 @cache
 def _schema() -> type[BaseModel]:
-    from pydantic import ConfigDict, create_model  # imported here because it takes 0.2 s
+    from pydantic import ConfigDict, create_model  # importing pydantic takes 0.2 s
 
     def model(table: dict[Any, str]) -> Any:
         fields: dict[str, Any] = {name: (kind | None, None) for kind, names in table.items() for name in names.split()}

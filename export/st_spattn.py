@@ -1,8 +1,8 @@
 """Build spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) from nodes of the decoder graph.
 
 A call appends F whole frames of p tokens, but never frame 0. A token sees slots ``[0, m)`` of its layer and KV head (the prefix
-and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. For the call's first frame,
-this previous token is the row at slot ``previous[l]`` of the cache (-1: absent); for later frames, a row of the call.
+and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. In the call's first frame, a
+token's previous token is the row at slot ``previous[l]`` of the cache (-1: absent); in later frames, it is a row of the call.
 
 A token thus has dense attention over m + p keys, and one more logit for the previous token. This logit becomes one more
 dimension: a query is ``[logit, q]``, a key is ``[0, k]``, and an extra key ``[1, 0, ...]``, whose value is zero, gets the
@@ -183,7 +183,7 @@ class SparseAttention:
         return g.node("Reshape", [rows, "shape.previous"], [name])
 
     def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
-        """Return the rows to which each frame attends densely, with the extra row for the previous token first.
+        """Return the rows to which each frame attends densely, preceded by the extra row for the previous token.
 
         The shape is ``[H, F, T, D]``, or with ``augmented`` keys ``[H, F, T, 1 + D]``.
         """

@@ -37,7 +37,7 @@ class FigureSource:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. ``device["bandwidth_gb_s"]`` returns the value of the figure of that name."""
+    """One device. ``device["bandwidth_gb_s"]`` returns the value of the figure ``bandwidth_gb_s``."""
 
     name: str
     title: str

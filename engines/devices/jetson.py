@@ -24,7 +24,7 @@ def module_of(machine: Machine) -> str | None:
 
 
 def profile_of(machine: Machine) -> DeviceProfile | None:
-    """Return the module's device profile; if several fit, the one with most of the machine's power modes."""
+    """Return the module's device profile; if several fit, the profile with most of the machine's power modes."""
     module, modes = module_of(machine), set(power_modes(machine).values())
     fitting = [device for device in map(load_device, device_names()) if module in device.modules]
     return max(fitting, key=lambda device: len(modes & {mode["name"] for mode in device["power_modes"]}), default=None)

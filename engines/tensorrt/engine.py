@@ -44,7 +44,7 @@ class TensorRT:
         vision, decoder = jobs_of(bundle, self.settings)
         self._embedding = Embedding(bundle)
         self._decoder = folder.load(decoder, log)
-        self._vision = api.EngineCalls(self._workspace, folder.load(vision, log), 0)  # the tower has one kind of call, 0
+        self._vision = api.EngineCalls(self._workspace, folder.load(vision, log), 0)  # 0: the tower has only one kind of call
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:

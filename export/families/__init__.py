@@ -124,7 +124,7 @@ class Family:
         return TowerGeometry.estimated(number, tower.tokens, rows * columns, tower.size, group=tower.group, text=text)
 
     def patches(self, vision: VisionSpec) -> int:
-        """Return the number of patches per frame grid of a bundle."""
+        """Return how many patches each of a bundle's frame grids has."""
         return vision.tokens_per_frame * self.merge**2
 
 

@@ -191,7 +191,8 @@ class Channels(Layout):
 class RowsByColumns(Channels):
     """A :class:`Channels` layout for decoders: a row's largest magnitude gets the code 127 or -127.
 
-    A row of zeros divides 0 by 0: its codes are arbitrary bytes, and its product is 0. Only graphs ``for_cpu`` round rows.
+    A row of zeros divides 0 by 0: its codes are arbitrary bytes, and its product is 0. Rows are rounded only if the graph is
+    ``for_cpu``.
     """
 
     def multiply(

@@ -85,7 +85,7 @@ def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
 def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
     """Round by GPTQ (arXiv 2210.17323, Alg. 1).
 
-    Columns are rounded one after another, and later columns compensate for the error of earlier ones. Column ``q`` passes on
+    Columns are rounded one after another, and later columns compensate for earlier errors. Column ``q`` passes on the error
     ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``, where ``U`` is the upper Cholesky factor of the damped Hessian's inverse. A block's
     scale is computed just before its first column is rounded.
     """

@@ -1,4 +1,4 @@
-"""The profiles for TensorRT: norms and rotary positions in operators that all versions since 10.3 have, and two kinds of cache.
+"""The profiles for TensorRT: only the cache depends on the version; all other operators exist since TensorRT 10.3.
 
 The length of the input ``columns{l}`` is the number of rows to read; the graph computes the mask (docs/internals/engines.md).
 """
@@ -122,7 +122,7 @@ class Beside(Columns):
     """
 
     def start(self) -> None:
-        """Also make ``new.folded`` ``[1, 1, g S, 1]``, the row of the call that each folded row belongs to."""
+        """Make, in addition, ``new.folded`` ``[1, 1, g S, 1]``: the row of the call that each folded row belongs to."""
         Columns.start(self)
         g, group = self.graph, self.shape.heads // self.shape.kv_heads
         folded = g.node("Tile", ["new", g.integers(group)], ["new.tiled"])
@@ -156,7 +156,7 @@ class Beside(Columns):
     def _bias(self, layer: int) -> str:
         """Return the mask ``[1, 1, g S, n + S]`` to add to scores: 0 where a row may attend, UNSEEN elsewhere.
 
-        A valid row of the cache is visible to all rows of the call; a row of the call, to itself and the rows after it.
+        A valid row of the cache is visible to all rows of the call; a row of the call is visible to itself and to later rows.
         """
         g, name = self.graph, f"layer{layer}"
         valid = g.node("Less", [f"columns{layer}", f"past{layer}"], [f"{name}.valid"])
@@ -170,7 +170,7 @@ class Beside(Columns):
 
 @dataclass(slots=True)
 class InPlace(Columns):
-    """The cache for TensorRT 10.15 and newer: TensorScatter appends in place, Attention reads a slice of the cache.
+    """The cache for TensorRT 10.15 and newer: TensorScatter appends in place, and Attention reads a slice of the cache.
 
     The caller must bind ``key{l}_out`` and ``value{l}_out`` to the addresses of ``key{l}`` and ``value{l}``.
     """

@@ -2,13 +2,13 @@
 
 int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel, activations one per
 row. The residual stream is rotated, and norms' gains and biases are folded into linears, so normed rows have standard deviation
-1 and no outlier channels; one constant scale serves them all. A projector that reads the residual stream stays float32. With
-fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back. The first convolution,
+1 and no outlier channels; one constant scale serves all normed rows. A projector that reads the residual stream stays float32.
+With fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back. The first convolution,
 norms, activations and sums stay float32.
 
-For ONNX Runtime, attention is one node, which never holds the scores of all pairs at once. Graphs of standard operators have
-product, softmax and product, which TensorRT merges into one kernel if it can. Attention takes QUERIES queries at a time:
-without such a kernel, only scores ``[B, heads, QUERIES, N]`` are held.
+For ONNX Runtime, attention is one node, which never holds the scores of all pairs at once. In graphs of standard operators,
+attention is a product, a softmax and a product, which TensorRT may merge into one kernel. These take QUERIES queries at a time,
+so that an unmerged softmax holds only scores ``[B, heads, QUERIES, N]``.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ class VisionGraph:
     ) -> str:  # fmt: skip
         """Return ``activation(rows @ weight.T + bias)`` for rows that are ``columns`` wide.
 
-        reads: the norm that the rows come from, or "residual" for the residual stream; a row may join several of them. writes:
-        whether the result is added to the residual stream. Raises UserError if a weight is too large for fp16.
+        reads: the norm that the rows come from, or "residual" for the residual stream; a row may join several of the norm's
+        rows. writes: whether the result is added to the residual stream. Raises UserError if a weight is too large for fp16.
         """
         shape, vector = (width, columns), ""
         if bias or len(self.affine.get(reads, [])) > 1:
@@ -388,11 +388,11 @@ def bilinear(side: int, few: int) -> Float32:
 
 @dataclass(slots=True)
 class ChangedGraph(VisionGraph):
-    """A tower's graph for changed patches: only these go through the layers, and attend to the keys and values of all patches.
+    """A tower's graph for changed patches: only changed patches go through the layers, attending to all patches.
 
     In each layer, the changed patches' new keys and values replace their old ones. ScatterND does this in place if
-    ``key{l}_out`` is bound to the address of ``key{l}``. Then every query of the call attends to all keys and values, including
-    the old ones of unchanged patches.
+    ``key{l}_out`` is bound to the address of ``key{l}``. Every query of the call then attends to all keys and values, including
+    those kept for unchanged patches.
 
     If a token is made of several patches, the rows of unchanged patches are kept as well. Attention inside windows runs for
     windows with a changed patch, and always for the first window of each shape. A window has a query for each of its patches;
