@@ -59,9 +59,9 @@ class Answer:
     """The answer to one question. ``print(answer)`` waits for the whole answer; ``for`` and ``async for`` yield its pieces as
     they come.
 
-    The model's thread generates the answer, so a slow reader never delays the stream. An error while generating is raised where
-    the text is read. An answer has every attribute of :class:`Found`; reading such an attribute waits for the answer's end.
-    Reading ``found`` or :attr:`so_far` (the text) does not wait.
+    The model's thread generates the answer, so a slow reader never delays the stream. An error in generation is raised when the
+    text is read. An answer has every attribute of :class:`Found`; reading such an attribute waits for the answer's end. Reading
+    ``found`` or :attr:`so_far` (the text) does not wait.
     """
 
     time_s: float

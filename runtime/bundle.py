@@ -31,8 +31,8 @@ from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-# The newest format. Format 2 added position axes, frame groups and frame text; 3 the profile; 4 the graph names "full",
-# "per-layer0", ..; since 5, per-layer graphs do not attend.
+# The newest format. Format 2 added position axes, frame groups and frame text; format 3 added the profile; format 4 added the
+# graph names "full", "per-layer0", ..; since format 5, per-layer graphs compute no attention.
 FORMAT = 5
 READS = range(1, FORMAT + 1)
 FADING = ("20/19.5", "1.0/0.9")  # LLaVA's values, from HERMES's App. D
@@ -72,7 +72,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """The shapes of the language model. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``)."""
+    """The language model's dimensions and files. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``)."""
 
     backbone: Word
     layers: Count
@@ -88,19 +88,19 @@ class DecoderSpec:
     graphs: Mapping[str, str]  # variant -> file; the variant "full" always exists
     embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
     rope_sections: tuple[Annotated[int, Ge(0), Le(1024)], ...] | None = (
-        None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
+        None  # how many rotary pairs turn by frame, by row and by column (M-RoPE); null for 1-D positions
     )
     rope_interleaved: bool = False  # pairs alternate between the three axes (Qwen3-VL) instead of forming three blocks
-    kv: KVType = "fp32"  # how the graphs store keys and values
+    kv: KVType = "fp32"  # the type in which the graphs store keys and values
     deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # how many of the first layers add more features to vision rows
     precision: str = "fp32"  # the weights' precision; see docs/internals/models.md
     rounding: str = "nearest"  # how the weights are rounded; "gptq" minimises the error for typical activations
-    fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep one
+    fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep layer
     windows: tuple[
         Annotated[int, Ge(0), Le(1 << 24)], ...
     ] = ()  # how many positions back each layer sees; 0 or an empty tuple means all
     local_inv_freq: tuple[Finite, ...] = ()  # (head_dim / 2,), ``inv_freq`` of layers with a window, if it differs
-    whole_frames: bool = False  # a frame's rows see one another, including later ones
+    whole_frames: bool = False  # each row of a frame sees all rows of the frame, including later rows
     embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
 
     @property
@@ -250,7 +250,7 @@ class ChatSpec:
     content_type: Literal["video", "image"]
     placeholder: Annotated[str, MinLen(1), MaxLen(256)]
     placeholder_id: Annotated[int, Ge(-1), Le(1 << 24)]
-    special_tokens: Mapping[str, Word]  # bos_token, eos_token, ... as the template expects them
+    special_tokens: Mapping[str, Word]  # name -> text of the special tokens that the template uses, such as bos_token
     stop_ids: tuple[TokenId, ...]
     opening: Word = ""  # text before the first frame
     ending: Word = ""  # text after the last frame

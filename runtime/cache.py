@@ -46,7 +46,7 @@ class Rows:
     """Metadata of n new rows, the same in every layer and head, with the dtypes of :data:`ROW_DTYPES`.
 
     seq: each token's place in the stream. frame, row, col: the token's frame (-1 for text outside frames) and patch. position:
-    the rotary position, 0 or more. A row's ``confirmed`` starts as the row's frame.
+    the rotary position, 0 or more. The cache sets a new row's ``confirmed`` to its ``frame``.
     """
 
     kind: NDArray[np.uint8]  # [n], see Kind

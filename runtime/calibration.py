@@ -38,7 +38,7 @@ def _schema(kind: Any) -> Any:
 
 
 class JsonFile:
-    """A dataclass stored as a file of a bundle. ``_file`` holds the file's newest format number and what the file describes."""
+    """A dataclass stored as a file of a bundle. ``_file`` holds the file's newest format number and a description."""
 
     _file: ClassVar[tuple[int, str]]
 

@@ -56,9 +56,9 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 class FramePattern:
     """The part of the cache that the rows of a sparse call see. A sparse call appends whole frames of p rows.
 
-    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row of the same patch in
-    the previous frame. For the call's first frame, the previous frame's row is in slot ``previous[l, head, place]``; -1 means
-    none.
+    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame's rows up to itself, and the row of the same
+    patch in the previous frame. For the call's first frame, the previous frame's row is in slot ``previous[l, head, place]``;
+    -1 means none.
     """
 
     shared: int
@@ -149,7 +149,7 @@ class ChangedTower(Protocol):
 
         pixels: a whole frame ``[3, H, W]``, normalised, or ``[group, 3, H, W]`` for towers that merge frames. patches:
         row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. Patches not given keep their keys and values. The
-        tokens are all that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
+        tokens are those that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
 
         The first call on fresh memory must have all patches. A call with all patches returns the same features as
         :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before a byte is changed.

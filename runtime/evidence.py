@@ -102,7 +102,9 @@ class QuestionAttention:
     ) -> None:
         self._heads, self._grid, self._group, self._times, self._lossless = heads, grid, group, copy(times), lossless
         self._sure = _certainty(logits)
-        self.scores: list[tuple[Float32, Float32, Sequence[Integers]]] = []  # scores [heads, rows], queries' lengths, rows
+        self.scores: list[
+            tuple[Float32, Float32, Sequence[Integers]]
+        ] = []  # each: scores [heads, rows], queries' lengths, rows
         for queries, parts in groups:
             seen = parts[0] if len(parts) == 1 else SeenRows(*map(np.concatenate, zip(*parts, strict=True)))
             score = np.ascontiguousarray((seen.key @ (queries.T / np.float32(np.sqrt(queries.shape[1])))).T)
@@ -150,7 +152,7 @@ class QuestionAttention:
         if self.blind:
             return Evidence((), False if rule.weights else None)
         held = self._lossless or bool(self.features @ rule.weights + rule.bias > 0) if rule.weights else None
-        by_frame: dict[int, list[tuple[float, int, int]]] = {}  # weight, patch and the frame that last showed it
+        by_frame: dict[int, list[tuple[float, int, int]]] = {}  # (weight, patch, frame that last showed the patch)
         for token, last, weight in zip(*(part.tolist() for part in self.weights()), strict=True):
             by_frame.setdefault(token // (rows * columns), []).append((weight, token % (rows * columns), last))
         seen = {frame: sum(weight for weight, *_ in of) for frame, of in by_frame.items() if frame <= times.newest}

@@ -377,7 +377,7 @@ class JsonLines:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def close(self) -> None:
-        """Close the file, so that another process may write it."""
+        """Close the file, so that another process may write to it."""
         if self._file is not None and not self._file.closed:
             lock_file(self._file, fcntl.LOCK_UN)  # a process forked in the meantime also has the file open
             self._file.close()

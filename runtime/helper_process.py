@@ -116,7 +116,7 @@ class Helper:
         yield line
 
     def _read(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        """Yield lines until the process ends, writes a line that is too long, or writes none in time."""
+        """Yield lines until the process ends, writes a line that is too long, or writes no line in time."""
         assert process.stdout is not None
         rest = b""
         poll = select.poll()
@@ -188,7 +188,7 @@ def _answer(answers: int, function: str, arguments: list[Any], options: dict[str
 
     def send(*values: Any) -> None:
         nonlocal last
-        if values != last or values[0] == "line":  # a download reports every block, but in whole MB
+        if values != last or values[0] == "line":  # skip repeats: a download reports every block, rounded to whole MB
             raw = json.dumps(values, default=str).encode() + b"\n"
             while raw:
                 raw = raw[os.write(answers, raw) :]

@@ -113,7 +113,7 @@ def place(function: Any) -> str:
 def _own(group: str) -> dict[str, EntryPoint]:
     """Return edgevlm's entry points, preferring installed ones to a stale ``edgevlm.egg-info`` next to the sources."""
     found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]
-    found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info lists no files
+    found.sort(key=lambda each: each.read_text("METADATA") is None)  # a distribution found through an egg-info has no METADATA
     return {point.name: point for point in found[0].entry_points.select(group=f"edgevlm.{group}")} if found else {}
 
 

@@ -94,7 +94,7 @@ class Repetition:
 
 
 class LogProb(NamedTuple):
-    """A drawn token's log-probability before penalties and temperature, and the likeliest tokens at that place."""
+    """A drawn token's log-probability before penalties and temperature, and the likeliest tokens at its position."""
 
     token: int
     value: float
@@ -121,7 +121,7 @@ class Classified(NamedTuple):
 
 
 class OneOf:
-    """A logits processor that allows only the tokens of ``texts``, each with and without a space before it.
+    """A logits processor that allows only the tokens of ``texts``; a space may precede each text.
 
     probabilities: one for each text, which add up to 1. Texts that start with the same token share the token's probability
     evenly until the answer decides between them.

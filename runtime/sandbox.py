@@ -57,7 +57,7 @@ def try_tokenizer(path: Path) -> None:
 
 
 def read_tokenizer(path: str) -> None:
-    """Read a tokenizer and use it once. Raises UserError for any failure."""
+    """Read a tokenizer and encode a text with it. Raises UserError for any failure."""
     from tokenizers import Tokenizer
 
     try:

@@ -63,10 +63,10 @@ class Scheduler:
         self._changed = threading.Condition()
         self._urgent: deque[Task] = deque()
         self._watches: deque[Task] = deque()
-        self._watch_from = 0.0  # the time.monotonic() at which the next watch may begin
+        self._watch_from = 0.0  # when the next watch may begin, on the clock of time.monotonic()
         self._queues: dict[int, deque[Task]] = {}  # each session's waiting tasks; the session served longest ago is first
         self._clock = 0.0  # the latest (due - period) of the sessions' tasks that have begun
-        self._due: dict[int, float] = {}  # when each session's newest task is due, if after the clock
+        self._due: dict[int, float] = {}  # when each session's newest task is due, if that is later than ``_clock``
         self._returning: tuple[int, float] | None = None  # the session served last, and when its next task is due
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -107,8 +107,8 @@ class Scheduler:
     ) -> Future[T]:
         """Queue a call and return the future for its result.
 
-        Cancelling the future removes a call that has not begun. urgent: run it before all others, as users' questions are.
-        watch: run it after the urgent calls, as background questions are. period: seconds between the session's tasks if there
+        Cancelling the future removes a call that has not begun. urgent: run the call before all others, like users' questions.
+        watch: run the call after urgent calls, like background questions. period: seconds between the session's tasks if there
         is time for all. Raises UserError after :meth:`stop`, in a forked process, and if the system cannot start a thread.
         """
         self.check_process()

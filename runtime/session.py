@@ -141,8 +141,8 @@ class Session:
         self.notify: Notify = logging.getLogger("edgevlm").warning
         self._settings, self._chat, self._writer = settings, chat, writer
         self._preprocess = Preprocessor(model.bundle.vision, bgr=bgr)
-        self._asking = threading.Lock()  # guards the next two attributes
-        self._answers: list[Answer] = []  # includes all unfinished answers
+        self._asking = threading.Lock()  # guards ``_answers`` and ``_standing``
+        self._answers: list[Answer] = []  # holds at least all unfinished answers
         self._standing: list[StandingQuestion] = []
         self._closed = self._reading = False
         self._ttft_ms = self._tpot_ms = 0.0
@@ -185,7 +185,7 @@ class Session:
         except SnapshotError as error:
             refused = type(error)(str(error))
         self._stream.close()
-        del self._memory  # freed before the new one is allocated
+        del self._memory  # frees the old memory before the new memory is allocated
         self._memory = self._empty_memory()
         raise refused
 
@@ -374,7 +374,7 @@ class Session:
     def check(self, question: str | Dialogue, choices: Sequence[str] = ()) -> None:
         """Raise UserError if ``question`` is longer than its budget, holds the video's placeholder, or is not Unicode.
 
-        choices: raise UserError for choices that :meth:`classify` cannot distinguish, too.
+        choices: also raise UserError for choices that :meth:`classify` cannot distinguish.
         """
         if choices:
             self._classifier(str(question), choices)
@@ -423,17 +423,17 @@ class Session:
         question: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. conversation: the name
         of a conversation that this turn continues and is added to. history: earlier turns (question, answer), oldest first,
         instead of a named conversation. max_tokens: the answer's maximum length, by default the whole budget for answers.
-        Decoding is greedy unless ``temperature`` > 0. Then top_p keeps the smallest set of tokens whose probability reaches it,
-        top_k the likeliest k, and min_p those with at least this fraction of the highest probability; seed, 0 or more, fixes
-        the draws. repetition_penalty: a penalty for tokens of the prompt and the answer; 1 means none, and the default is the
-        model's (generation_config.json). presence_penalty, frequency_penalty: OpenAI's penalties for tokens of the answer.
-        ``choices`` are drawn without any penalty. logprobs: record the log-probabilities, before penalties and temperature, of
-        each token and of this many likeliest tokens. choices: answer with one of these texts, uncut by max_tokens, and the
-        ``probabilities`` of all. logits_processor: a function called for each token with the ids so far and the logits
-        ``[vocabulary]``, on the model's thread. The token is drawn from the logits that it returns, where minus infinity
-        excludes a token. With ``choices``, ``logits_processor`` is not called. pictures: frames for this question only, placed
-        after the watched ones; at most :meth:`most_pictures`. since, until: attend only to frames from this period, in seconds
-        of the stream.
+        Decoding is greedy at ``temperature`` 0. At higher temperatures, top_p keeps the smallest set of tokens whose
+        probability reaches it, top_k the likeliest k, and min_p the tokens with at least ``min_p`` times the highest
+        probability; seed, 0 or more, fixes the draws. repetition_penalty: a penalty for tokens of the prompt and the answer; 1
+        means none, and the default is the model's (generation_config.json). presence_penalty, frequency_penalty: OpenAI's
+        penalties for tokens of the answer. ``choices`` are drawn without any penalty. logprobs: record the log-probabilities,
+        before penalties and temperature, of each token and of this many likeliest tokens. choices: answer with one of these
+        texts, uncut by max_tokens, and the ``probabilities`` of all. logits_processor: a function called for each token with
+        the ids so far and the logits ``[vocabulary]``, on the model's thread. The token is drawn from the logits that it
+        returns, where minus infinity excludes a token. With ``choices``, ``logits_processor`` is not called. pictures: frames
+        for this question only, placed after the watched ones; at most :meth:`most_pictures`. since, until: attend only to
+        frames from this period, in seconds of the stream.
 
         If the memory holds no frame from ``since`` to ``until``, reading the answer raises NothingHeld. Raises UserError for a
         question that is longer than its budget or contains the video's placeholder, and for sampling settings out of range.
@@ -626,8 +626,8 @@ class Session:
     def save(self, folder: str | Path) -> None:
         """Write a snapshot of the session to ``folder``; ``Session.open(state=folder)`` continues from it.
 
-        The snapshot replaces older ones there. Raises UserError if the folder cannot be written or is in use. Also raises
-        UserError for a policy that keeps rows in a store: open that session with ``state`` instead.
+        The snapshot replaces older snapshots in ``folder``. Raises UserError if the folder cannot be written or is in use. Also
+        raises UserError for a policy that keeps rows in a store: open that session with ``state`` instead.
         """
         if self.store is not None:
             raise UserError(f"save: {self.policy} keeps rows in a file; open the session with state= instead")
@@ -668,7 +668,7 @@ class Session:
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Return a snapshot's header, copies of the session's arrays, and how long (ms) copying held the session up.
 
-        Copying runs next, like a question. A closed session can still be copied until its memory is freed.
+        Copying is an urgent task, like a question. A closed session can still be copied until its memory is freed.
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
@@ -747,7 +747,7 @@ class Session:
 
     @property
     def basis(self) -> str:
-        """A line, maybe empty, on why ``auto`` chose the policy and whether the policy is calibrated or uses presets."""
+        """A line, possibly empty, that says why ``auto`` chose the policy and whether the policy is calibrated or uses presets."""
         basis = getattr(self._stream.policy, "basis", "")
         return "; ".join(filter(None, [self._memory.why, basis and f"{self.policy}: {basis}"]))
 

@@ -29,7 +29,7 @@ class Stateful:
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ()
-    _scratch_fields: ClassVar[tuple[str, ...]] = ()  # arrays used within one call, and counters that snapshots may lose
+    _scratch_fields: ClassVar[tuple[str, ...]] = ()  # fields that snapshots may omit: counters, arrays used within one call
 
     def state(self) -> State:
         """Return views of the fields as arrays by name, for a snapshot."""

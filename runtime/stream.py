@@ -576,7 +576,7 @@ class Stream:
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
         looked = ((query[of], seen(head)) for head, of in groups.items())
-        if narrowed is not None:  # the weights were calibrated on whole memories
+        if narrowed is not None:  # drop the weights, which were calibrated on whole memories
             heads = replace(heads, weights=())
         logits, lossless = result.logits[-1], self.stats.evicted == 0
         return QuestionAttention(looked, heads, vision.grid, vision.group, self.times, logits, lossless)
