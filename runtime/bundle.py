@@ -199,7 +199,7 @@ class VisionSpec:
 
     ``group`` frames make one grid of tokens (Qwen merges two; an odd last frame is repeated). ``positions`` sets how a frame's
     tokens take positions. With ``"rows"``, each token takes the next index. With ``"video"``, the whole stream is one block of
-    (frame, row, column). The frame coordinate then advances by 1 per grid or, if ``tokens_per_second`` is set, by that number
+    (frame, row, column), and the frame coordinate advances by 1 per grid or, if ``tokens_per_second`` is set, by that number
     per second of the stream. With ``"frame"``, each grid is a separate block. ``"transformers"`` differs from ``"video"`` only
     in the position of the text after the video, which is that of transformers 5.23 and later. ``before`` and ``after`` are the
     text around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` in them stand for the grid's time.
@@ -293,7 +293,7 @@ class Bundle:
         return bundle
 
     def file(self, name: str) -> Path:
-        """Return the path of a listed file. Raises BundleError for a name that is not listed."""
+        """Return the path of a file that ``bundle.json`` lists. Raises BundleError for any other name."""
         if name not in self.files:
             raise _bad(self.path / name, "is not listed in bundle.json")
         return self.path / name

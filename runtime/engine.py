@@ -113,8 +113,8 @@ class Decoder(Protocol):
 
         embeds: ``[S, hidden]``, or ``[S, row_width]`` from a tower; cos, sin: ``[S, rotary]`` of the new rows; past_len:
         ``[layers]``, the valid rows of each layer before the step. Afterwards rows ``[past_len[l], past_len[l] + S)`` of layer
-        ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows`` index the S rows (negative from
-        the end), ``()`` for none. ``pattern`` may be set for decoders bound with ``sparse``.
+        ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows``: indices into the S rows, negative
+        from the end; ``()`` requests no logits. ``pattern`` may be given to a decoder that was bound with ``sparse``.
 
         For a ``by_layer`` engine, ``rows[l][h]`` (int32, without duplicates) are the valid rows of a layer and KV head that the
         new rows see; with ``fetch``, the new rows follow the fetched ones. ``sight`` is set if the decoder is not causal.

@@ -205,7 +205,7 @@ class FrameTimes(Stateful):
             raise ValueError("invalid times of frames")
 
     def add(self, frame: int, seconds: float) -> None:
-        """Record a frame's time; drop the times already recorded from this frame on."""
+        """Record a frame's time; drop the recorded times of this frame and of later frames."""
         count = int(np.searchsorted(self.frame, frame))
         kept = self._thinned() if count == KNOTS else slice(count)
         self.frame, self.seconds = np.append(self.frame[kept], frame), np.append(self.seconds[kept], seconds)

@@ -147,7 +147,7 @@ class Helper:
 def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
     """Run :meth:`Helper.call` in a new process, so that nothing that the call imports stays in memory.
 
-    If the process is killed, the UserError begins with the first argument.
+    If the process is killed, the UserError's message begins with the call's first argument.
     """
     with Helper() as helper:
         try:

@@ -636,14 +636,14 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete what was seen from ``since`` to ``until``, in seconds of the stream; return a layer's largest loss, in rows.
+        """Delete what was seen from ``since`` to ``until``, in seconds of the stream; return the most rows that a layer lost.
 
         Rows from that period leave the memory, and a new snapshot replaces all others. Rows of later frames keep what they took
         from the deleted rows through attention.
 
-        All conversations end. Older rows that were confirmed in that period are also deleted. Raises UserError for a period
-        that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if the new snapshot cannot
-        be written; the old snapshots then remain.
+        All conversations are forgotten. Older rows that were confirmed in that period are also deleted. Raises UserError for a
+        period that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if the new snapshot
+        cannot be written; the old snapshots then remain.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:
@@ -747,7 +747,7 @@ class Session:
 
     @property
     def basis(self) -> str:
-        """A line, possibly empty, that says why ``auto`` chose the policy and whether the policy is calibrated or uses presets."""
+        """A line, possibly empty, on why ``auto`` chose the policy and whether the policy is calibrated or uses presets."""
         basis = getattr(self._stream.policy, "basis", "")
         return "; ".join(filter(None, [self._memory.why, basis and f"{self.policy}: {basis}"]))
 

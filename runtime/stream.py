@@ -194,7 +194,8 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Change the memory permanently in the block; an error sets ``torn``, except a UserError, raised before any change.
+        """Let the block change the memory permanently; any error but a UserError, which is raised before a change, sets
+        ``torn``.
 
         Raises CacheError if another thread is using the stream.
         """
