@@ -1,7 +1,7 @@
 """Measure the latency from a frame's arrival to the start of an answer that has seen it, stage by stage.
 
 Each frame is watched and asked about immediately (a chunk of one frame, an answer of one token), so that every frame passes
-through every stage. ``busy`` is the watching thread's time for a frame, without its answer. ``total`` is the time from the
+through every stage. ``busy`` is the watching thread's time for a frame, without the answer. ``total`` is the time from the
 picture's arrival to the answer's first token.
 """
 

@@ -40,8 +40,8 @@ def compression(
     """Yield a line for each policy and KV dtype (``all``: every one), with medians over rounds in milliseconds.
 
     ``pass_over_read``: one compression's time divided by one plain read's, round by round. With ``device="cuda"``, each line
-    compares one part of a compression with a copy within the device. Raises UserError for a policy that does not evict, an
-    invalid dtype, or an invalid or absent device.
+    compares one part of a compression with a copy within the device's memory. Raises UserError for a policy that does not
+    evict, an invalid dtype, or an invalid or absent device.
     """
     shape, kinds = CacheShape(layers=layers, tokens=tokens), KV_TYPES if list(dtype) == ["all"] else dtype
     for name, typed, known in (("dtype", kinds, KV_TYPES), ("device", [device], ("cpu", "cuda"))):

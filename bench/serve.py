@@ -30,7 +30,7 @@ from edgevlm.progress import show
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
 WATCHED = 16  # frames watched per camera before counting starts
-FASTEST = 1000.0  # frames per second by the camera's clock, so that no frame is skipped
+FASTEST = 1000.0  # frames per second on the camera's clock, so that no frame is skipped
 START_S = 600.0  # maximum time for the first frames
 SETTLES_S = 0.5  # pause after stopped processes continue
 SNAPSHOTS_S = 5.0  # time between snapshots, so that the measured memory includes their copies

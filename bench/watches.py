@@ -52,7 +52,7 @@ class Score:
     delays: list[int] = field(default_factory=list)
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
-        """Add a watch on a stream. For each frame, ``truth`` tells whether it should be open, and ``opened`` whether it is."""
+        """Add a watch on a stream. ``truth``: whether the watch should be open at each frame; ``opened``: whether it is."""
         for state in (True, False):
             found = [frame for frame, (before, now) in enumerate(pairwise([False, *opened])) if before != now == state]
             for start, end in spans([true == state for true in truth]):
@@ -99,7 +99,7 @@ def quality(
 ) -> Iterator[Line]:
     """Yield a line for each memory and rule, over enough streams for objects to appear or leave ``events`` times.
 
-    At each frame, WATCHES watches ask whether an object is present. ``still`` is not a policy: it asks about each frame
+    At each frame, WATCHES watches ask whether an object is present. ``still`` is not a policy: each frame is asked about
     separately. Raises UserError.
     """
     words = seed_words(seed)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TextIO
 Notify = Callable[[str], object]  # called with a line for the user
 
 OUTPUT = "the output"  # the file name in standard output's OSErrors
-CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # of terminals and text direction
+CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # terminal and text-direction codes
 SLOW_MS = 1000  # how long a message waits for a stuck reader
 
 

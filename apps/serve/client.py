@@ -88,7 +88,7 @@ def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> d
 
 
 def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_json: bool) -> None:
-    """Print a server's digest in order: open watches, journal lines and picture addresses. Raises a one-line UserError."""
+    """Print a server's digest in time order: open watches, journal lines and picture addresses. Raises a one-line UserError."""
     with replied(url, key_file, "/v1/digest", query=window) as response:
         found = json.loads(response.read())
         for each in found["data"]:

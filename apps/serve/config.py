@@ -133,9 +133,9 @@ class JournalSettings(KeptSettings):
     """Settings of the journal.
 
     every: minutes between a camera's journal lines; 0 for no journal. prompt: the question that each line answers. changed:
-    write the next line early, but not before a tenth of ``every``, once this many frames' worth of changes were appended (under
-    ``append = "changed"``). max_tokens: maximum tokens in a line. context: maximum tokens of earlier lines to put before a
-    question that shares words with them; 0 for none. days, megabytes: how much to keep.
+    write the next line early, but not before a tenth of ``every``, once this many frames' worth of changes have been appended
+    (under ``append = "changed"``). max_tokens: maximum tokens in a line. context: maximum tokens of earlier lines to put before
+    a question that shares words with them; 0 for none. days, megabytes: how much to keep.
     """
 
     days: Days = Journal.DAYS

@@ -41,7 +41,7 @@ HEADERS = {
     "content-security-policy": POLICY, "cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }  # fmt: skip
-ASKING = re.compile("^(?:/v1)*(?=/(?:chat/completions|completions|responses|models)(?:/|$))")  # after any number of /v1
+ASKING = re.compile("^(?:/v1)*(?=/(?:chat/completions|completions|responses|models)(?:/|$))")  # matches any /v1 before a path
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="edgevlm", Bearer'}
 
 

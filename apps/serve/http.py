@@ -111,7 +111,7 @@ class Window(BaseModel):
 
 
 class Forget(Window, Strict):
-    """The period to delete, for one stream or for all. `all`: delete everything. `confirm`: must be true."""
+    """The period to delete, for one stream or for all streams. `all`: delete everything. `confirm`: must be true."""
 
     stream: NamedId | None = None
     all: bool = False
@@ -422,8 +422,8 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:
-        """Return how many frames wait and, for each frame in memory, its time, its thumbnail, the fraction held (in total and
-        per group of layers) and one hexadecimal digit per token."""
+        """Return how many frames wait and, for each frame in memory, its time, its thumbnail, the fraction of its tokens held
+        (in total and per group of layers) and one hexadecimal digit per token."""
         return stream.memory()
 
     @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))
@@ -508,7 +508,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.patch("/v1/watches/{name}", responses=content(answers.WatchState))
     def change_watch(name: WatchName, change: WatchChange) -> dict[str, Any]:
-        """Pause or resume a watch, on one camera or on all. Pausing closes an open watch."""
+        """Pause or resume a watch, on one camera or on all cameras. Pausing closes an open watch."""
         if change.camera is not None:
             server.stream(change.camera, "camera")
         watches.pause(name, change.state == "paused", change.camera)
@@ -546,7 +546,7 @@ def add_rest(router: APIRouter, server: Server) -> None:
     @router.get("/", include_in_schema=False)
     async def page(request: Request) -> HTMLResponse:
         text, prefix = PAGE.joinpath("index.html").read_text("utf-8"), named_prefix(request.headers)
-        base = f'<base href="{escape(prefix)}/">' if prefix else ""  # correct even if the page's address does not end in /
+        base = f'<base href="{escape(prefix)}/">' if prefix else ""  # keeps links right if the page's address lacks the last /
         return HTMLResponse(text.replace("<head>", f"<head>{base}", 1))
 
     @router.get("/static/{name}", include_in_schema=False)

@@ -31,7 +31,7 @@ _ONE_AT_A_TIME = threading.Lock()  # held while decoding, as a picture may take 
 
 
 def read_picture(url: str, settings: ServerSettings) -> Image:
-    """Read a picture from a ``data:`` or ``http(s):`` address: RGB ``[H, W, 3]``. Raises UserError if forbidden or broken."""
+    """Read a picture from a ``data:`` or ``http(s):`` URL: RGB ``[H, W, 3]``. Raises UserError if it is forbidden or broken."""
     if url[:6].lower().startswith(("http:", "https:")):
         return decode_picture(_fetch(url, settings))
     return decode_picture(_inline(url, "give a picture as data:image/...;base64,... or at an http address"))

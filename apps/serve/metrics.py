@@ -59,7 +59,7 @@ class Metrics(Collector):
             self._asked.discard(name)
             for histogram in (self._queued, self._ttft, self._tokens):
                 histogram.remove(name)
-        running = min(len({stream.model for stream in streams.values()}), self.unfinished)  # a model answers one at a time
+        running = min(len({stream.model for stream in streams.values()}), self.unfinished)  # a model gives one answer at a time
         yield family("num_requests_running", "Answers being generated.", {(): running})
         yield family("num_requests_waiting", "Questions that wait.", {(): self.unfinished - running})
         yield family("process_resident_bytes", "Resident memory.", {(): self._resident.nbytes()})
@@ -87,7 +87,7 @@ class Metrics(Collector):
 
 
 def family(title: str, text: str, found: Mapping[Any, float], *labels: str, kind: Any = GAUGE) -> Metric:
-    """Make a metric. found: a label's value, or a tuple of them -> the metric's value. labels: their names, by default
+    """Make a metric. found: a label's value, or a tuple of them -> the metric's value. labels: the labels' names, by default
     ``stream``."""
     metric: Metric = kind(f"edgevlm_{title}", text, labels=() if () in found else labels or ("stream",))
     for of, value in found.items():

@@ -49,7 +49,7 @@ LOOK_S = 2.0  # how long a test then reads the source
 TEST_FPS = 100  # maximum frames that a test reads, per second and in total
 CLOSING_S = 30.0  # time for the last snapshots on shutdown
 REOPEN_S = 60.0  # minimum time between two reopenings of a camera with a torn memory
-CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # neither files nor pipelines nor programs
+CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # sources clients may add: no files, pipelines or programs
 
 
 @contextmanager
@@ -179,7 +179,7 @@ class Service:
         """Delete what one camera saw in a period or, without ``name``, what all cameras saw, including removed cameras.
 
         Deleting everything leaves an empty memory and pauses a camera whose source is a video file; it stays paused after a
-        restart. Returns counts by camera. Raises UserError; deletions before the error remain.
+        restart. Returns the deleted counts by camera. Raises UserError; deletions before the error remain.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -328,7 +328,7 @@ class Service:
     def _program(self) -> Program:
         """Return this program's description for sinks.
 
-        All nodes of a cluster share one id, so a camera keeps its entities when it moves to another node.
+        All nodes of a cluster share one id, so a camera keeps its Home Assistant entities when it moves to another node.
         """
         cluster = self.config.cluster
         if cluster.join is not None:
@@ -379,7 +379,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return two counters per watched stream, its loop's and its model's; while the stream is alive, at least one rises."""
+        """Return two counters per watched stream, for its loop and its model; while the stream is alive, at least one rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces

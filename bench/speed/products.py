@@ -43,7 +43,7 @@ def products(
     """Time products of one row or whole frames' rows with each, and all, of the noise matrices in a layer of a model's shape.
 
     frames: frames per call; 0 for one row. ``ratio``: the time divided by float32's. ``gflop_s`` counts two operations per
-    weight and row, ``gb_s`` the stored bytes once. ``read``: numpy's maximum over the float32 matrix. The whole ``layer`` is
+    weight and row, ``gb_s`` the stored bytes once. ``read`` is numpy's maximum over the float32 matrix. The whole ``layer`` is
     also timed as the extension's int4 product with norms, gate and rotation. Raises UserError for an unknown shape.
     """
     for name in model:

@@ -25,7 +25,7 @@ OURS = "edgevlm"
 class Runtime(Protocol):
     """A decoder of one :class:`TextModel`, with its own KV cache.
 
-    hold: fill the cache with ``rows`` rows of any content, untimed. append: decode ``ids`` after them and return the last
+    hold: fill the cache with ``rows`` rows of any content, untimed. append: decode ``ids`` after these rows and return the last
     token's logits ``[vocab]``, or None without ``scores``. forget: drop the appended rows.
     """
 

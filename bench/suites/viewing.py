@@ -92,7 +92,7 @@ class Viewer:
                     self._add(place, "")
 
     def _triggered(self, place: int, poll: Poll, due: float) -> bool:
-        """Return whether the model says that the moment has come. The model is asked again only after a new frame."""
+        """Return whether the model says that a poll's moment has come. The model is asked again only after a new frame."""
         polled = self._polled.setdefault(place, [])
         if self._frames in (0, *polled):
             return False
