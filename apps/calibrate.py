@@ -35,7 +35,7 @@ from edgevlm.runtime.policies import evicting
 from edgevlm.runtime.snapshots.writer import model_hash
 
 DEMO_SEEDS = (101, 102, 103, 104)
-QUESTIONS = (  # from table 9 of the HERMES paper
+QUESTIONS = (  # questions from table 9 of the HERMES paper
     "What happens in the video?",
     "Describe the video in detail.",
     "Summarize the content of the video.",

@@ -42,7 +42,7 @@ SETTING = re.compile(
 
 
 def mask_credentials(text: str) -> str:
-    """Replace each URL's user and password, and each value whose name suggests a secret, by ``***``.
+    """Replace each URL's user and password, and each value whose name suggests a secret, with ``***``.
 
     Takes linear time, because the text may come from a client. Escapes bytes of file names that are not UTF-8.
     """

@@ -77,7 +77,7 @@ def reach(text: str) -> Literal["here", "private", "public"]:
 
 
 def _is_own(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether an interface of this machine has the address: packets to such an address also have it as their source."""
+    """Return whether the address is this machine's own: packets to it then have the same address as their source."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((str(address), 9))  # connecting a UDP socket sends no packet

@@ -81,7 +81,7 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False,
         if run.shutdown.forced:
             raise
     except OSError:
-        if not silence_if_gone():  # without a reader of stdout, the error has no reader
+        if not silence_if_gone():  # if stdout has lost its reader, end silently
             raise
 
 
@@ -183,7 +183,7 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """Return the frame size to open a bundle for (None: the bundle's). Raises UserError if the bundle has a fixed size."""
+    """Return the frame size to open a bundle at, None for the bundle's. Raises UserError if the bundle has a fixed size."""
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
         return choice.size

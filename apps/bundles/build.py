@@ -1,4 +1,4 @@
-"""Export options for a device (``edgevlm export --device``), and its TensorRT engines (``edgevlm build``)."""
+"""Choose export options for a device (``edgevlm export --device``), and build TensorRT engines (``edgevlm build``)."""
 
 from __future__ import annotations
 

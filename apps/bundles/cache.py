@@ -51,7 +51,7 @@ def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: 
 
 
 def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notify, **options: Any) -> None:
-    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises that function's UserErrors."""
+    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises the UserErrors of an export."""
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 

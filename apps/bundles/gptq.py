@@ -25,7 +25,7 @@ from edgevlm.runtime.plugins import load_class
 def export_by_gptq(
     checkpoint: Path, out: Path, *, precision: str | None, progress: Notify, force: bool, **options: Any
 ) -> Path:
-    """Export like :func:`edgevlm.export.export_checkpoint`; keep the samples, so that the same command resumes.
+    """Export like :func:`edgevlm.export.export_checkpoint`; keep the samples, so that the same command can resume.
 
     Raises UserError, before exporting anything, for a precision without rounding and for a missing engine.
     """

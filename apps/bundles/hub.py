@@ -24,7 +24,7 @@ from edgevlm.runtime.files import atomic_write, look
 TIMEOUT_S = 10.0
 PAUSES_S = (1, 2, 4, 8, 8)  # seconds before the next attempt, by the number of fruitless attempts in a row
 ATTEMPTS = 64
-SLOW_S, SLOW_BYTES = 300.0, 300_000  # give up if fewer new bytes than this arrive in this time
+SLOW_S, SLOW_BYTES = 300.0, 300_000  # give up if fewer than SLOW_BYTES new bytes arrive in SLOW_S
 MB = 1_000_000
 CONFIG = "config.json"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported
@@ -68,7 +68,7 @@ def parse_id(name: str) -> HubId:
 
 
 def hub_id(model: str) -> HubId | None:
-    """Return the repository that ``model`` names, or None for a folder. A folder comes first.
+    """Return the repository that ``model`` names, or None for a folder. A folder of that name comes first.
 
     ``hf:ORG/NAME`` always names a repository. Raises UserError for ``hf:`` without a repository's name.
     """
@@ -259,7 +259,7 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
     host = re.sub(r".*@|/.*", "", constants.ENDPOINT.partition("://")[2])
     page, again = f"{constants.ENDPOINT}/{name.repo}", "run the same command again"
     status = int(getattr(getattr(error, "response", None), "status_code", 0))
-    why = " ".join(str(error).split())[:200] or type(error).__name__  # a server may have written the error text
+    why = " ".join(str(error).split())[:200] or type(error).__name__  # the error text may come from a server
     if isinstance(error, errors.OfflineModeIsEnabled):
         return HubError(f"{name} is not downloaded, and HF_HUB_OFFLINE is set", "unset it once, or give a folder")
     if isinstance(error, errors.GatedRepoError):

@@ -44,9 +44,8 @@ class NodeAgent(Hooks):
     """Applies the head's orders to a service, in separate threads, from :meth:`start` to :meth:`close`.
 
     A camera is watched, and its events are recorded, while the node's lease lists the camera with the epoch it was opened with.
-    A node that was frozen or cut off therefore never watches a camera that another node may have. Each epoch of a camera has a
-    separate folder under ``shared``, which starts as a copy of the previous epoch's folder; late writes of an old node are
-    ignored.
+    A node that was frozen or cut off never watches a camera that another node may have. Each epoch of a camera has a separate
+    folder under ``shared``, which starts as a copy of the previous epoch's folder; late writes of an old node are ignored.
 
     call: calls a method of the head; raises HeadAway or the head's UserError. memory_bytes: memory that edgevlm may use.
     """

@@ -23,8 +23,9 @@ class ClusterState:
     """The head's state, which is saved.
 
     removed: epoch and begins of removed cameras, with which a new camera of the same name continues. instances: processes by
-    node, including lost ones. notes: what to forget, kept until all nodes have done so; ``number`` is that of the newest note.
-    nodes_forgot, cameras_forgot: the last note that each has carried out. removed_nodes: names that may not join again.
+    node, including lost ones. notes: what to forget, kept until all nodes have done so; ``number``: the newest note's number.
+    nodes_forgot, cameras_forgot: the last note that each node or camera has carried out. removed_nodes: names that may not join
+    again.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class Director:
         *,
         now: float,
     ) -> list[str]:
-        """Add a node that has nothing open, with its configured cameras and watches; return a line for each refusal.
+        """Add a node that has no open cameras, with its configured cameras and watches; return a line for each refusal.
 
         about: ``memory_bytes`` and ``url`` of a :class:`Node`. cameras: as for :meth:`add`. Cameras that fit nowhere, and some
         cameras of full nodes, move to the new node. Raises UserError while another process of that name may be watching, for a

@@ -90,7 +90,7 @@ class NoteFollower:
                     raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
 
     def answer(self, number: int) -> dict[str, Any]:
-        """Return what a note deleted on this node, by camera, and the failures."""
+        """Return what a note deleted on this node, by camera, and what failed."""
         return {"streams": self.counts.get(number, {}), "refused": self.refused.get(number)}
 
     def waits_for(self, number: int) -> list[str]:

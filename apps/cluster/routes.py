@@ -287,7 +287,7 @@ class ClusterRoutes:
         return None
 
     async def _forget(self, request: Request) -> Response | None:
-        """Forget on all nodes. In the answer, ``waiting`` lists absent nodes, and cameras that no node watches."""
+        """Forget a period on all nodes. In the answer, ``waiting`` lists absent nodes, and cameras that no node watches."""
         agent = self._agent
         if (what := await body_of(request, Forget)) is None:
             return None

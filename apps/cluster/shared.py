@@ -55,7 +55,7 @@ class Shared:
                 self._files.pipe_file(self._path(name), content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Return the epochs that have a folder, oldest first. unfinished: include those with an incomplete copy."""
+        """Return the epochs that have a folder, oldest first. unfinished: include epochs with an incomplete copy."""
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
@@ -127,7 +127,7 @@ class MovingEvents:
         self._replace([pair for pair in events if pair[0].id in {*newest.values(), *waiting[-KEPT:]}])
 
     def note_sent(self, store: EventStore) -> None:
-        """Mark the events that have been sent since."""
+        """Mark the stored events that have been sent."""
         if any(unsent for _, unsent in self.events):
             waiting = store.unsent()
             self._replace([(each, unsent and each.id in waiting) for each, unsent in self.events])

@@ -1,4 +1,4 @@
-"""``edgevlm cameras``: try each camera of this machine, and report why any of them cannot be used."""
+"""``edgevlm cameras``: try each camera of this machine, and report why a camera cannot be used."""
 
 from __future__ import annotations
 

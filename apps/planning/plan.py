@@ -222,7 +222,7 @@ class PublishedCheckpoint:
 def checkpoints() -> list[PublishedCheckpoint]:
     """Return the models of models.json, the smallest first, with their facts from the hub and config.json fields.
 
-    ``checked`` lists the facts of licence and geometry that were looked up; the others are from memory. None of the models was
+    ``checked`` lists the facts of licence and geometry that were looked up; other facts are from memory. None of the models was
     run with real weights.
     """
     found = [

@@ -38,7 +38,7 @@ class StageTimer:
         self.captured_s = self._last = time.monotonic()
 
     def captured(self) -> None:
-        """End the stage ``capture``; the frame's latency counts from here."""
+        """End the stage ``capture``; the frame's latency counts from this moment."""
         self.mark("capture")
         self.captured_s = self._last
 

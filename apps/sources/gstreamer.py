@@ -105,7 +105,7 @@ class GstPipeline(Connection):
 def csi_pipeline(target: str, options: SourceOptions) -> str:
     """Return the pipeline for ``csi://N``, sensor number N. Raises SourceError if the address is invalid.
 
-    The Jetson's converter (nvvidconv) scales pictures and converts them to BGRx before they leave the converter's memory.
+    The Jetson's converter (nvvidconv) scales pictures and converts them to BGRx before they reach the CPU's memory.
     """
     if not (match := re.fullmatch(r"csi://(\d{1,2})/?", target)):
         raise SourceError(f"{target}: give a sensor's number, like csi://0")

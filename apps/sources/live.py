@@ -223,7 +223,7 @@ class LiveSource(ThreadedSource):
     is set.
 
     Frames are captured even when :meth:`read` is not called. Times are seconds since the first ``read`` on the monotonic clock,
-    so they continue through reconnects. ``drops``, by cause: ``replaced`` (by a newer frame), ``corrupt`` (not decodable),
+    so times continue through reconnects. ``drops``, by cause: ``replaced`` (by a newer frame), ``corrupt`` (not decodable),
     ``keyframe`` (before a connection's first keyframe, or the first one after a corrupt picture), ``repeated`` (from a USB
     camera, identical to the previous one), ``late`` (from an abandoned connection).
     """

@@ -139,7 +139,7 @@ def _request(
     for handler in (*dialled, *others, http.HTTPBasicAuthHandler(known), http.HTTPDigestAuthHandler(known)):
         opener.add_handler(handler)
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # each call's limit; a watchdog applies both timeouts
+    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # limit of a call; a watchdog applies both timeouts
     try:
         asked = http.Request(address, headers={"User-Agent": "edgevlm", **(headers or {})})
         response: HTTPResponse = opener.open(asked, timeout=timeout_s)

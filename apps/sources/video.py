@@ -159,7 +159,7 @@ def open_video(path: Path, **options: Any) -> Video:
 class Feed:
     """A file for PyAV that contains received bytes, until a deadline and up to ``largest`` bytes after :meth:`renew`.
 
-    Past these limits or at a read error, the file ends and ``problem`` contains the reason: PyAV would print exceptions.
+    At either limit or a read error, the file ends and ``problem`` contains the reason, because PyAV would print an exception.
     """
 
     take: Callable[[int], bytes]

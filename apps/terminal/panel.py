@@ -86,7 +86,7 @@ def timeline(memory: MemoryView, width: int) -> str:
 
 
 def fit(image: Image, columns: int, rows: int) -> tuple[int, int]:
-    """Return how many columns and rows of cells (twice as high as wide) show an undistorted image within a size."""
+    """Return the columns and rows that show an image undistorted in ``columns`` x ``rows`` cells, twice as high as wide."""
     height, width = image.shape[:2]
     scale = min(columns / width, 2 * rows / height)
     return max(1, round(width * scale)), max(1, round(height * scale / 2))
@@ -126,7 +126,7 @@ def wrap(line: Line, columns: int) -> list[Line]:
 
 
 def whole_fields(status: str, columns: int) -> str:
-    """Drop fields from the right, separated by `` · ``, until the rest fits."""
+    """Drop fields, separated by `` · ``, from the right until the rest fits."""
     while len(status) > columns and " · " in status:
         status = status.rpartition(" · ")[0]
     return status[:columns]

@@ -104,7 +104,7 @@ class Delivery:
 
 
 class Sender(threading.Thread):
-    """Sends events to one sink. Once :attr:`ending` is set, it stops when no event is left or one fails."""
+    """Sends events to one sink. Once :attr:`ending` is set, the sender stops when no event is left or an event fails."""
 
     def __init__(self, name: str, sink: Sink, delivery: Delivery) -> None:
         super().__init__(name=f"edgevlm-sink-{name}", daemon=True)

@@ -37,7 +37,7 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class WatchStatus:
-    """The state of a watch on a camera; None before it is known. device_class: Home Assistant's.
+    """The state of a watch on a camera; None before the state is known. device_class: Home Assistant's class.
 
     camera, watch: ids. camera_name, watch_name: names for people, or None.
     """
@@ -220,7 +220,7 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 
 
 class SinkSettings(BaseModel):
-    """A ``[[sinks]]`` table; keys other than these are options of the sink.
+    """A ``[[sinks]]`` table; other keys are options of the sink.
 
     name: by default the kind. kind: stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``.
     """

@@ -152,7 +152,7 @@ class WatchState:
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:
-        """Return the answer that the newest probability gives; None before the first one."""
+        """Return the answer that the newest probability gives; None before the first probability."""
         if self.probability is None:
             return None
         above, below = self.probability > self.watch.open_above, self.probability < self.watch.close_below

@@ -24,7 +24,7 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.taught import never_taught
 
 PICTURE = 640
-FRAMES = 16  # number of newest frames to keep until a watch's answer names the frame that it saw
+FRAMES = 16  # number of newest frames to keep until an answer's time shows which frame it is about
 COME_S = 2.0
 EARLY = 0.001  # a question may be asked early by this fraction of `every`
 
@@ -43,7 +43,7 @@ class Tracked(WatchState):
     """The state of a watch on one camera."""
 
     opened: float = 0.0
-    closed: float | None = None  # wall clock of its last closing, if that was before a restart
+    closed: float | None = None  # wall clock of the watch's last closing, if that was before a restart
     judged: float | None = None  # the stream time up to which a replayed recording is not asked again
     paused: bool = False
     picture_changed: bool = False  # whether the picture has changed since the last question
@@ -179,7 +179,7 @@ class Watcher:
             self._problem = problem
 
     def ask(self) -> None:
-        """Ask each watch that is due once. Raises UserError like :meth:`Session.classify`."""
+        """Ask each due watch once. Raises UserError like :meth:`Session.classify`."""
         frames, found = self._frames, list[Classified]()
         if not frames:  # forgetting has dropped all frames
             return
