@@ -42,7 +42,7 @@ class TextBudget:
 
     @classmethod
     def fitting(cls, position_limit: int) -> TextBudget:
-        """Return a budget of 256 tokens for each part, or a sixteenth of a small model's positions."""
+        """Return a budget of 256 tokens for each part, or of a sixteenth of the model's positions if that is less."""
         part = min(256, position_limit // 16)
         return cls(part, part, part)
 
@@ -95,7 +95,8 @@ def allocate(
     """Allocate one stream's cache in the bundle's KV precision, with keys and values on ``device``.
 
     capture_bytes: the size of the buffer for snapshots. store_bytes: the host memory that a store may take. Raises UserError if
-    the cache, both of these and a chunk do not fit in the free memory, or if a CUDA device is needed but cannot be used.
+    the cache, the snapshot buffer, the store and a chunk do not fit in the free memory, or if a CUDA device is needed but
+    cannot be used.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)

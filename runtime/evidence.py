@@ -180,7 +180,7 @@ def _medians(score: Float32) -> Float32:
 
 def _certainty(logits: Float32) -> Float64:
     best = float(logits.max())
-    shifted = np.maximum(logits.astype(np.float64) - best, -700.0)  # for an excluded token, zero times infinity is not a number
+    shifted = np.maximum(logits.astype(np.float64) - best, -700.0)  # bounded, because 0 * infinity would be NaN
     weights = np.exp(shifted)
     total = weights.sum()
     return np.array([best, -np.log(total), np.log(total) - weights @ shifted / total])

@@ -79,7 +79,7 @@ def refuse_address(path: str | Path) -> None:
 
 
 def open_file(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading without blocking, following links. Raises OSError, including for other kinds of file."""
+    """Open a regular file for reading without blocking, following links. Raises OSError, including for irregular files."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is not a file")
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115

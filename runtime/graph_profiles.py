@@ -12,11 +12,7 @@ ONNXRUNTIME = "onnxruntime"
 TENSORRT_10_3 = "tensorrt-10.3"
 TENSORRT_10_15 = "tensorrt-10.15"
 PROFILES = (ONNXRUNTIME, TENSORRT_10_3, TENSORRT_10_15)  # the oldest profile comes first
-TOWERS = {
-    ONNXRUNTIME: ("fp32", "int8"),
-    TENSORRT_10_3: ("fp32", "fp16"),
-    TENSORRT_10_15: ("fp32", "fp16"),
-}  # tower precisions by profile
+TOWERS = {ONNXRUNTIME: ("fp32", "int8"), TENSORRT_10_3: ("fp32", "fp16"), TENSORRT_10_15: ("fp32", "fp16")}  # tower precisions
 
 
 @dataclass(frozen=True, slots=True)

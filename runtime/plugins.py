@@ -43,7 +43,7 @@ GROUPS = {
 
 
 def names(group: str, *, own: bool = False) -> list[str]:
-    """Return the names in ``group``, sorted: edgevlm's own, then (unless ``own``) those of other packages."""
+    """Return the names in ``group``, sorted: edgevlm's own, then, unless ``own`` is set, those of other packages."""
     ours = sorted(_own(group))
     return ours if own else ours + sorted({point.name for point in entry_points(group=f"edgevlm.{group}")} - set(ours))
 

@@ -31,7 +31,7 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
 
 
 def position_rule(rule: str, wanted: str) -> str:
-    """Return the position rule for frames: ``VIDEO_RULES[wanted]`` if ``rule`` is one for a video, otherwise ``rule``."""
+    """Return the position rule for frames: ``VIDEO_RULES[wanted]`` if ``rule`` makes a stream one video, otherwise ``rule``."""
     return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 

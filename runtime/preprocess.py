@@ -112,7 +112,7 @@ def _levels(planes: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def longest(height: int, width: int, edge: int) -> tuple[int, int]:
-    """Return (height, width) with the longer edge ``edge`` and an even, proportional shorter edge, as SmolVLM does."""
+    """Return (height, width) with the longer edge ``edge`` and an even, proportional shorter edge (SmolVLM's rule)."""
     aspect = width / height
     other = int(edge / aspect) if width >= height else int(edge * aspect)
     other = max(1, other + other % 2)

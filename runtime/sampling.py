@@ -60,9 +60,9 @@ class Sampler:
 class Repetition:
     """A logits processor that penalises tokens of the prompt and the answer.
 
-    penalty: divides positive logits of these tokens and multiplies negative ones, as transformers' ``generate`` does. ngram: no
+    penalty: divides positive logits of these tokens and multiplies negative ones, as in transformers' ``generate``. ngram: no
     run of this many tokens may repeat; 0 means no limit. presence, frequency: subtracted from the logits of the answer's
-    tokens, once and per occurrence, as OpenAI does. prompt: the prompt's token ids. Raises UserError for a penalty out of
+    tokens, once and per occurrence, as in OpenAI's API. prompt: the prompt's token ids. Raises UserError for a penalty out of
     range.
     """
 

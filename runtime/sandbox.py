@@ -43,7 +43,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def try_tokenizer(path: Path) -> None:
-    """Check once, in a helper process, that a tokenizer.json can be read. Raises a UserError without the path if not."""
+    """Check once, in a helper process, that a tokenizer.json can be read. Raises a UserError without the path on failure."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest in KNOWN:
         return

@@ -107,7 +107,7 @@ class HeldFrames(NamedTuple):
 
 
 class CallerError(Exception):
-    """Raised if a caller's ``logits_processor`` fails or no token can be drawn from its result; see the cause."""
+    """Raised if a caller's ``logits_processor`` fails or no token can be drawn from its result; ``__cause__`` is the error."""
 
 
 class Session:
@@ -221,7 +221,7 @@ class Session:
                          were last encoded, with the whole frame every K frames. ``auto``: as calibrated, else ``changed``
             store_bytes, host_bytes  limits of a retrieval policy's file and host memory, like "8G"
             max_question_tokens  maximum length of a question with its conversation, by default 8192; its memory is allocated
-                         when it is asked, within the model's positions. Ignored if ``text_budget`` is given
+                         when it is asked, within the model's positions; not used with ``text_budget``
 
         state: a directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session.
         bgr: whether frames are BGR, as OpenCV reads them, instead of RGB. engine: the backend that loads a model given by name.
