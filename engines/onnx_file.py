@@ -118,7 +118,7 @@ def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
 
     try:
         proto = onnx.load_model_from_string(model)
-    except Exception as error:  # protobuf raises its own types
+    except Exception as error:  # protobuf raises exceptions of its own
         raise ValueError(f"is not an ONNX file ({error})") from None
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:

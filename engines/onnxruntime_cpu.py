@@ -215,8 +215,8 @@ class OnnxRuntimeCpu:
     def _row_parts(self) -> list[Any]:
         """Return, for each part of the decoder, the C++ extension's version, or None if ONNX Runtime computes the part.
 
-        The extension's int8 parts compute single rows only. ONNX Runtime's session for the same part then also reads weights
-        from the file, which makes an int8 call for a frame 7 % slower.
+        The extension's int8 parts compute single rows only. Where the extension computes a part, ONNX Runtime's session for
+        that part reads weights from the file, which makes an int8 call for a frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))
@@ -243,6 +243,6 @@ class OnnxRuntimeCpu:
         self.calls.release_memory(short)
 
     def close(self) -> None:
-        """Release the sessions; a bound decoder keeps its sessions until it is deleted."""
+        """Release the sessions; a bound decoder keeps its sessions until the decoder is deleted."""
         for name in ("_vision", "_parts", "_row_parts", "_changed", "_embedding"):
             self.__dict__.pop(name, None)

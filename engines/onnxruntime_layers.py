@@ -65,7 +65,7 @@ class OnnxRuntimeDecoder:
 
     ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some parts (int8 parts only
     for single rows). Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. Layers from
-    ``sparse_from`` on follow a call's pattern, if it has one. The decoder is not thread-safe.
+    ``sparse_from`` on follow a call's pattern, if any. The decoder is not thread-safe.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class BoundCall:
 
 
 class OnnxRuntimeTower:
-    """A tower bound to one stream's tower cache; see :class:`edgevlm.runtime.engine.ChangedTower`. It is not thread-safe."""
+    """A tower bound to one stream's tower cache; see :class:`edgevlm.runtime.engine.ChangedTower`. Not thread-safe."""
 
     def __init__(self, session: Any, bundle: Bundle, spec: ChangedTowerSpec, buffer: TowerBuffer, calls: Any) -> None:
         vision = bundle.vision

@@ -47,7 +47,7 @@ FLOATS = ("F16", "BF16", "F32", "F64")
 LARGEST = 1 << 26  # the largest size in bytes of each of FILES
 SLICE = 4 << 20  # this many numbers of a tensor are converted at once
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
-_DEFAULTS = Path(__file__).with_name("config_defaults.json")  # tests/export/test_config_defaults.py writes it
+_DEFAULTS = Path(__file__).with_name("config_defaults.json")  # written by tests/export/test_config_defaults.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def write_decoder(
             for writer in writers.values():
                 writer.layer(layer, w)
             weights.finish(step)
-            del read, w  # free them before the next layer is read
+            del read, w  # free the layer before the next one is read
         progress("head")
         head = table
         if not shape.tied:
@@ -206,7 +206,7 @@ class DecoderGraph:
             attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
             self.residual = self.graph.node("Gather", [self.residual, "logit_rows"], ["last.residual"], axis=1)
         self.residual, self.delta = self.finish(layer, w, attention, self.residual)
-        if layer < self.shape.deepstack:  # DeepStack (arXiv 2406.04334) adds the tower's features for a layer after it
+        if layer < self.shape.deepstack:  # after a layer, DeepStack (arXiv 2406.04334) adds the tower's features for that layer
             features = self.features[layer]
             if layer == self.shape.layers - 1:
                 features = self.graph.node("Gather", [features, "logit_rows"], ["last.features"], axis=1)

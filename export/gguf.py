@@ -106,7 +106,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _canonical(name: str) -> str | None:
-    """Translate a name such as ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``; None if it is unknown."""
+    """Translate ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``, for example; None: an unknown name."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         part = _IN_LAYER.get(match[2])
         return part and f"text.layers.{match[1]}.{part}.{match[3]}"

@@ -36,17 +36,19 @@ class ActivationSampler:
 class ExportOptions:
     """Options of :func:`edgevlm.export.export_checkpoint`.
 
-    st_spattn_from: the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn. By default it is 3,
-    the layer above PureKV's CLIE layer, or a smaller model's last layer. camera: (height, width) of the frames to be watched.
-    Families that keep a frame's aspect ratio are exported for a grid of this shape, and frames of a different shape are
-    stretched to it. precision: the precision of the decoder's weights, see :mod:`edgevlm.export.precisions`. The default is
-    fp32, or int4-zp for AWQ and GPTQ checkpoints, which keep their rounding. samples: inputs of the matrices, for which GPTQ
-    rounds, or an :class:`ActivationSampler` that samples them in the work folder. vision_precision: the precision of the vision
-    tower's linears: fp32 or int8, for TensorRT fp32 or fp16. TensorRT's default is fp16 unless ``precision`` is fp32. kv: the
-    type of keys and values. The scales of int8 are measured with onnxruntime once the graphs are written. profile: the graph
-    profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. positions: how positions continue after a Qwen2-VL or
-    Qwen2.5-VL video: as ``trained``, or as ``transformers`` does now. family: the class that reads the checkpoint, a name or
-    ``./file.py:Class``; by default, that of ``model_type``.
+    st_spattn_from: the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn. The default is
+        layer 3, above PureKV's CLIE layer, or a smaller model's last layer.
+    camera: (height, width) of the frames to be watched. Families that keep a frame's aspect ratio are exported for the camera's
+        shape, to which frames of any other shape are stretched.
+    precision: the precision of the decoder's weights, see :mod:`edgevlm.export.precisions`. The default is fp32, or int4-zp for
+        AWQ and GPTQ checkpoints, which keep their rounding.
+    samples: inputs of the matrices, for which GPTQ rounds, or an :class:`ActivationSampler` that samples them.
+    vision_precision: the precision of the vision tower's linears: fp32 or int8, for TensorRT fp32 or fp16. TensorRT's default
+        is fp16 unless ``precision`` is fp32.
+    kv: the type of keys and values. The scales of int8 are measured with onnxruntime once the graphs are written.
+    profile: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
+    positions: how positions continue after a Qwen2-VL or Qwen2.5-VL video: as ``trained``, or as ``transformers`` does now.
+    family: the class that reads the checkpoint, a name or ``./file.py:Class``; by default, that of ``model_type``.
     """
 
     st_spattn_from: int | None = None

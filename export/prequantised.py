@@ -4,9 +4,9 @@ In both formats, a weight is ``w[n, k] = (code - zero) * scale`` with a 4-bit co
 inputs shares a zero and a scale. Eight codes or zeros share an int32, lowest bits first:
 
 - AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. The
-i-th number of an int32 belongs to output ``AWQ_ORDER[i]`` of the eight. - GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros``
-``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx`` ``[in]``, all in order. GPTQ's first format stores
-zero - 1; ``gptq_v2`` stores the zero itself.
+  i-th number of an int32 belongs to output ``AWQ_ORDER[i]`` of the eight.
+- GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx``
+  ``[in]``, all in order. GPTQ's first format stores zero - 1; ``gptq_v2`` stores the zero itself.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Rotation:
 class MeanKeeping:
     """A rotation that keeps the mean of every row, so that LayerNorm without gain and bias commutes with it.
 
-    It applies ``rotation``, then a reflection at ``mirror [width]`` that returns a row of equal numbers to itself.
+    Rows are rotated by ``rotation``, then reflected at ``mirror [width]``, which returns a row of equal numbers to itself.
     """
 
     rotation: Rotation

@@ -82,7 +82,7 @@ def _schema() -> type[BaseModel]:
 
 
 def check_settings(where: Path | str, settings: dict[str, Any]) -> None:
-    """Raise UserError for the first setting with a wrong type or value; the message names it and the file ``where``."""
+    """Raise UserError for the first setting with a wrong type or value; the message names setting and file (``where``)."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 

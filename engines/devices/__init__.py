@@ -20,7 +20,7 @@ from edgevlm.errors import UserError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A device's figure. source: a key of :attr:`DeviceProfile.sources`. checked: whether it was looked up."""
+    """A device's figure. source: a key of :attr:`DeviceProfile.sources`. checked: whether the value was looked up."""
 
     value: Any
     source: str

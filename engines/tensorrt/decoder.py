@@ -56,7 +56,7 @@ class TensorRTDecoder:
     ) -> StepResult:
         """Append S rows; see the protocol. CacheFull and CacheError are raised before the cache is changed.
 
-        If there are more rows than the engine accepts in one call, they are appended in pieces.
+        If S is larger than the engine accepts in one call, the rows are appended in pieces.
         """
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, sparse=False)

@@ -52,7 +52,7 @@ class TensorRT:
         return bundle.profile != ONNXRUNTIME
 
     def capacity(self, rows: int) -> int:
-        """Return the rows per layer that the engines were built for. Raises UserError if ``rows`` is larger."""
+        """Return the number of rows per layer that the engines were built for. Raises UserError if ``rows`` is larger."""
         if rows > self.settings.capacity:
             raise UserError(
                 f"this session takes {rows} rows a layer and the engines were built for {self.settings.capacity}; give a lower "
@@ -106,6 +106,6 @@ class TensorRT:
         """Do nothing, because a call's working memory on the device is small."""
 
     def close(self) -> None:
-        """Release the engines; a bound decoder keeps its engine until it is deleted."""
+        """Release the engines; a bound decoder keeps its engine until the decoder is deleted."""
         for name in ("_vision", "_decoder", "_embedding"):
             self.__dict__.pop(name, None)

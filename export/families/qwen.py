@@ -68,7 +68,7 @@ class Qwen2VL(Family):
         rows, columns = size[0] // (patch * merge), size[1] // (patch * merge)
         tokens, blocks = rows * columns, int(vision["depth"])
         patches, joined = tokens * merge**2, width * merge**2
-        places = (1 + int(vision["num_position_embeddings"])) * width if self.is_placed else 0  # 1: the bias
+        places = (1 + int(vision["num_position_embeddings"])) * width if self.is_placed else 0  # the 1 is the bias
         per_block = block_parameters(width, inner, self.is_gated)
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
         norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined

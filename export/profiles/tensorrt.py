@@ -115,7 +115,7 @@ class Columns:
 class Beside(Columns):
     """The cache for TensorRT 10.3 to 10.14: operators of opset 20, and attention built from products and a softmax.
 
-    An engine of these versions cannot write into memory that it reads. New keys and values are therefore the outputs
+    Before version 10.15, an engine cannot write into memory that it reads. New keys and values are therefore the outputs
     ``new_key{l}`` and ``new_value{l}`` ``[1, Hkv, S, D]``, which the caller copies into the cache. The g query heads that share
     keys are folded into g S rows, so that keys need not be repeated. TensorRT recognises the chain product, sum, softmax,
     product as attention.

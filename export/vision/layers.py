@@ -1,14 +1,14 @@
 """Add the nodes of a vision tower to a graph: linears in each precision, norms, activations, attention, pooling.
 
-int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel, activations one per
-row. The residual stream is rotated, and norms' gains and biases are folded into linears, so normed rows have standard deviation
-1 and no outlier channels; one constant scale serves all normed rows. A projector that reads the residual stream stays float32.
-With fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back. The first convolution,
-norms, activations and sums stay float32.
+int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel; activations have one
+scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears, so normed rows have standard
+deviation 1 and no outlier channels; one constant scale serves all normed rows. A projector that reads the residual stream stays
+float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back. The first
+convolution, norms, activations and sums stay float32.
 
 For ONNX Runtime, attention is one node, which never holds the scores of all pairs at once. In graphs of standard operators,
-attention is a product, a softmax and a product, which TensorRT may merge into one kernel. These take QUERIES queries at a time,
-so that an unmerged softmax holds only scores ``[B, heads, QUERIES, N]``.
+attention is a product, a softmax and a product, which TensorRT may merge into one kernel. Attention takes QUERIES queries at a
+time, so that an unmerged softmax holds only scores ``[B, heads, QUERIES, N]``.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class VisionGraph:
         return rows if self.rotation is None else self.rotation.rows(rows)
 
     def rotated(self, name: str, rows: str, width: int) -> str:
-        """Add a node that rotates rows that become the residual stream."""
+        """Add a node that rotates rows for the residual stream."""
         if self.rotation is None:
             return rows
         if not self.graph.shared("rotation"):
@@ -390,14 +390,14 @@ def bilinear(side: int, few: int) -> Float32:
 class ChangedGraph(VisionGraph):
     """A tower's graph for changed patches: only changed patches go through the layers, attending to all patches.
 
-    In each layer, the changed patches' new keys and values replace their old ones. ScatterND does this in place if
+    In each layer, the changed patches' new keys and values replace their old ones. ScatterND replaces keys in place if
     ``key{l}_out`` is bound to the address of ``key{l}``. Every query of the call then attends to all keys and values, including
-    those kept for unchanged patches.
+    the kept keys and values of unchanged patches.
 
     If a token is made of several patches, the rows of unchanged patches are kept as well. Attention inside windows runs for
     windows with a changed patch, and always for the first window of each shape. A window has a query for each of its patches;
-    results for unchanged patches are ignored. Rows are those of the changed patches, ``[1, n, width]``; otherwise the interface
-    is that of :class:`VisionGraph`.
+    results for unchanged patches are ignored. Rows are ``[1, n, width]`` for n changed patches; otherwise the interface is that
+    of :class:`VisionGraph`.
 
     A patch has two numbers: its number row by row in the frame (input ``patches``), and its position in keys and values, which
     start with the class tokens and continue in the tower's order.
@@ -522,7 +522,7 @@ class ChangedGraph(VisionGraph):
         return self.node("Unsqueeze", [found, self.integers(0)], f"{name}.windowed")
 
     def _written(self, key: str, value: str, positions: int, heads: int, name: str) -> list[str]:
-        """Write the call's keys and values into the cache; return all of them, float32 ``[1, heads, positions, head_dim]``."""
+        """Write the call's keys and values into the cache; return all of it, float32 ``[1, heads, positions, head_dim]``."""
         layer, found = self.layers, []
         self.layers += 1
         for part, rows in (("key", key), ("value", value)):

@@ -70,7 +70,7 @@ class SquareTower(EncoderTower):
 
     Hidden states are numbered as in transformers: 0 is the embedding, -1 the last layer before the final norm. The matrix
     ``before`` pools rows along both edges before the projector; ``after`` pools the projector's output. A tower that sets
-    either must also set ``tokens`` and ``reach``.
+    ``before`` or ``after`` must also set ``tokens`` and ``reach``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
