@@ -167,7 +167,7 @@ class Answer:
         return self._cancelled.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the answer's end; return False if ``timeout`` seconds pass first. Raises the error that ended the answer."""
+        """Wait for the answer's end; return False if ``timeout`` seconds pass first. Raises any error that ended the answer."""
         finished = self.settle(timeout)
         self._raise()
         return finished

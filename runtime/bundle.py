@@ -84,7 +84,9 @@ class DecoderSpec:
     rope_theta: Positive
     inv_freq: tuple[Finite, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
     model_limit: Positions  # the number of positions that the checkpoint's configuration allows
-    trained_length: Positions  # how many positions it was trained on; a stream uses at most this and ``model_limit``
+    trained_length: (
+        Positions  # how many positions training covered; a stream uses at most the smaller of this and ``model_limit``
+    )
     graphs: Mapping[str, str]  # variant -> file; the variant "full" always exists
     embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
     rope_sections: tuple[Annotated[int, Ge(0), Le(1024)], ...] | None = (
@@ -293,7 +295,7 @@ class Bundle:
         return bundle
 
     def file(self, name: str) -> Path:
-        """Return the path of a file that ``bundle.json`` lists. Raises BundleError for any other name."""
+        """Return the path of a file that ``bundle.json`` lists. Raises BundleError for an unlisted name."""
         if name not in self.files:
             raise _bad(self.path / name, "is not listed in bundle.json")
         return self.path / name

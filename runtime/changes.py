@@ -110,7 +110,7 @@ class FrameChanges(NamedTuple):
     pixels: Float32
     levels: Levels  # [3 F, H, W], shifted like the pixels
     exposure: Float32  # [n]
-    noise: float  # levels
+    noise: float  # in levels, 0 to 255
     size: tuple[int, int]
 
 
@@ -138,7 +138,7 @@ class PatchChanges(Stateful):
         self._reference = np.zeros((3 * vision.group, *vision.size), np.uint8)
         self._sums = np.zeros(patches, np.float32)  # sums of each patch's reference levels
         self._exposure = np.ones(patches, np.float32)  # each patch's exposure when it was encoded
-        self._noise = 0.0  # levels
+        self._noise = 0.0  # in levels, 0 to 255
         self._since = -1  # frames since a whole frame was encoded; -1 before the first
         self._proven = 0  # how many frames confirmed the kept features
         self._size = np.zeros(2, np.int32)

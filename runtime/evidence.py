@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
-The row's query is a probe, like those of policies, so every engine returns it. On the demo model two heads of the last layer
-attend to the object in question (docs/internals/evidence.md); for other models the right heads are unknown.
+The query of this row is a probe, like policies' queries, so every engine returns it. On the demo model two heads of the last
+layer attend to the object in question (docs/internals/evidence.md); for other models the right heads are unknown.
 """
 
 from __future__ import annotations

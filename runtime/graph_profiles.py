@@ -29,7 +29,9 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """Return the profile for a TensorRT version such as ``10.16``, or for ONNX Runtime (None). Raises UserError below 10.3."""
+    """Return the profile for a TensorRT version such as ``10.16``, or for ONNX Runtime (None). Raises UserError for a version
+    below 10.3.
+    """
     if tensorrt is None:
         return ONNXRUNTIME
     wanted = _version(tensorrt)
@@ -40,7 +42,7 @@ def profile_for(tensorrt: str | None) -> str:
 
 
 def check_profile(name: str) -> None:
-    """Raise UserError for an unknown profile, naming the nearest."""
+    """Raise UserError for an unknown profile; the message names the nearest profile."""
     if name not in PROFILES:
         raise UserError(f"no profile is called {name!r}; {nearest(name, PROFILES)}")
 

@@ -132,7 +132,7 @@ class Helper:
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.close()
-            # while OpenCV is imported, the path holds a folder that is a package, and its ``typing`` would hide Python's
+            # while OpenCV is imported, sys.path holds a package's folder, whose ``typing`` would hide Python's
             paths = [path for path in sys.path if not os.path.exists(os.path.join(path, "__init__.py"))]
             code = f"import sys; sys.path[:] = {paths!r}; from {__name__} import serve; serve(**{self._settings!r})"
             try:

@@ -85,7 +85,7 @@ class Model:
         """Load ``demo``, the directory of a bundle or a checkpoint, or a hub model ``ORG/NAME[@revision]``.
 
         engine: a backend's name. threads: threads per call, 1 to 256, by default the physical cores. positions: ``trained`` or
-        ``transformers``, by default the bundle's own. Raises BundleError for a bundle that is missing, truncated or of an
+        ``transformers``, by default the bundle's rule. Raises BundleError for a bundle that is missing, truncated or of an
         unsupported version. Raises UserError for an engine that is unknown or not installed, or that does not accept the bundle
         or the number of threads.
         """

@@ -165,7 +165,9 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
-    """Describe the policy that ``auto`` chooses at ``budget`` and its measurement; numbers and warnings come after ``; ``."""
+    """Describe the policy that ``auto`` chooses at ``budget`` and its measurement; numbers and warnings come after the first
+    ``; ``.
+    """
     best, on = choice.best, f"on streams of {choices.frames} frames"
     on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:

@@ -85,7 +85,9 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`capture` returned. Any exception means that it does not fit and self is unusable."""
+        """Restore a captured snapshot. If this raises, with any exception, the snapshot does not fit and the memory is
+        unusable.
+        """
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]
