@@ -34,7 +34,7 @@ def mask_argv() -> None:
 NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # URL parameters that hold secrets have such names
 PARAMETER = re.compile(r"(?<![\w-])([\w-]+)=")
 VALUE = re.compile(r"[^&;\s]*[^&;\s:]")
-# match up to the last @ of a URL: a password may contain @ or /, and a URL that was parsed as a path has only one slash left
+# match up to a URL's last @, because passwords may contain @ or /; a URL parsed as a path has a single slash left
 LOGIN = re.compile(r"(?<![\w+.-])([\w+.-]+:/{1,2})\S*@")
 SETTING = re.compile(
     r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])"

@@ -1,4 +1,4 @@
-"""Fetch bundles, checkpoints or only their configs from the hub, and push bundles to it."""
+"""Fetch bundles, checkpoints or only their configs from the hub, and push bundles to the hub."""
 
 from __future__ import annotations
 

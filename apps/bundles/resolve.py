@@ -118,8 +118,9 @@ def resolve_model(
 ) -> str:
     """Return the bundle for ``--model``; download a hub model and export a checkpoint into the cache.
 
-    A cached bundle is used if ``engine`` can run it: the one exported with the options of ``choice`` (or the defaults), or else
-    the only suitable one. Raises UserError if several suit, the engine cannot run the export, or the hub has no such model.
+    If ``engine`` can run a cached bundle, that bundle is used: first the bundle exported with the options of ``choice`` (or the
+    defaults), or else the only suitable bundle. Raises UserError if several suit, the engine cannot run the export, or the hub
+    has no such model.
     """
     refuse_address(model)
     folder = Path(model)

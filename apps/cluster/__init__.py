@@ -1,1 +1,1 @@
-"""Clusters: distribute cameras over several machines, and move them when a node is lost."""
+"""Clusters: distribute cameras over several machines, and move the cameras of lost nodes."""

@@ -397,7 +397,7 @@ class NodeAgent(Hooks):
     def _replaced(
         self, kind: str, old: Fields, new: Fields, known: Collection[str], replace: Callable[[str], str]
     ) -> list[str]:
-        """Replace changed cameras, and retry those that failed before; return a line for each change."""
+        """Replace changed cameras, and retry cameras that failed before; return a line for each change."""
         done = []
         for name in {**old, **new}:
             if old.get(name) != new.get(name) or (name in new and name not in known):

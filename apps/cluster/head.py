@@ -99,7 +99,7 @@ class Head:
 
 
 def _upgraded(known: Fields) -> Fields:
-    """Return the state that edgevlm 0.1 saved. The nodes of 0.1 have ended and must join again."""
+    """Return the state that edgevlm 0.1 saved. Nodes of edgevlm 0.1 have ended and must join again."""
     if "director" not in known:
         return known
     director, forgot, cameras = known["director"], known["forgotten"], {}

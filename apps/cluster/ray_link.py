@@ -50,7 +50,7 @@ class Joining:
 
 
 class RayLink:
-    """Calls the head of a cluster. A helper process starts Ray; a lost process is replaced."""
+    """Calls the head of a cluster. A helper process starts Ray, and is replaced if it ends."""
 
     def __init__(self, joining: Joining) -> None:
         self._joining, self.helper = joining, Helper(wait_s=HUNG_S)
@@ -71,7 +71,7 @@ class RayLink:
                 kind, answer = self.helper.call(f"{__name__}:answer", asdict(self._joining), method, arguments)
             except HelperEnded:
                 raise HeadAway("the link to it has ended") from None
-            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # the address may change
+            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # restart: the cluster may be new
             if kind == "ended" or (kind == "away" and is_lost):
                 self.helper.close()
             if kind != "answer":

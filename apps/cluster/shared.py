@@ -106,7 +106,7 @@ class Shared:
 class MovingEvents:
     """A camera's newest event of each watch and its KEPT newest unsent events, stored in its folder for its next node.
 
-    An event is written to this store before the node's own file. A write that fails raises nothing.
+    An event is written to this store before the node's own file. Write errors are not raised.
     """
 
     FILE = "events.json"

@@ -279,8 +279,8 @@ def forget(
 ) -> None:
     """Delete what was seen, from memory and disk.
 
-    Deletes memory rows, snapshots, thumbnails, events and journal lines of that time, on a server or in a folder. Rows of later
-    frames keep information that they took from deleted rows.
+    Deletes memory rows, snapshots, thumbnails, events and journal lines of the period, on a server or in a folder. Rows of
+    later frames keep information that they took from deleted rows.
     """
     from edgevlm.apps.forget import forget_folder, in_words
     from edgevlm.apps.run.clock import Span
@@ -317,7 +317,7 @@ def digest(
 ) -> None:
     """Show what happened while you were away.
 
-    Lists when a running server's watches were open, and its journal, by time.
+    Lists a running server's journal lines and the periods in which watches were open, by time.
     """
     from edgevlm.apps.serve.client import show_digest
 

@@ -73,7 +73,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """Seconds of a call's arithmetic and of its memory traffic. A call takes the longer time, as both overlap."""
+    """Seconds of a call's arithmetic and memory traffic, which overlap: a call takes as long as the longer of the two."""
 
     compute: float
     traffic: float

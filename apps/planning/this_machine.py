@@ -36,7 +36,7 @@ def this_machine(machine: Machine | None = None, cores: int | None = None) -> De
 
 
 def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
-    """Describe the processor of ``machine``. The memory may be limited by control groups."""
+    """Describe the processor and memory of ``machine``, including the memory limits of control groups."""
     cores = default_threads() if cores is None else cores
     cpu = machine.fields("proc/cpuinfo")
     memory = int((machine.fields("proc/meminfo").get("MemTotal") or "0 kB").split()[0]) >> 10

@@ -73,7 +73,7 @@ class Thumbnails(TimedDatabase):
                 self._attempt(self._flush, None)
 
     def begin(self, frame: int) -> None:
-        """Continue with this frame number. Pictures of later frames are deleted, because the memory lacks those frames."""
+        """Continue from this frame number; delete the pictures of this and later frames, which the memory lacks."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 

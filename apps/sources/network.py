@@ -253,7 +253,7 @@ class FfmpegConnection(Connection):
 
     A video file at a URL plays at its recorded speed, and then ends. ``response``: the open HTTP response to read. With a
     response, FFmpeg opens no address itself; this class requests the addresses in a playlist, if they are on public hosts, the
-    camera's own host, or those of ``options.hosts``. Raises SourceError without the address.
+    camera's own host, or those of ``options.hosts``. Raises SourceError, whose text leaves out the address.
     """
 
     def __init__(

@@ -71,7 +71,8 @@ def is_command(line: str) -> bool:
 def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None]:
     """While the block runs, a separate thread treats each line on ``descriptor`` as typed.
 
-    A live source is asked as soon as the line comes. A recording that is played as fast as possible is asked at its end.
+    Questions to a live source are asked as soon as the line comes. Questions about a video file that is played as fast as
+    possible are asked at its end.
     """
     act, over = Commands(run, say), threading.Event()
 

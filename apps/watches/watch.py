@@ -160,13 +160,13 @@ class WatchState:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether the newest answer would open or close the watch, but not yet."""
+        """Return whether the newest answer will open or close the watch if it holds long enough."""
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:
         """Add the probability at a stream time in seconds; return whether the watch opened or closed.
 
-        The time of ``open_after`` or ``close_after`` restarts after a gap, or if stream time goes back.
+        Counting for ``open_after`` and ``close_after`` restarts after a gap, or if stream time goes back.
         """
         watch = self.watch
         if self.asked is None or not self.asked <= time <= self.asked + watch.every + GAP_S:

@@ -102,7 +102,7 @@ class Watcher:
                 self._thread.start()
 
     def check(self, watch: Watch) -> None:
-        """Raise FieldError for a watch that cannot be asked here."""
+        """Raise FieldError for a watch that cannot be asked on this camera."""
         try:
             self._session.check(self._worded(watch), watch.choices)
         except UserError as error:
