@@ -37,7 +37,7 @@ def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterato
 def open_checkpoint(name: str, layers: int | None) -> Iterator[tuple[Path, Path]]:
     """Yield the directory of a LLaVA-OneVision checkpoint and a temporary directory for its bundles.
 
-    SEEDED is written first, with ``layers`` tower and decoder layers (default: all). Raises UserError for any other family.
+    SEEDED is written first, with ``layers`` tower and decoder layers (default: all). Raises UserError for any other model.
     """
     with TemporaryDirectory(prefix="edgevlm-bench-") as temporary:
         place = Path(temporary)

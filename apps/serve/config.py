@@ -224,7 +224,7 @@ class ServeConfig(Section):
         return self
 
     def camera(self, settings: CameraSettings) -> CameraSettings:
-        """Return a camera's settings with the omitted ones filled in from the top of the file."""
+        """Return a camera's settings, with omitted settings filled in from the top of the file."""
         shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name in type(self).model_fields}
         return CameraSettings(**{**shared, **settings.model_dump(exclude_none=True)})
 

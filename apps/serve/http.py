@@ -417,7 +417,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
                         yield head.encode() + picture + b"\r\n"
                 await asyncio.sleep(max(POLL_S, 1 / fps))
 
-        headers = {"x-accel-buffering": "no", "cache-control": "no-store"}  # nginx then forwards each part immediately
+        headers = {"x-accel-buffering": "no", "cache-control": "no-store"}  # makes nginx forward each part immediately
         return StreamingResponse(parts(), media_type=f"{MJPEG}; boundary=frame", headers=headers)
 
     @router.get("/v1/streams/{name}/memory")

@@ -179,7 +179,7 @@ class Service:
         """Delete what one camera saw in a period or, without ``name``, what all cameras saw, including removed cameras.
 
         Deleting everything leaves an empty memory and pauses a camera whose source is a video file; it stays paused after a
-        restart. Returns the deleted counts by camera. Raises UserError; deletions before the error remain.
+        restart. Returns, by camera, how much was deleted. Raises UserError; deletions before the error remain.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]

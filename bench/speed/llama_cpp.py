@@ -37,7 +37,7 @@ _silence = lib.llama_log_callback(lambda level, text, data: None)
 
 
 class LlamaCpp:
-    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The held rows are decoded tokens, not noise."""
+    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The KV cache is filled with decoded tokens, not noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         lib.llama_log_set(_silence, ctypes.c_void_p(0))

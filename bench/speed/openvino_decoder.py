@@ -3,7 +3,7 @@
 The conversion follows the stateful export of optimum-intel, which cannot be installed with this version of transformers. Past
 keys and values become inputs and outputs and are gathered by ``beam_idx``. Each input becomes a state with its output, which
 the CPU plugin fuses with attention. Weights follow optimum-intel's defaults: int8 has a scale and zero point per matrix row;
-int4 has both per group of at most 128 numbers, and 8 bits for embedding and head.
+int4 has them per group of at most 128 numbers, and has 8 bits for embedding and head.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGEST_GROUP = 128
 
 
 class OpenVino:
-    """OpenVINO as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The held rows are noise."""
+    """OpenVINO as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The KV cache is filled with noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         self._shape, self._held = model.shape, 0

@@ -76,7 +76,7 @@ RUNTIMES = {
 
 
 class Ours:
-    """edgevlm's decoder on the CPU engine as a :class:`Runtime`. The held rows are noise."""
+    """edgevlm's decoder on the CPU engine as a :class:`Runtime`. The KV cache is filled with noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: KVType) -> None:
         self._folder, shape = TemporaryDirectory(prefix="edgevlm-bench-"), model.shape

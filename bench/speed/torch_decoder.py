@@ -16,7 +16,7 @@ KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 class TorchDecoder:
-    """transformers as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The held rows are noise."""
+    """transformers as a :class:`~edgevlm.bench.speed.runtimes.Runtime`. The KV cache is filled with noise."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         if (precision, kv) != ("fp32", "fp32"):

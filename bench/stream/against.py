@@ -73,8 +73,8 @@ def against(
 
     ``model``: a LLaVA-OneVision checkpoint, by default one of the 0.5B shape with random weights. All runtimes are loaded
     together and take turns, chunk by chunk. Frames are prepared once for all runtimes, untimed. Raises UserError for a
-    checkpoint of any other family, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks, as the first is
-    cold.
+    checkpoint of a family other than LLaVA-OneVision, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks,
+    as the first is cold.
     """
     count, threads = frames // chunk, threads or default_threads()
     if count < 3:

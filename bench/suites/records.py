@@ -84,7 +84,7 @@ class SuiteQuestion:
 
 @dataclass(slots=True)
 class Dataset:
-    """A data folder. ``findings``: skipped records' files, indices and reasons. ``missing``: absent videos, under ``root``."""
+    """A suite's data. ``findings``: skipped records' files, indices and reasons. ``missing``: absent videos, under ``root``."""
 
     root: Path
     findings: list[dict[str, str]] = field(default_factory=list)
@@ -121,7 +121,8 @@ class Dataset:
                 self.findings.append({"file": file, "record": place or "-", "reason": _reason_of(error)})
 
     def video(self, named: str, *folders: str) -> str:
-        """Find a video in ``folders`` or FOLDERS; return its path relative to ``root``. If it is absent, add it to ``missing``.
+        """Find a video in ``folders`` or FOLDERS; return its path relative to ``root``. If the video is absent, add it to
+        ``missing``.
 
         Raises ValueError for a path that leads out of the data folder; symbolic links are followed.
         """
