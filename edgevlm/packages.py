@@ -1,4 +1,4 @@
-"""Import packages that only some commands need. If one is missing, a one-line error names it and how to install it."""
+"""Import packages that only some commands need. If a package is missing, a one-line error names it and how to install it."""
 
 from __future__ import annotations
 

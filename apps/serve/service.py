@@ -138,7 +138,7 @@ class Service:
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
         """Open a camera and watch it, unless ``paused``.
 
-        by_client: a client, not the configuration, adds it. Raises UserError, or FieldError if a field is the cause.
+        by_client: a client, not the configuration, adds the camera. Raises UserError, or FieldError if a field is the cause.
         """
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
@@ -405,7 +405,7 @@ class Service:
                     torn.notice(f"cannot continue: {torn.problem}")
 
     def close(self) -> None:
-        """Close all streams in parallel, each with a last snapshot. If that takes at most CLOSING_S, close the models."""
+        """Close all streams in parallel, each with a last snapshot. If the streams close within CLOSING_S, close the models."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}

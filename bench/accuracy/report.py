@@ -16,7 +16,7 @@ from edgevlm.calib.intervals import Estimate, difference, fraction_right
 
 NOW, BACKWARD = "now", "backward"
 GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
-RECORDED = ("compress_ms", "compressions", "appended", "encoded")  # fields of each record; earlier versions lack the last two
+RECORDED = ("compress_ms", "compressions", "appended", "encoded")  # fields of each record; old records lack the last two
 SCORED = ("hit1", "hit3", "overlap")
 UNSEEN = "unseen"  # questions about things that a long stream never showed
 
@@ -72,7 +72,7 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
     """Return a run's memory use and evidence scores over the picked questions.
 
     hit1, hit3, overlap: means over the right answers whose evidence is still held; a wrong "no longer in memory" counts as a
-    miss. gone: the number of questions whose evidence was evicted. said_gone: the fraction of these whose answer says so.
+    miss. gone: the number of questions whose evidence was evicted. said_gone: the fraction of these whose answer reports it.
     """
     picked = [result for record in records for result in record["results"] if pick(result)]
     scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]

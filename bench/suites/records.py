@@ -121,8 +121,7 @@ class Dataset:
                 self.findings.append({"file": file, "record": place or "-", "reason": _reason_of(error)})
 
     def video(self, named: str, *folders: str) -> str:
-        """Find a video in ``folders`` or FOLDERS; return its path relative to ``root``. If the video is absent, add it to
-        ``missing``.
+        """Find a video in ``folders`` or FOLDERS; return its path relative to ``root``. Add an absent video to ``missing``.
 
         Raises ValueError for a path that leads out of the data folder; symbolic links are followed.
         """
