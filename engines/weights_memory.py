@@ -46,7 +46,7 @@ def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
             # these pages were never written, so they can be read from the file again
             madvise(*_range(start, end), MADV_PAGEOUT)
         elif size and mapping.perms == "rw-p" and mapping.path in ("[anon]", "[heap]"):
-            start, end = -(-start // size) * size, end // size * size  # whole huge pages
+            start, end = -(-start // size) * size, end // size * size  # shrink to whole huge pages
             resident = np.zeros(max(0, end - start) // mmap.PAGESIZE, np.uint8)
             if resident.nbytes * mmap.PAGESIZE < LEAST or mincore(*_range(start, end), ctypes.c_void_p(resident.ctypes.data)):
                 continue
@@ -54,7 +54,7 @@ def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
             edges = np.flatnonzero(np.diff(np.concatenate([[False], full, [False]]).astype(np.int8)))
             for first, last in (start + edges.reshape(-1, 2) * size).tolist():  # runs of resident huge pages
                 asked += 0 if madvise(*_range(first, last), MADV_HUGEPAGE) else last - first
-                madvise(*_range(first, last), MADV_COLLAPSE)  # the system may refuse
+                madvise(*_range(first, last), MADV_COLLAPSE)  # the system may refuse to collapse
     return asked
 
 

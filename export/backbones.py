@@ -243,7 +243,7 @@ TEXT_BACKBONES: dict[str, Backbone] = {  # keyed by text_config.model_type
 
 
 def text_backbone(model_type: str) -> Backbone:
-    """Return the backbone for ``text_config.model_type``, which plugins may add; raises UserError for an unknown type."""
+    """Return the backbone, possibly a plugin's, for ``text_config.model_type``; raises UserError for an unknown type."""
     if model_type in TEXT_BACKBONES:
         return TEXT_BACKBONES[model_type]
     if model_type not in (others := names("backbones")):

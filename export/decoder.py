@@ -323,7 +323,7 @@ class PerLayerGraphs:
         part.residual = part.rotated("inputs.rotated", rows)
 
     def layer(self, layer: int, w: LayerWeights) -> None:
-        """End one graph with the layer's projections, and begin the next graph after the layer's attention."""
+        """End the current graph with the layer's projections, and begin the next graph after the layer's attention."""
         s, before = self.shape, self.parts[-1]
         _, key, value, residual = before.project(layer, w, before.residual, before.delta)
         for name, width in {key: s.kv_size, value: s.kv_size, residual: s.hidden}.items():

@@ -18,7 +18,7 @@ MERGE = "merge it into that model (peft: merge_and_unload, then save_pretrained)
 _BEFORE = "give the checkpoint that it was made from"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLES = re.compile(r"pytorch_model.*\.(bin|index\.json)|consolidated.*\.pth|model\.ckpt\.index|tf_model\.h5")
-METHODS = ("awq", "gptq", "gguf")  # accepted; transformers leaves "gguf" in the config of a dequantised checkpoint
+METHODS = ("awq", "gptq", "gguf")  # transformers leaves "gguf" in the config of a dequantised checkpoint
 
 
 def refuse_files(path: Path, names: Collection[str] | None = None, where: object = None) -> None:

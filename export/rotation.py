@@ -33,7 +33,7 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns. A number takes ``a + b`` products, so ``a`` and ``b`` are similar.
+        """Return a rotation that mixes all columns. ``a`` and ``b`` are similar, because each number takes ``a + b`` products.
 
         Raises UserError if the width has so large an odd part that ``b`` exceeds MOST.
         """

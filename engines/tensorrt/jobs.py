@@ -1,6 +1,6 @@
 """List the engines to build for a bundle: one job per graph, with its calls and the memory that its build needs.
 
-``edgevlm plan`` uses this module without TensorRT.
+``edgevlm plan`` uses this module, which must not import TensorRT.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Weight precisions, which determine how a decoder's matrices are stored and multiplied.
 
-A precision is an entry point in ``edgevlm.precisions``. ``edgevlm plan`` uses this module without onnx.
+A precision is an entry point in ``edgevlm.precisions``. ``edgevlm plan`` uses this module, which must not import onnx.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The profiles for TensorRT: only the cache depends on the version; all other operators exist since TensorRT 10.3.
+"""The profiles for TensorRT: the cache depends on the version; norms and rotary positions use operators that all versions have.
 
 The length of the input ``columns{l}`` is the number of rows to read; the graph computes the mask (docs/internals/engines.md).
 """

@@ -236,7 +236,7 @@ class Qwen25Tower(QwenTower):
 
 
 class Qwen3Tower(QwenTower):
-    """Qwen3-VL's tower. Tokens ``[G, squares, (1 + K) hidden]`` join the embedding and features for K decoder layers."""
+    """Qwen3-VL's tower. Tokens ``[G, squares, (1 + K) hidden]`` consist of the embedding and features for K decoder layers."""
 
     mlp_names = "linear_fc1", "linear_fc2"
     merger_names = "norm", "linear_fc1", "linear_fc2"

@@ -33,7 +33,7 @@ class EncoderTower(Tower):
     def embedded(self, g: VisionGraph, pixels: str, *, has_class: bool = False) -> str:
         """Return patch embeddings with their position embeddings ``[F, positions, columns]``.
 
-        has_class: put CLIP's class token first; a norm, not the first block, must then read the rows.
+        has_class: put CLIP's class token first; the rows must then go through a norm before the first block.
         """
         name, positions = "vision.embeddings", self.side**2 + has_class
         rows = g.patches(f"{name}.patch_embedding", pixels, self.columns, self.patch, bias=not has_class, writes=not has_class)
