@@ -202,7 +202,7 @@ def as_json(written: Path, found: Findings) -> str:
 
 
 def describe(written: Path, found: Findings) -> str:
-    """Return the report for a person: layers, a table for each kind of row, and choices."""
+    """Return a readable report: layers, a table for each kind of row, and choices."""
     lines = ["layers: left as they were"]
     if (layers := found.layers) is not None:
         tau = "/".join(f"{threshold:.4f}" for threshold in layers.thresholds)

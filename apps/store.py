@@ -47,7 +47,7 @@ class TimedDatabase:
     MEANWHILE: ClassVar[str]
     TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns with times; a row is in a period if any of the row's times is
     HAS_CAMERA: ClassVar[bool] = True
-    MAY_GO: ClassVar[str] = "1"  # SQL condition: which of the rows that are too old may be deleted
+    MAY_GO: ClassVar[str] = "1"  # SQL condition for the expired rows that may be deleted
     SPARE: ClassVar[tuple[str, ...]]
     PRAGMAS: ClassVar[tuple[str, ...]] = ("secure_delete = ON",)  # overwrite deleted rows
 

@@ -40,7 +40,7 @@ def build(
 
 
 def capacity_for(bundle: str, budget: int | None) -> int:
-    """Return the cache's rows per layer at a budget (by default a run's): prefix + |M| + text budget.
+    """Return the cache's rows per layer at a budget (by default, a run's default): prefix + |M| + text budget.
 
     Raises UserError for a budget that is impossible with this model.
     """

@@ -153,7 +153,7 @@ class Director:
         for each in [each for each in state.cameras.values() if each.node == name]:
             if each.moves_to and each.name not in open and saved.get(each.name, {}).get("moves_to"):
                 self._give(each, each.moves_to)
-        if self._is_changed:  # a camera has left, so there is room here
+        if self._is_changed:  # a camera has left, so this node has room
             self._place()
         self.tick(now)
         saved = self.told["cameras"]  # read again, because placing and saving may have changed the cameras

@@ -129,7 +129,7 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 
 
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
-    """Return moves (node by camera) to nodes that end up at least ``gain`` less full than the fullest node was before.
+    """Return moves (node by camera) to nodes that end up at least ``gain`` less full than the fullest node.
 
     A move costs a camera a few seconds of its stream, so cameras do not move between nodes of similar fullness.
     """

@@ -94,7 +94,7 @@ class Shared:
                 self._storage.make_folder(self._storage.root / name)
 
     def _path(self, name: str) -> str:
-        """Return a file's path. Raises OSError if a parent folder is a link, which could lead to foreign files."""
+        """Return a file's path. Raises OSError if a parent folder is a link, which could lead outside the storage."""
         path = self._storage.root / name
         if isinstance(path, Path):
             for each in [path, *path.parents][: len(Path(name).parts)]:

@@ -266,7 +266,7 @@ def policies(
 
 
 def list_policies(as_json: bool, name: str | None = None) -> str:
-    """Return one policy, or all policies (including installed ones) and auto, as JSON lines or as a page for a person."""
+    """Return one policy, or all policies (including installed ones) and auto, as JSON lines or as readable text."""
     from edgevlm.apps.schemas import json_line
     from edgevlm.runtime.opening import AUTO, FALLBACK
     from edgevlm.runtime.plugins import names

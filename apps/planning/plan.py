@@ -184,7 +184,7 @@ def figure(rate: float) -> str:
 
 
 def describe(plan: DevicePlan) -> Iterator[str]:
-    """Yield a plan's lines for a person: the JSON fields, whose names contain their units. Estimates have two digits."""
+    """Yield a plan's readable lines: the JSON fields, whose names contain their units. Estimates have two digits."""
     device, model, line = plan.roofline.device, plan.roofline.model, plan.line()
     yield from wrap(f"{model.name} ({model.family}) on {device.title}", 80)
     yield from wrap(assumptions(device), 80)

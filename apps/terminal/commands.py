@@ -1,4 +1,4 @@
-"""Execute what is typed while a run watches (questions and slash commands), at the prompt or on a pipe."""
+"""Execute lines typed during a run (questions and slash commands), at the prompt or on a pipe."""
 
 from __future__ import annotations
 
