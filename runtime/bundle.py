@@ -84,9 +84,7 @@ class DecoderSpec:
     rope_theta: Positive
     inv_freq: tuple[Finite, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
     model_limit: Positions  # the number of positions that the checkpoint's configuration allows
-    trained_length: (
-        Positions  # how many positions training covered; a stream uses at most the smaller of this and ``model_limit``
-    )
+    trained_length: Positions  # how many positions training covered; a stream uses no more, and at most ``model_limit``
     graphs: Mapping[str, str]  # variant -> file; the variant "full" always exists
     embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
     rope_sections: tuple[Annotated[int, Ge(0), Le(1024)], ...] | None = (
@@ -244,7 +242,7 @@ class ChatSpec:
     """The checkpoint's chat template, and where the video goes in it.
 
     The template is rendered with one content item ``{"type": content_type}`` for the whole stream; ``placeholder`` then appears
-    once in the text, and the rows of all frames, with the closing rows, replace it.
+    once in the text and is replaced by the rows of all frames and the closing rows.
     """
 
     tokenizer: str
@@ -457,7 +455,7 @@ def _graph_name(name: str) -> str:
 
 @cache
 def _schema() -> TypeAdapter[Bundle]:
-    from pydantic import TypeAdapter  # imported here because importing it takes a fifth of a second
+    from pydantic import TypeAdapter  # imported here because importing pydantic takes 0.2 s
 
     return TypeAdapter(Bundle)
 

@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
-The query of this row is a probe, like policies' queries, so every engine returns it. On the demo model two heads of the last
-layer attend to the object in question (docs/internals/evidence.md); for other models the right heads are unknown.
+The query of the question's last row is a probe, like policies' queries, so every engine returns it. On the demo model two heads
+of the last layer attend to the object in question (docs/internals/evidence.md); for other models the right heads are unknown.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class QuestionAttention:
 
 
 def _medians(score: Float32) -> Float32:
-    """Return the median of each row, several times faster than ``np.median``."""
+    """Return the median of each row; ``np.median`` is several times slower."""
     low, high = (score.shape[1] - 1) // 2, score.shape[1] // 2
     middle = np.partition(score, (low, high), axis=1)
     return (middle[:, low] + middle[:, high]) * np.float32(0.5)

@@ -69,7 +69,7 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
 def open_stream(
     settings: SessionSettings, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
 ) -> tuple[Stream, str]:
-    """Open a stream with its prefix. Also returns a line on why ``auto`` chose the policy and which tokens to append.
+    """Open a stream and append its prefix. Also returns a line on why ``auto`` chose the policy and which tokens to append.
 
     writer: writes snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
     """
@@ -165,9 +165,7 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
-    """Describe the policy that ``auto`` chooses at ``budget`` and its measurement; numbers and warnings come after the first
-    ``; ``.
-    """
+    """Describe the policy that ``auto`` chooses at ``budget`` and its measurement; numbers and warnings come after ``; ``."""
     best, on = choice.best, f"on streams of {choices.frames} frames"
     on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:

@@ -79,7 +79,7 @@ def split_options(text: str) -> tuple[str, str]:
 
 @contextmanager
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Convert an error in the file of ``plugin`` (a class, instance or function) to a ``kind`` that names file, line and error.
+    """Convert errors in the file of ``plugin`` (a class, instance or function) to type ``kind``, naming file, line and error.
 
     Errors from edgevlm's own classes and errors raised in other files pass through.
     """

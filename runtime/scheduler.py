@@ -55,7 +55,7 @@ class Scheduler:
     the other cameras. Watches take at most WATCH_FRACTION of the time: after a watch that took t seconds, the next one starts
     5.7 t later.
 
-    Only the scheduler's thread uses a model's engine, caches and policies, so they need no lock. The thread starts with the
+    Only the scheduler's thread uses a model's engine, caches and policies, so no lock is needed. The thread starts with the
     first task.
     """
 

@@ -37,7 +37,7 @@ class AskedSession(Protocol):
 class StandingQuestion(threading.Thread):
     """A thread that asks a yes-or-no question every ``every`` seconds, unless the session has watched no new frame.
 
-    ``callback`` runs in this thread. The callback's first error is reported to the session's ``notify``; asking continues.
+    The thread also runs ``callback``. The callback's first error is reported to the session's ``notify``; asking continues.
     """
 
     def __init__(self, session: AskedSession, question: str, callback: Callable[[Change], object], every: float) -> None:

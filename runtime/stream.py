@@ -51,9 +51,9 @@ class Stream:
     The capacity of every layer is prefix + |M| + text budget. A layer never holds more than prefix + |M| rows of memory.
     capture_bytes: the size of a buffer for ``snapshots``, which is allocated elsewhere but must fit in memory with the cache.
 
-    append: if set, only the tokens that changed enter the memory. The ``append.present`` newest frames are then the *present*:
-    they are held outside the memory, and every question sees them whole, in rows reserved for them. The changed tokens of the
-    oldest present frame are appended when the next frame comes.
+    append: if set, only the tokens that changed enter the memory. The ``append.present`` newest frames are called the
+    *present*: they are held outside the memory, and every question sees them whole, in rows reserved for them. The changed
+    tokens of the oldest present frame are appended when the next frame comes.
     """
 
     def __init__(
@@ -657,9 +657,9 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
 def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]) -> FramePattern:
     """Return which rows in memory a prefill's frames see under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
 
-    A token sees the prefix, frame 0, its own frame up to itself, and the token of the same patch in the previous frame. Evicted
-    slots are refilled from the tail. The prefix and frame 0 are never evicted, so they stay in slots ``[0, prefix +
-    tokens_per_frame)`` of every layer and head. The previous frame's token may be in a different slot in each head.
+    A token sees the prefix, frame 0, its own frame's tokens up to itself, and the token of the same patch in the previous
+    frame. Evicted slots are refilled from the tail. The prefix and frame 0 are never evicted, so they stay in slots ``[0,
+    prefix + tokens_per_frame)`` of every layer and head. The previous frame's token may be in a different slot in each head.
 
     frame: the number of the call's first frame, 1 or more. grid: the (rows, columns) of a frame's tokens. Raises CacheError if
     frame 0 is not in its slots.
