@@ -127,7 +127,7 @@ class Served:
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Resume servers for ``seconds``, or until a frame is watched, then stop them; return their total frames per second."""
+    """Resume servers for at least ``seconds`` and one frame, then stop them; return their total frames per second."""
 
     def total() -> int:
         return sum(sum(server.frames()) for server in servers)
@@ -146,7 +146,7 @@ def _rate(servers: Sequence[Served], seconds: float) -> float:
 
 
 def _until(done: Callable[[], bool]) -> None:
-    """Wait until ``done`` returns true. Raises UserError after START_S."""
+    """Wait until ``done`` returns true. Raises UserError if that takes more than START_S."""
     end = time.monotonic() + START_S
     while not done():
         if time.monotonic() > end:

@@ -158,7 +158,7 @@ def calibrated(paper: dict[str, Any]) -> Analytic:
 
 
 def vrex() -> Iterator[dict[str, Any]]:
-    """Yield a line for each figure in the paper, then the model's constants. No accelerator is run."""
+    """Yield a line for each figure in the paper, then the model's constants. Nothing is run on an accelerator."""
     model = calibrated(load_paper())
     errors, lengths = [], model.paper["lengths"]["value"]
     for figure in model.paper["figures"]:

@@ -18,7 +18,7 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.progress import show, to_stderr
 from edgevlm.runtime.kv import DTYPES
 
-TOKENS_PER_FRAME = {"demo": 16}  # 196 for all other models
+TOKENS_PER_FRAME = {"demo": 16}  # 196 if the model is not listed
 Place = dict[str, Any]
 
 
@@ -131,7 +131,7 @@ def measure(
 ) -> Iterator[Timing]:  # fmt: skip
     """Time our runtime and those of ``against`` that are installed and have ``precision``, with each KV cache in ``kinds``.
 
-    All runtimes are loaded together and take turns, with the fewest held rows first. Skipped runtimes are reported.
+    All runtimes are loaded together and take turns, starting with the fewest held rows. Skipped runtimes are reported.
     """
     capacity = max(work.held + work.rows for work in works)
     with ExitStack() as stack:

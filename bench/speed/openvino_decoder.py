@@ -104,7 +104,7 @@ def stateful(model: TextModel) -> Any:
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # tracing warns of values that it treats as constants; they are
+        warnings.simplefilter("ignore")  # tracing warns of values that it treats as constants, rightly
         converted = ov.convert_model(WithCache(load(model)), example_input=(*inputs, *past))
     names = {f"past{index}": f"present{index}" for index in range(2 * s.layers)}
     for (taken, given), node, output in zip(names.items(), converted.inputs[3:], converted.outputs[1:], strict=True):
