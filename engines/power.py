@@ -35,7 +35,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A power meter. read: returns each rail's reading. summed: the rails that add up to the total. why: the reason."""
+    """A power meter. read: returns each rail's reading. summed: the rails that add up to the total. why: why these."""
 
     name: str
     rails: tuple[str, ...]
@@ -124,7 +124,7 @@ def nvml(machine: Machine) -> Meter | str:
 def rapl(machine: Machine) -> Meter | str:
     """Return a meter for an x86 processor's energy counters (RAPL), which Linux lists under powercap in microjoules.
 
-    ``package-0`` is a socket: it includes ``core`` and ``uncore``, but not ``dram``. ``psys`` is the whole board.
+    ``package-0`` is a socket: it includes ``core`` and ``uncore``, but not ``dram``. ``psys`` covers the whole board.
     """
     zones = dict(_zones(machine))
     if not zones:

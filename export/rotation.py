@@ -41,7 +41,9 @@ class Rotation:
         if (inner := width // outer) > MOST:
             raise UserError(f"config.json: rows of {width} numbers cannot be rotated; give another --precision")
         odd = inner // (inner & -inner)
-        signs = np.random.RandomState(0).randint(0, 2, width) * 2 - 1  # numpy does not change this generator
+        signs = (
+            np.random.RandomState(0).randint(0, 2, width) * 2 - 1
+        )  # numpy keeps this generator's numbers the same in all versions
         return cls(_hadamard(outer), np.kron(_hadamard(inner // odd), _cosines(odd)), signs.astype(np.float32))
 
     @classmethod

@@ -114,9 +114,7 @@ class Blocks(Layout):
         return self.packed(blocks, scales, zeros.astype(np.uint8) if self.with_zeros else None)
 
     def packed(self, codes: UInt8, scales: Float32, zeros: UInt8 | None) -> Parts:
-        """Pack codes ``[out, B, size]`` and zeros ``[out, B]`` or None, one per byte; return the parts with scales ``[out,
-        B]``.
-        """
+        """Pack codes ``[out, B, size]`` and zeros (``[out, B]`` or None); return the parts with scales ``[out, B]``."""
         parts: dict[str, NDArray] = {"codes": self._bytes(codes), "scales": scales}
         return parts if zeros is None else parts | {"zeros": self._bytes(zeros)}
 

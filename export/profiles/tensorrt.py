@@ -122,7 +122,7 @@ class Beside(Columns):
     """
 
     def start(self) -> None:
-        """Make, in addition, ``new.folded`` ``[1, 1, g S, 1]``: the row of the call that each folded row belongs to."""
+        """Make the tensors of :class:`Columns` and ``new.folded`` ``[1, 1, g S, 1]``: the call's row of each folded row."""
         Columns.start(self)
         g, group = self.graph, self.shape.heads // self.shape.kv_heads
         folded = g.node("Tile", ["new", g.integers(group)], ["new.tiled"])
