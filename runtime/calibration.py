@@ -193,9 +193,8 @@ class EncodeChoice:
 class Choices(JsonFile):
     """The choices of ``edgevlm calibrate``, one per budget, in ascending order of budgets.
 
-    watched: the names of the clips that were measured, or a text that gives the number of demo worlds and their seed. frames:
-    the number of frames in the longest of these streams. known: every bounded policy that the calibrating version had, measured
-    or not.
+    watched: the names of the measured clips, or the number of demo worlds and their seed. frames: the number of frames in the
+    longest stream. known: every bounded policy that the calibrating version had, measured or not.
     """
 
     _file = (2, "choices")

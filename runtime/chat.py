@@ -147,8 +147,7 @@ class Chat:
         return text + asked.opening
 
     def _parts(self, asked: Dialogue) -> tuple[str, str]:
-        """Return the texts before and after the video, which is in the first message if it is the user's, else in a new
-        message.
+        """Return the texts before and after the video, which is in the user's first message or in a new message.
 
         A request's tools and system messages come after the video, because the memory's prefix contains neither.
         """

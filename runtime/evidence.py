@@ -189,9 +189,9 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most ``KNOTS`` recorded times.
 
-    A recorded time is a knot. If there are too many knots, those that their neighbours predict within ``CLOSE_S`` are dropped;
-    if no knot can be predicted, every second knot of the older half is dropped. Arrays are replaced, never modified, so later
-    additions leave a shallow copy unchanged.
+    If there are too many times, those that their neighbours predict within ``CLOSE_S`` are dropped; if there is no such time,
+    every second time of the older half is dropped. Arrays are replaced, never modified, so later additions leave a shallow copy
+    unchanged.
     """
 
     state_fields = ("frame", "seconds")

@@ -155,8 +155,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 def find_bundle(name: str | Path, engine: str) -> Path:
     """Return the folder of the bundle called ``name``, after exporting a checkpoint or downloading a hub model if needed.
 
-    The entry point ``edgevlm.models``, which is in a higher layer, exports and downloads. Raises UserError as
-    :meth:`Model.load` does.
+    The entry point ``edgevlm.models``, in a higher layer, exports and downloads. Raises UserError as :meth:`Model.load` does.
     """
     folder = bundle_folder(name)
     if str(name) == "demo" or (folder / MANIFEST).exists() or not (isinstance(name, str) or folder.exists()):

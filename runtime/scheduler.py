@@ -51,9 +51,8 @@ class Scheduler:
     A session's task is due one period after the session's previous task. Under overload, every session therefore runs at the
     same fraction of its rate (start-time fair queueing). An idle session accumulates no credit.
 
-    Between two urgent tasks, one task that is not urgent runs if any is waiting, so endless questions to one camera do not stop
-    the other cameras. Watches take at most WATCH_FRACTION of the time: after a watch that took t seconds, the next one starts
-    5.7 t later.
+    Between two urgent tasks, a task that is not urgent runs if any waits, so endless questions to one camera do not stop the
+    rest. Watches take at most WATCH_FRACTION of the time: after a watch that took t seconds, the next one starts 5.7 t later.
 
     Only the scheduler's thread uses a model's engine, caches and policies, so no lock is needed. The thread starts with the
     first task.

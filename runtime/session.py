@@ -85,9 +85,7 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore a captured snapshot. If this raises, with any exception, the snapshot does not fit and the memory is
-        unusable.
-        """
+        """Restore a captured snapshot. Any exception means that the snapshot does not fit and the memory is unusable."""
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]

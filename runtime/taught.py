@@ -92,9 +92,7 @@ _PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text i
 
 
 def never_taught(text: str, listing: str = "edgevlm run --questions") -> str:
-    """Return a message that ``text`` was never taught, with the three nearest questions and the command that lists all
-    questions.
-    """
+    """Return a message that ``text`` was never taught, with the three nearest questions and the command that lists all."""
     words = text.lower().split()
     slots = [
         (slot, next((name for name in names if name in words), names[0])) for slot, names in ((COLOR, COLORS), (SHAPE, SHAPES))
