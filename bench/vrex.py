@@ -124,7 +124,7 @@ class Analytic:
         return float(sum(count * self.call(system, rows, held).seconds for count, rows in counts))
 
     def quantity(self, name: str, system: str, over: str | None, held: int, batch: int) -> float:
-        """Return the quantity of one of the paper's figures. Speedups and gains tell how many times more ``over`` takes."""
+        """Return the quantity of one of the paper's figures. Speedups and gains are how many times more ``over`` takes."""
         frame, watts = self.call(system, self.frame_rows, held, batch), self.parts(system)[0]["watts"]
         kind, _, what = name.partition("_")
         if what in ("ms", "speedup", "energy_gain"):

@@ -161,7 +161,7 @@ def are_there(names: Sequence[str]) -> Questions:
 
 
 def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> list[bool]:
-    """Return whether a watch with these settings is open at each frame."""
+    """Return whether a watch with the given settings is open at each frame."""
     state, is_open = WatchState(Watch.model_validate({"question": "is it there?", **settings})), []
     for frame, probability in enumerate(probabilities.tolist()):
         state.observe((frame + 1) / FPS, probability)

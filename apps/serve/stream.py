@@ -206,7 +206,7 @@ class CameraStream:
         return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
     def ask(self, asked: Dialogue, **sampling: Any) -> Answer | str:
-        """Start an answer and return it; return a text instead if the demo was not taught the question. Raises UserError."""
+        """Start an answer and return it, or return a text if the demo was not taught the question. Raises UserError."""
         taught = self.loop.as_taught(asked.text)
         if taught is None and "logits_processor" in sampling:
             taught = asked.text  # the answer must be one of the choices

@@ -57,7 +57,7 @@ POLLED_ON_S = 4.0  # polling continues for this long after a proactive question'
 
 
 def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
-    """Yield StreamingBench's questions. If a part is in two files, by record and (``_stream``) by video, one is read."""
+    """Yield StreamingBench's questions. If a part is in two files, by record and (``_stream``) by video, only one is read."""
     patterns = [f"{folder}questions_{part}*.json" for folder in ("", "src/data/", "data/") for part in PARTS]
     chosen: dict[str, str] = {}
     for file in sorted(data.files(*patterns), key=lambda file: ("_stream" in file, file)):

@@ -73,8 +73,7 @@ class Viewer:
                 self._add(place, "")
 
     def fail(self, reason: str, **facts: object) -> None:
-        """Record that the remaining questions cannot be answered. facts: additional fields of the record, such as
-        ``damaged``."""
+        """Record that the remaining questions cannot be answered. facts: more fields of the record, such as ``damaged``."""
         left, self._due = self._due, []
         for _, place in left:
             self._add(place, "", error=reason, **facts)
@@ -111,7 +110,8 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """Return the answer to a prompt; on failure, record the reason and return None. A full memory fails all questions."""
+        """Return the answer to a prompt; on failure, record the reason and return None. If the memory is full, all questions
+        fail."""
         checked = False
         try:
             self.session.check(prompt)
