@@ -81,7 +81,7 @@ class SquareTower(EncoderTower):
         self.is_clip = kind == "clip_vision_model"
         self.class_tokens = int(self.is_clip)
         strategy, wanted = settings["vision_feature_select_strategy"], "default" if self.is_clip else "full"
-        if strategy != wanted:  # drop CLIP's class token; SigLIP has none
+        if strategy != wanted:  # CLIP's class token must be dropped; SigLIP has no class token
             what = f"vision_feature_select_strategy {strategy!r} of a {kind} cannot be exported, only {wanted!r}"
             raise UserError(f"config.json: {what}; give a model that was trained so")
         chosen, layers = settings["vision_feature_layer"], self.layers
