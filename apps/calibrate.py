@@ -160,8 +160,7 @@ def _measure(
 
 
 def clips_of(videos: list[Path]) -> list[Clip]:
-    """Return clips of these videos, sampled as ``edgevlm run`` samples; without videos, demo worlds with one question of each
-    kind.
+    """Return clips of the videos, sampled as ``edgevlm run`` does; without videos, demo worlds with one question of each kind.
 
     Raises SourceError for a missing file.
     """

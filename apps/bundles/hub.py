@@ -205,8 +205,7 @@ class Repository:
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
     """Append a file's missing bytes to ``part``. Retry after pauses, up to ATTEMPTS times, while attempts bring bytes.
 
-    A transfer that is too slow is not retried. An attempt is fruitless if the server sends the file from its start. Raises
-    HTTPError.
+    Slow transfers are not retried. An attempt is fruitless if the server sends the file from its start. Raises HTTPError.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status

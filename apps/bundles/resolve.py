@@ -118,9 +118,8 @@ def resolve_model(
 ) -> str:
     """Return the bundle for ``--model``; download a hub model and export a checkpoint into the cache.
 
-    If ``engine`` can run a cached bundle, that bundle is used: first the bundle exported with the options of ``choice`` (or the
-    defaults), or else the only suitable bundle. Raises UserError if several bundles suit, the engine cannot run the export, or
-    the hub has no such model.
+    A cached bundle that ``engine`` can run is used: the one with the options of ``choice`` (or the defaults), else the only
+    suitable one. Raises UserError if several bundles suit, the engine cannot run the export, or the hub has no such model.
     """
     refuse_address(model)
     folder = Path(model)

@@ -24,8 +24,7 @@ class ClusterState:
 
     removed: epoch and begins of removed cameras, with which a new camera of the same name continues. instances: processes by
     node, including lost ones. notes: what to forget, kept until all nodes have done so; ``number``: the newest note's number.
-    nodes_forgot, cameras_forgot: the last note that each node or camera has carried out. removed_nodes: names that may not join
-    again.
+    nodes_forgot, cameras_forgot: the last note that each carried out. removed_nodes: names that may not join again.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)

@@ -99,8 +99,7 @@ HelpAll = Annotated[bool, flag("--help-all", "Show all options.", is_eager=True,
 def with_settings(
     model: Any, panels: Mapping[str | None, Iterable[str]], rare: Iterable[str] = (), *, typed_only: bool = False
 ) -> Callable[[Any], Any]:
-    """Add an option for each of these fields to a command, under its panel. The command gets the options' values as
-    ``settings``, an instance of ``model``.
+    """Add an option for each field to a command, under its panel. The command gets a ``model`` of the values as ``settings``.
 
     typed_only: pass a dict of the typed options instead. rare: fields that only ``--help-all`` shows.
     """

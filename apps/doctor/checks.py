@@ -342,8 +342,7 @@ CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outco
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check. status: ``ok``, ``warn`` (a run works, but not as well as it could) or ``fail`` (a run would
-    fail).
+    """The result of a check. status: ``ok``, ``warn`` (a run works, but badly) or ``fail`` (a run would fail).
 
     fix: what to do; may be empty.
     """

@@ -109,8 +109,7 @@ class Speed:
 def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
     """Return the weights of ``model`` at a precision, in a bundle or (on a Jetson) in TensorRT's engines.
 
-    A bundle's weights at the bundle's precision have the sizes of its files. Raises UserError for rounded weights at a
-    different precision.
+    A bundle's weights at its precision have its files' sizes. Raises UserError for rounded weights at a different precision.
     """
     stored = load_precision(precision)
     engine = kind == "jetson" and stored.tensorrt is not None  # ONNX Runtime runs all other precisions
@@ -145,8 +144,7 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
 
     I, E, Q and K are the widths of the MLP, the stream, and all heads' queries and keys. On a CPU, in float32, a row takes 6 I
     + 3 E + 3 Q + 4 K numbers: the MLP's product, halves, gate and activation, and attention's rows. Three copies of the inputs,
-    E (1 + deepstack) numbers per row, are added. On a GPU, in fused float16, a row takes 3 I + 4 E numbers and one copy of the
-    inputs.
+    E (1 + deepstack) numbers per row, are added. On a GPU, in fused float16, a row takes 3 I + 4 E numbers and the inputs once.
     """
     frame = model.tower.rows
     rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))
@@ -170,9 +168,9 @@ def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
 def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     """Return the tower's working memory for ``chunk`` frames, including their features and two copies of their pixels.
 
-    N is the number of patches, W their width and I the MLP's width. On a CPU, a grid takes 4 N W float32 numbers for attention
-    and N (3 I + 2 W) for the MLP; a float32 tower computes all grids at once, an 8-bit tower one grid at a time. On a GPU,
-    grids are computed one at a time and take N (I + 4 W) float16 numbers.
+    N patches have width W; the MLP has width I. On a CPU, a grid takes 4 N W float32 numbers for attention and N (3 I + 2 W)
+    for the MLP; a float32 tower computes all grids at once, others one at a time. On a GPU, a grid takes N (I + 4 W) in
+    float16.
     """
     tower = model.tower
     if kind != "cpu":
@@ -278,8 +276,7 @@ class Roofline:
         """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached ones.
 
         Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) for attention, and 2 V E
-        for a row's logits. Each call reads the layers' weights and the cached rows; ``logits`` adds one read of the head's
-        weights.
+        for a row's logits. Each call reads the layers' weights and the cached rows; ``logits`` adds the head's weights.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2

@@ -169,8 +169,7 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
-    """Return the model of ``demo`` or a bundle's folder; hash no files. camera: the frames' size, if the model takes several
-    sizes.
+    """Return the model of ``demo`` or a bundle's folder; hash no files. camera: the frames' size, if it can vary.
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """

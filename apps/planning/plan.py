@@ -27,9 +27,8 @@ NEARLY = 0.9  # if no weights keep up, choose the most accurate that reach this 
 class PlanRequest:
     """The options as typed; :func:`choose` chooses those that are None.
 
-    device: a name in :mod:`edgevlm.engines.devices`; None for this machine. vision_precision: the precision of the tower's
-    linear layers on a CPU. kv: type of keys and values. camera: (height, width) of frames. cameras: number on a server; None
-    for a run.
+    device: a name in :mod:`edgevlm.engines.devices`; None for this machine. vision_precision: for the tower's linear layers on
+    a CPU. kv: type of keys and values. camera: frames' (height, width). cameras: number on a server; None for a run.
     """
 
     model: str
@@ -116,9 +115,8 @@ def make_plan(request: PlanRequest) -> DevicePlan:
 def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
     """Make a plan, choosing the options that were not given.
 
-    The chosen weights are the most accurate with which the usual budget, or half of the budget, fits and keeps up with
-    ``request.fps``; if no weights keep up, the fastest that fit; if none fit, the smallest. Raises UserError for an invalid
-    precision or budget.
+    The weights are the most accurate with which the usual budget, or half of it, fits and keeps up with ``request.fps``; if no
+    weights keep up, the fastest that fit; if none fit, the smallest. Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")

@@ -28,8 +28,7 @@ FACTS = 8  # number of departed objects that a comparison asks about
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """A session's memory. ``frames``: the numbers of the frames in memory, in order; for a group of frames, the number of the
-    first.
+    """A session's memory. ``frames``: the numbers of the frames in memory, in order; for a group of frames, the first's.
 
     ``patches``: ``[frames, groups, tokens]``, the fraction (0 to 1) of a layer group's heads and layers that hold each token.
     ``groups``: the first and last layer of each group. ``waiting``: number of frames in an unfinished chunk.
@@ -84,8 +83,7 @@ def _view(session: Session) -> MemoryView:
 class MemoryWatch:
     """Keeps a thumbnail of each frame, and records which frames are held in memory.
 
-    ``offset``: the wall clock at stream time 0, in seconds. ``seen``: time of the newest frame. thumbnails: closed by
-    :meth:`close`.
+    ``offset``: wall clock at stream time 0, seconds. ``seen``: time of the newest frame. thumbnails: closed by :meth:`close`.
     """
 
     def __init__(self, session: Session, thumbnails: Thumbnails) -> None:
@@ -111,8 +109,7 @@ class MemoryWatch:
 
 
 class LaneView(NamedTuple):
-    """One policy's memory at one moment, with the number of questions about departed objects that were ``asked``, and of right
-    answers.
+    """One policy's memory at one moment, with its numbers of questions about departed objects and of right answers.
 
     stopped_s: the stream time at which a memory without eviction was full.
     """

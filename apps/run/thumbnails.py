@@ -32,8 +32,7 @@ class Taken:
 
 
 class Thumbnails(TimedDatabase):
-    """JPEG thumbnails by frame number. Above the cap, thumbnails of forgotten frames are deleted first, then every second
-    thumbnail.
+    """JPEG thumbnails by frame number. Above the cap, forgotten frames' thumbnails are deleted first, then every second one.
 
     every: seconds between writes to the disk; a crash loses later pictures. Only :meth:`delete` raises disk errors.
     """

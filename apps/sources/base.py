@@ -85,8 +85,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options for opening and reading a source; each kind of source uses the options that apply to it. Raises SourceError for
-    an invalid value.
+    """Options for opening and reading a source, which uses those that apply to its kind. Raises SourceError for invalid values.
 
     fps: frames a second to take, according to their times. size, pixel_format, camera_fps: (width, height), a FourCC like
     ``MJPG`` and frames a second to request from a camera; ``camera_fps`` also times frames without timestamps. realtime: play a

@@ -219,8 +219,7 @@ class Link:
 
 
 class LiveSource(ThreadedSource):
-    """A live source that reads what ``connect`` opens. Raises SourceError if the first attempt to connect fails, unless
-    ``options.wait`` is set.
+    """A live source that reads what ``connect`` opens. Raises SourceError if the first attempt fails without ``options.wait``.
 
     Frames are captured even when :meth:`read` is not called. Times are seconds since the first ``read`` on the monotonic clock,
     so times continue through reconnects. ``drops``, by cause: ``replaced`` (by a newer frame), ``corrupt`` (not decodable),

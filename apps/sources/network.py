@@ -349,8 +349,7 @@ class FfmpegConnection(Connection):
     def _decode(self, video: Video) -> Iterator[Grabbed]:
         """Yield each decoded picture, and a corrupt :class:`Grabbed` for each picture that cannot be decoded.
 
-        For each packet before the first keyframe, which may be many seconds away, yield a :class:`Grabbed` with ``decoded``
-        False.
+        For packets before the first keyframe, which may be many seconds away, yield ``Grabbed(decoded=False)``.
         """
         started, patience = False, time.monotonic() + KEYFRAME_WAIT_S
         for packet in video.container.demux(video.stream):
