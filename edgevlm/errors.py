@@ -16,8 +16,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class UserError(Exception):
-    """An error that the user can fix. The command line prints the message in one line without a traceback, and exits with
-    status 2.
+    """An error that the user can fix. The command line prints its message in one line and exits with status 2.
 
     The message names the problem and what to do next. Control characters in the message become blanks, and a long message loses
     its middle.

@@ -87,8 +87,7 @@ class Metrics(Collector):
 
 
 def family(title: str, text: str, found: Mapping[Any, float], *labels: str, kind: Any = GAUGE) -> Metric:
-    """Make a metric. found: a label's value, or a tuple of them -> the metric's value. labels: the labels' names, by default
-    ``stream``."""
+    """Make a metric. found: label value, or tuple of them -> the metric's value. labels: the labels' names, or ``stream``."""
     metric: Metric = kind(f"edgevlm_{title}", text, labels=() if () in found else labels or ("stream",))
     for of, value in found.items():
         metric.add_metric((of,) if isinstance(of, str) else of, value)  # type: ignore[attr-defined]

@@ -110,8 +110,7 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """Return the answer to a prompt; on failure, record the reason and return None. If the memory is full, all questions
-        fail."""
+        """Return the answer to a prompt, or None after recording a failure. If the memory is full, all questions fail."""
         checked = False
         try:
             self.session.check(prompt)
