@@ -164,7 +164,7 @@ def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[
 
 
 def why_not(loads: Collection[Load], camera: Camera) -> str:
-    """Explain to a person why a camera fits nowhere."""
+    """Explain in words why a camera fits nowhere."""
     able = [load for load in loads if load.runs(camera)]
     if not any(camera.only in (None, load.node.name) for load in loads):
         return "there is no node" if camera.only is None else f"its node {camera.only} is not there"

@@ -169,7 +169,7 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     """Return the tower's working memory for ``chunk`` frames, including their features and two copies of their pixels.
 
     N patches have width W; the MLP has width I. On a CPU, a grid takes 4 N W float32 numbers for attention and N (3 I + 2 W)
-    for the MLP; a float32 tower runs all grids at once, others one by one. On a GPU, a grid takes N (I + 4 W) numbers.
+    for the MLP; a float32 tower runs all grids at once, others one by one. A GPU grid takes N (I + 4 W) float16 numbers.
     """
     tower = model.tower
     if kind != "cpu":
