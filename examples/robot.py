@@ -11,7 +11,7 @@ from edgevlm import Session, open_source
 def capture(session: Session) -> None:
     for frame in islice(open_source("demo"), 96):
         session.watch(frame.image, frame.time_s)
-        time.sleep(0.01)
+        time.sleep(0.03)
 
 
 with TemporaryDirectory() as folder, Session.open("demo", budget="1k") as session:
