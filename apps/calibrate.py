@@ -95,7 +95,7 @@ def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) ->
 def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:
     """Measure a bundle, write the results into it, and return its folder and the results.
 
-    Raises UserError. A stopped run leaves a checkpoint next to the bundle, from which the next run continues.
+    Raises UserError. A stopped run leaves a checkpoint next to the bundle; the next run continues from the checkpoint.
     """
     if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")

@@ -31,7 +31,7 @@ def mask_argv() -> None:
             ctypes.memmove(start, masked[: end - start].ljust(end - start, b"\0"), end - start)
 
 
-NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # URL parameters that hold secrets have such names
+NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # names of URL parameters that hold secrets
 PARAMETER = re.compile(r"(?<![\w-])([\w-]+)=")
 VALUE = re.compile(r"[^&;\s]*[^&;\s:]")
 # match up to a URL's last @, because passwords may contain @ or /; a URL parsed as a path has a single slash left

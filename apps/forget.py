@@ -20,7 +20,7 @@ from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 
 OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*", f"*{OTHER}")
-MARK = "forgotten"  # name of the file that marks a forgotten camera, whose recording must not be opened and remembered again
+MARK = "forgotten"  # name of the file that marks a forgotten camera: its recording must not be watched again
 Forgotten = dict[str, int]
 
 

@@ -183,7 +183,7 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """Return the frame size to open a bundle at, None for the bundle's. Raises UserError if the bundle has a fixed size."""
+    """Return the frame size to open a bundle at, None for the bundle's own. Raises UserError if the bundle has a fixed size."""
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
         return choice.size

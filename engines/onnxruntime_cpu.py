@@ -216,7 +216,7 @@ class OnnxRuntimeCpu:
         """Return, for each part of the decoder, the C++ extension's version, or None if ONNX Runtime computes the part.
 
         The extension's int8 parts compute single rows only. Where the extension computes a part, ONNX Runtime's session for
-        that part reads weights from the file, which makes an int8 call for a frame 7 % slower.
+        that part reads weights from the file; an int8 call for a frame is then 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))

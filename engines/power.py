@@ -35,7 +35,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A power meter. read: returns each rail's reading. summed: the rails that add up to the total. why: why these."""
+    """A power meter. read: returns each rail's reading. summed: the rails that add up to the total. why: why these rails."""
 
     name: str
     rails: tuple[str, ...]
@@ -148,7 +148,7 @@ def rapl(machine: Machine) -> Meter | str:
 
 
 def _zones(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield each rail's name and folder; the name of a zone inside a package starts with the package's."""
+    """Yield each rail's name and folder; the name of a zone inside a package starts with the package's name."""
     names: dict[str, str] = {}
     for folder in machine.names(POWERCAP):
         name = machine.read(f"{POWERCAP}/{folder}/name")
@@ -232,7 +232,7 @@ class Energy:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds for which readings exist, from the rail with the most."""
+        """Return the seconds with readings, from the rail that has the most seconds."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property

@@ -28,7 +28,7 @@ def trim() -> None:
 
 
 def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
-    """Free memory left over from opening a graph of the bundle in ``folder``; request huge pages for the resident rest.
+    """Free memory left over from opening a graph of the bundle in ``folder``; request huge pages for what stays resident.
 
     kept: names of the bundle's files that are read in place. Returns how many bytes of huge pages were requested.
     """

@@ -19,7 +19,7 @@ _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor"
 def frame_preparation(
     checkpoint: Checkpoint, processors: tuple[str, ...], size: tuple[int, int], *, is_sized: bool = False
 ) -> dict[str, Any]:
-    """Return the bundle's ``vision`` fields on preparing frames for a tower that takes ``size`` (height, width) pixels.
+    """Return the bundle's ``vision`` fields for preparing frames for a tower that takes ``size`` (height, width) pixels.
 
     processors: tried in order, each first in ``processor_config.json`` and then in its own file. is_sized: whether ``size``
     comes from the processor's pixel budget; frames are then stretched to ``size``. Raises UserError if no processor is found,

@@ -36,7 +36,7 @@ _SETTINGS = {  # GGUF's setting -> text_config's
 class GgufCheckpoint(Checkpoint):
     """A checkpoint whose settings and tensors are read from a GGUF file. folder: the path of the file.
 
-    Raises UserError if the file is missing, damaged or not of ARCHITECTURES, or if the package gguf is not installed.
+    Raises UserError if the file is missing or damaged, its architecture is not in ARCHITECTURES, or gguf is not installed.
     """
 
     def __init__(self, path: Path) -> None:

@@ -84,7 +84,7 @@ class Rotation:
 class MeanKeeping:
     """A rotation that keeps the mean of every row, so that LayerNorm without gain and bias commutes with it.
 
-    Rows are rotated by ``rotation``, then reflected at ``mirror [width]``, which returns a row of equal numbers to itself.
+    Rows are rotated by ``rotation``, then reflected at ``mirror [width]``, so that a row of equal numbers stays unchanged.
     """
 
     rotation: Rotation

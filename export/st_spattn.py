@@ -9,7 +9,7 @@ dimension: a query is ``[logit, q]``, a key is ``[0, k]``, and an extra key ``[1
 previous token's weight. All operators are standard ones of opset 18. ScatterND writes new rows in place, without copies, if its
 output is bound to its input's address.
 
-In the shapes below, H is the number of KV heads, g the number of query heads that share one, S = F p and T = 1 + m + p.
+In the shapes below, H is the number of KV heads, g the number of query heads that share a KV head, S = F p and T = 1 + m + p.
 """
 
 from __future__ import annotations

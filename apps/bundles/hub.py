@@ -68,7 +68,7 @@ def parse_id(name: str) -> HubId:
 
 
 def hub_id(model: str) -> HubId | None:
-    """Return the repository that ``model`` names, or None for a folder. A folder of that name comes first.
+    """Return the repository that ``model`` names, or None for a folder. A folder named ``model`` takes precedence.
 
     ``hf:ORG/NAME`` always names a repository. Raises UserError for ``hf:`` without a repository's name.
     """

@@ -36,7 +36,7 @@ Size = tuple[int, int]  # (height, width)
 class ExportChoice:
     """Chooses the export options that were not given.
 
-    ``plan``: the resulting plan, None before a choice was needed. frame_shape: returns the size of the source's frames or None
+    ``plan``: the resulting plan, None until a choice is needed. frame_shape: returns the size of the source's frames or None
     if unknown; it is called once, and only if the model keeps a frame's aspect and ``frame_size`` is None.
     """
 
@@ -61,7 +61,7 @@ class ExportChoice:
 
     @cached_property
     def size(self) -> Size | None:
-        """Return the size of the frames to come, or None if it is unknown."""
+        """Return the size of the source's frames, or None if it is unknown."""
         return self.frame_size or self.frame_shape()
 
     def _plan(self, model: PlannedModel) -> DevicePlan:

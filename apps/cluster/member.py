@@ -74,7 +74,7 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
 
 
 def address_of(host: str, other: str) -> str:
-    """Return this machine's IP address for others: its listening address, or else the one that reaches ``other``."""
+    """Return the address at which other machines reach this one: ``host``, or else the source address for ``other``."""
     try:
         found = ipaddress.ip_address(host)
         if not found.is_unspecified:

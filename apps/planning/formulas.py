@@ -169,7 +169,7 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     """Return the tower's working memory for ``chunk`` frames, including their features and two copies of their pixels.
 
     N patches have width W; the MLP has width I. On a CPU, a grid takes 4 N W float32 numbers for attention and N (3 I + 2 W)
-    for the MLP; a float32 tower runs all grids at once, others one by one. A GPU grid takes N (I + 4 W) float16 numbers.
+    for the MLP; a float32 tower runs all grids at once, other towers one by one. A GPU grid takes N (I + 4 W) float16 numbers.
     """
     tower = model.tower
     if kind != "cpu":
@@ -215,8 +215,8 @@ class Roofline:
     def resident_weights(self) -> int:
         """Return the memory of the weights while a stream runs, in bytes.
 
-        On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed; only the rows in use are
-        read from the embedding's file. TensorRT keeps weights as stored.
+        On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed, and the embedding is read
+        from its file row by row. TensorRT keeps weights as stored.
         """
         weights, layouts, group = self.weights, load_precision(self.precision).onnxruntime, self.model.group
         if self.device.kind != "cpu":
@@ -272,7 +272,7 @@ class Roofline:
         return RooflineCall(seconds, self.weights.tower / self.bandwidth)
 
     def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
-        """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached ones.
+        """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached rows.
 
         Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) for attention, and 2 V E
         for a row's logits. Each call reads the layers' weights and the cached rows; ``logits`` adds the head's weights.
@@ -334,7 +334,7 @@ class Roofline:
         return largest(self.model.least_budget, self.model.most_budget, lambda budget: self.can_run(budget, chunk, fps))
 
     def most_cameras(self, budget: int, chunk: int, fps: float) -> int:
-        """Return how many cameras with that budget a server can watch at ``fps``."""
+        """Return how many cameras, each with this ``budget``, a server can watch at ``fps``."""
         return largest(1, MOST_CAMERAS, lambda cameras: replace(self, served=cameras).can_run(budget, chunk, fps))
 
 

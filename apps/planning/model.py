@@ -39,8 +39,8 @@ class PlannedModel:
     matrices: parameters of all layers' matrices. vectors: parameters of norms and biases. tied: whether the head is the
     embedding. inner: width of the MLP. prefix: rows that are never evicted. closing: rows that close a video. limit: most
     positions of a stream. precision, group: the precision of rounded weights, and how many share a scale; else None. floats:
-    parameters of ``matrices`` that such a checkpoint stores in float. kv: type of keys and values. files: bytes of a bundle's
-    weights by ``decoder``, ``embedding`` and ``vision``.
+    parameters of ``matrices`` that a rounded checkpoint stores in float. kv: type of keys and values. files: bytes of a
+    bundle's weights by ``decoder``, ``embedding`` and ``vision``.
     """
 
     name: str
@@ -80,7 +80,7 @@ class PlannedModel:
 
     @property
     def least_budget(self) -> int:
-        """Return the smallest budget that every policy takes, which is two frames."""
+        """Return two frames, the smallest budget that every policy accepts."""
         return 2 * self.tower.rows
 
     @property

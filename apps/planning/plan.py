@@ -160,7 +160,7 @@ def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) 
 
 
 def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
-    """Return a run's usual budget in whole frames, reduced by up to half to keep up, or further to fit."""
+    """Return a run's usual budget in whole frames, reduced by up to half to keep up, or by more to fit in memory."""
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
         budget = min(usual, roofline.largest_budget(request.chunk, fps)) // rows * rows

@@ -110,7 +110,7 @@ class Span:
 
     @property
     def with_slack(self) -> Span:
-        """Return the period, extended by SLACK_S at each end, in which pictures and rows are deleted."""
+        """Return the period extended by SLACK_S at each end, for deleting pictures and rows."""
         return Span(self.since - SLACK_S, self.until + SLACK_S)
 
     def of_stream(self, offset: float) -> TimeWindow:

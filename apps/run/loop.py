@@ -251,7 +251,7 @@ class RunLoop:
             self.ask(self.plan.end.pop(0))
 
     def truth(self, question: str, time_s: float) -> str | None:
-        """Return the right answer at the frame of that time, if the source contains the answer and the frame is recent."""
+        """Return the right answer at ``time_s``, if the source contains the answer and the frame is recent."""
         scenes = [scene for at, scene in list(self._scenes) if at == time_s]
         return scenes[-1].truth(question) if scenes else None
 

@@ -21,7 +21,7 @@ from edgevlm.runtime.session import Session
 
 GROUPS = 4
 EVERY_S = 0.5
-LOOK_S = 0.01  # scheduling period of a look at the memory: short, so that few frames wait
+LOOK_S = 0.01  # the scheduler's period for reading the memory: short, so that few frames wait
 FULL_BUDGET = "1920"
 FACTS = 8  # number of departed objects that a comparison asks about
 
@@ -109,9 +109,9 @@ class MemoryWatch:
 
 
 class LaneView(NamedTuple):
-    """One policy's memory at one moment, with its numbers of questions about departed objects and of right answers.
+    """One policy's memory at one moment, with counts of its questions about departed objects and of its right answers.
 
-    stopped_s: the stream time at which a memory without eviction was full.
+    stopped_s: the stream time at which a memory without eviction became full.
     """
 
     name: str

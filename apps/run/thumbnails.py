@@ -32,7 +32,7 @@ class Taken:
 
 
 class Thumbnails(TimedDatabase):
-    """JPEG thumbnails by frame number. Above the cap, forgotten frames' thumbnails are deleted first, then every second one.
+    """JPEG thumbnails by frame number. Above the cap, forgotten frames' thumbnails go first, then every second thumbnail.
 
     every: seconds between writes to the disk; a crash loses later pictures. Only :meth:`delete` raises disk errors.
     """

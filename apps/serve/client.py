@@ -116,8 +116,8 @@ def journal_of(url: str, query: Mapping[str, str], key_file: Path | None) -> lis
 def replied(
     url: str, key_file: Path | None, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
 ) -> Iterator[httpx.Response]:
-    """Yield the reply to a POST, or to a GET without ``body``. Errors, including those in the ``with`` block, become one-line
-    UserErrors."""
+    """Yield the reply to a POST of ``body`` or, if ``body`` is None, to a GET. Errors, including those in the ``with`` block,
+    become one-line UserErrors."""
     shown, method, headers = mask_credentials(url), "GET" if body is None else "POST", {}
     if key_file is not None:
         key = secret(f"file:{key_file}")

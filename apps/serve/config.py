@@ -230,7 +230,7 @@ class ServeConfig(Section):
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """Return the key that clients must send. Raises UserError if the key is invalid, or missing when others can connect."""
+    """Return the key that clients must send. Raises UserError if it is invalid, or missing although others can connect."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")

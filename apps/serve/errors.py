@@ -87,7 +87,7 @@ def _as_api_error(error: Exception) -> ApiError:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """Return an error that names the invalid field and the broken rule; for a union, of the most likely variant."""
+    """Return an error that names the invalid field and the broken rule; for a union, the most likely variant's."""
     errors = error.errors()
     found = max(errors, key=lambda each: (not each["type"].endswith("_type"), len(each["loc"])))
     where, *_ = found["loc"]

@@ -203,7 +203,7 @@ class Service:
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
-        """Delete what a camera saved in a folder or at an address, which must not be in use. Raises UserError."""
+        """Delete what a camera saved at ``where`` (a folder or an address). ``where`` must not be in use. Raises UserError."""
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
@@ -263,7 +263,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Record the closing of open watches that were removed, or lost their camera, while the server was not running."""
+        """Close open watches that were removed, or whose camera was removed, while the server was not running."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}

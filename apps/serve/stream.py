@@ -426,7 +426,7 @@ class JournalWriter(threading.Thread):
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """Put matching journal lines of a window (in stream seconds), up to ``context`` tokens, before a question."""
+        """Put the window's journal lines that share words with ``question`` before the question, up to ``context`` tokens."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question

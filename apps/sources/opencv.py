@@ -1,4 +1,4 @@
-"""Load OpenCV without its own messages, which would hide ours, and open devices with its VideoCapture."""
+"""Load OpenCV, silence its messages, and open devices with its VideoCapture."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
     """Open a source by its name or by ``./file.py:Name``.
 
     Raises SourceError for anything except a Source class or a generator function. Reading the source raises SourceError, with
-    its name and location, for any error in it and for frames or times of wrong types.
+    the source's name and location, for any error in the source and for frames or times of wrong types.
     """
     made: Any = load_class("sources", name)
     what = f"source {name}"

@@ -71,7 +71,7 @@ def is_command(line: str) -> bool:
 def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None]:
     """While the block runs, a separate thread treats each line on ``descriptor`` as typed.
 
-    Questions to a live source are asked at once, and questions about a video file that plays as fast as possible at its end.
+    A live source is asked at once. A video file that plays as fast as possible is asked at its end.
     """
     act, over = Commands(run, say), threading.Event()
 

@@ -153,7 +153,7 @@ class Watches:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Delay announcements to the end of the block, so that a camera or watch that is reopened does not seem removed."""
+        """Hold back announcements until the block ends, so that reopening a camera or watch does not look like a removal."""
         with self._lock:
             self._holds += 1
         try:

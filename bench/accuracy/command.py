@@ -19,7 +19,7 @@ from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr
 from edgevlm.runtime.settings import ALL
 
-USUAL = "infinipot-v"  # policies are compared with this one if it runs
+USUAL = "infinipot-v"  # the policy that all others are compared with, if it runs
 
 
 def run_suite(

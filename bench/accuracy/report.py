@@ -1,4 +1,4 @@
-"""Report the fraction of right answers by kind of question and age of evidence, with intervals and paired differences."""
+"""Report the fraction of right answers by question kind and evidence age, with confidence intervals and paired differences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Contest = tuple[str, str]  # (budget, frame settings); only its best oracle is r
 
 
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
-    """Yield a line for each run and group of questions, then the kinds that full KV rarely gets right, then skipped runs.
+    """Yield a line for each run and question group, then the question kinds that full KV rarely gets right, then skipped runs.
 
     Only the best oracle at each budget is reported. Runs that encode or append only changes are compared with the same policy
     on whole frames, and all other runs with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
@@ -42,7 +42,7 @@ def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
         for name, pick in groups.items():
             if not any(ours := clusters(records, pick)):
                 continue
-            paired = None  # one stream alone gives no interval
+            paired = None  # one stream alone gives no confidence interval
             if other not in (None, run) and sum(map(bool, ours)) > 1:
                 paired = difference(ours, clusters(comparison.records[other], pick))
             accuracy = fraction_right(ours)

@@ -149,7 +149,7 @@ def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Vis
 
 
 def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generator) -> list[tuple[str, str, int | None]]:
-    """Return each question's text, answer and age in frames: on every visit, as many unseen pairs, and the present."""
+    """Return the text, answer and age in frames of questions about each visit, as many unseen pairs, and the present."""
     asked: list[tuple[str, str, int | None]] = []
     for visit, kind in product(visits, KINDS):
         question = demo.ask(kind, int(rng.integers(2)), visit.color, visit.shape)

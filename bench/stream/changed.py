@@ -70,7 +70,7 @@ def changed(
 
     Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the time
     of tower and prefill were proportional to the patches encoded and appended. ``model``: a bundle, or SEEDED, which is
-    exported with ``layers`` layers each in tower and decoder (default: all). Raises UserError for fewer than three chunks.
+    exported with ``layers`` layers in each of tower and decoder (default: all). Raises UserError for fewer than three chunks.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:

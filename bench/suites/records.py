@@ -64,7 +64,7 @@ class SuiteQuestion:
     """One question about one video.
 
     id: file and index, unique in the suite. video: the file's path in the data folder. prompt: the whole prompt for the model.
-    options: the choices' texts, without letters. time_s: when to ask first, in video seconds. tokens: the answer's maximum.
+    options: the choices' texts, without letters. time_s: when to ask first, in video seconds. tokens: the answer's limit.
     scoring: a key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 

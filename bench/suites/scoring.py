@@ -49,7 +49,7 @@ class Scores:
         self._records = list(records)
 
     def accuracy(self, name: str, category: str | None = None, subtask: str | None = None) -> Line:
-        """Return the fraction of right answers, with an interval clustered by video."""
+        """Return the fraction of right answers, with a confidence interval clustered by video."""
         clusters: dict[str, list[bool]] = {}
         for record in self._records:
             right = is_right(record)

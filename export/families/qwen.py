@@ -13,7 +13,7 @@ START, END = "<|vision_start|>", "<|vision_end|>"
 
 
 class Qwen2VL(Family):
-    """Qwen2-VL: every patch sees its whole frame pair; the frame's position advances by one per pair (arXiv 2409.12191)."""
+    """Qwen2-VL: every patch sees its whole frame pair; frame positions advance by 1 per pair (arXiv 2409.12191)."""
 
     vision_type: ClassVar[str] = "qwen2_vl_vision"
     token_keys: ClassVar[tuple[str, ...]] = ("video_token_id",)

@@ -181,7 +181,7 @@ class VisionGraph:
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Convolve squares of ``patch`` x ``patch`` pixels in frames ``[F, group * 3, H, W]`` to one row each."""
+        """Convolve each square of ``patch`` x ``patch`` pixels in frames ``[F, group * 3, H, W]`` to a row."""
         deep = (width, 3, group, patch, patch) if group > 1 else (width, 3, patch, patch)
         turned = self.residual if writes else np.asarray
         if not self.graph.shared(f"{name}.weight"):
@@ -337,7 +337,7 @@ class VisionGraph:
         return self.reshape(name, cells, -1, few * few, width)
 
     def shuffle(self, name: str, rows: str, width: int, side: int, scale: int) -> str:
-        """Join squares of ``scale`` x ``scale`` rows into one row each: ``[F, (side / scale)^2, width * scale^2]``."""
+        """Join each square of ``scale`` x ``scale`` rows into one row; return ``[F, (side / scale)^2, width * scale^2]``."""
         few = side // scale
         tiles = self.reshape(f"{name}.cut", rows, -1, few, scale, few, scale * width)
         turned = self.transpose(f"{name}.squares", tiles, 0, 1, 3, 2, 4)
