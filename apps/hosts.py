@@ -1,4 +1,4 @@
-"""Limit the hosts that may be reached: by addresses from a server's clients, and by redirects and references in streams."""
+"""Limit the hosts to which clients' addresses, redirects and references in streams may lead."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Sizes = tuple[int | None, ...]  # None: any size
 
 
 def check_graphs(bundle: Bundle) -> None:
-    """Raise BundleError if the shapes in ONNX Runtime's graphs differ from the manifest's, which size all buffers."""
+    """Raise BundleError if the shapes in ONNX Runtime's graphs differ from those in the manifest."""
     spec, vision, changed = bundle.decoder, bundle.vision, bundle.vision.changed
     size = (None, None) if vision.pixels else vision.size
     wanted: dict[str, Sizes] = {

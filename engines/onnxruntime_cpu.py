@@ -43,7 +43,7 @@ from edgevlm.runtime.engine import Decoder, Float32, Int64, KVBuffer, KVDevice, 
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
-MAX_THREADS = 256  # the limit: ONNX Runtime would start any number of threads, once per graph
+MAX_THREADS = 256  # because ONNX Runtime would start any number of threads, once per graph
 
 
 def has_vnni() -> bool:

@@ -80,7 +80,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return a processor file's size as a dict of sides. A number means both sides of a crop, otherwise the shorter edge."""
+    """Return a processor file's size as a dict of sides. A single number is both sides of a crop, else the shorter edge."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}

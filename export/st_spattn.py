@@ -6,8 +6,8 @@ token's previous token is the row at slot ``previous[l]`` of the cache (-1: abse
 
 A token has dense attention over m + p keys, and one more logit for the previous token. The extra logit becomes one more
 dimension: a query is ``[logit, q]``, a key is ``[0, k]``, and an extra key ``[1, 0, ...]``, whose value is zero, gets the
-previous token's weight. All operators are standard ones of opset 18. ScatterND writes new rows in place, without copies, if its
-output is bound to its input's address.
+previous token's weight. All operators are standard operators of opset 18. ScatterND writes new rows in place, without copies,
+if its output is bound to its input's address.
 
 In the shapes below, H is the number of KV heads, g the number of query heads that share a KV head, S = F p and T = 1 + m + p.
 """

@@ -98,7 +98,7 @@ def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _named(checkpoint: Checkpoint, values: dict[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
-    """Return the special tokens that have a name, by name, and a list of the others."""
+    """Return the named special tokens by name, and a list of the unnamed special tokens."""
     if "added_tokens_decoder" not in values:
         values |= checkpoint.json("special_tokens_map.json") or {}
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []

@@ -119,7 +119,7 @@ class Repository:
         return there[0] == MANIFEST if there else MANIFEST in self.files
 
     def fetch(self, names: Iterable[str], progress: Report) -> Path:
-        """Download the given files that the repository has, and return the folder they are in. Raises HubError."""
+        """Download those of the files ``names`` that the repository has; return their folder. Raises HubError."""
         wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
         if not wanted:
             return self.folder

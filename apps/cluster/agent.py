@@ -229,7 +229,7 @@ class NodeAgent(Hooks):
         """Close cameras that this node may no longer watch, open those it must watch, and apply the cluster's watches."""
         with self._working, self._service.watches.held():
             view = self.view
-            held = self._lease.held(self._clock())  # read the lease after the view, so that the lease is never older
+            held = self._lease.held(self._clock())  # read the lease after the view, so that the lease is at least as new
             for name, epoch in list(self.epochs.items()):
                 if held.get(name) != epoch:
                     self._close(name)

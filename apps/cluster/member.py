@@ -24,7 +24,7 @@ NAME = re.compile(r"[^a-z0-9_-]+")
 
 
 class ClusterMember:
-    """A service's parts as a cluster node: Ray, an agent and routes."""
+    """The parts that make a service a cluster node: Ray, an agent and routes."""
 
     def __init__(self, service: Service, link: RayLink, agent: NodeAgent) -> None:
         self._service, self._link, self._agent = service, link, agent

@@ -68,7 +68,7 @@ class NoteFollower:
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Carry out notes, by default the waiting ones, in a closed camera's folder. Raises UserError and OSError."""
+        """Carry out notes, by default all waiting notes, in a closed camera's folder. Raises UserError and OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))

@@ -35,7 +35,7 @@ from edgevlm.errors import UserError, nearest
 
 FROM = "x-edgevlm-node"  # header with the node that forwarded a request, so that the request is not forwarded again
 PASSED = ("authorization", "content-type", "accept", "range")
-CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # seconds in which another node must connect, send a list, send more bytes
+CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # seconds for another node to connect, to send a list, to send more bytes
 FORGET_S = 60.0
 HERE = "http://here"  # the base URL of the node's own application
 LATE_S = 6.0

@@ -55,7 +55,7 @@ def look_around(root: Path = ROOT) -> list[CameraEntry]:
 
 
 def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
-    """Take one picture; return the reason if that fails (else None), and the camera's mode."""
+    """Take one picture; return why that failed (None on success) and the camera's mode."""
     try:
         connection = UsbConnection(str(path), SourceOptions(), root)
     except UserError as error:

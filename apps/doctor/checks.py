@@ -329,7 +329,7 @@ OPENCV = partial(
 CUDA = partial(of_release, name="cuda", find=toolkit_of, fix=f"{JETPACK}, and /usr/local/cuda/bin in PATH")
 TENSORRT = partial(of_release, name="tensorrt", find=lambda of: _debs(of, "libnvinfer10").get("libnvinfer10"), fix=JETPACK)
 Applies = Callable[[Machine], bool]
-CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outcome] | None]]] = {  # None: applies anywhere
+CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outcome] | None]]] = {  # None: on any machine
     "python": (None, python), "extension": (None, extension), "onnxruntime": (None, ONNXRUNTIME), "opencv": (None, OPENCV),
     "cpu": (None, cpu), "memory": (None, memory), "disk": (None, disk),
     "device": (is_jetson, device), "jetpack": (is_jetson, jetpack), "cuda": (is_jetson, CUDA),
@@ -373,7 +373,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def report(as_json: bool, machine: Machine | None = None, more: Sequence[Finding] = ()) -> tuple[list[str], bool]:
-    """Return the lines that ``edgevlm doctor`` prints, and whether this machine is ready for a run. more: further findings."""
+    """Return the lines that ``edgevlm doctor`` prints, and whether this machine is ready for a run. more: findings to add."""
     found = [*examine(machine), *more]
     statuses = [finding.status for finding in found]
     if as_json:

@@ -25,7 +25,7 @@ from edgevlm.runtime.time_window import NothingHeld
 
 SAMPLE_EVERY = 16  # frames between two sample questions
 CLOSING = 1.0
-REMEMBERED = 64  # number of frames whose truth is kept for pending questions
+REMEMBERED = 64  # number of frames whose right answers are kept for pending questions
 
 
 @dataclass(slots=True)

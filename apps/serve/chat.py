@@ -300,7 +300,7 @@ class ChatRequest(Asked):
 
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
-        """The stream's name and the time window in the last ``edgevlm://`` part; empty without one. Raises FieldError."""
+        """The stream's name and time window in the last ``edgevlm://`` part; empty without such a part. Raises FieldError."""
         urls = [part.url for _, part in self._parts() if part.is_stream]
         return stream_of(urls[-1]) if urls else ("", {})
 

@@ -57,7 +57,7 @@ def longrun(
 
     ``budget``: vision tokens per layer on the device, 512 by default. ``host_bytes``, ``file_bytes``: the store's limits.
     ``ttft_ratio``: the time to the first token divided by its value at the first mark. ``backward``: the fraction of right
-    answers about the past. ``right``: right answers out of all, by the evidence's age. Raises UserError for an invalid policy.
+    answers about the past. ``right``: right answers / questions, by the evidence's age. Raises UserError for an invalid policy.
     """
     marks = sorted({mark for mark in (frames // 100, frames // 10, frames) if mark >= LEAST})
     for name, way, look in product(policy, append, encode):

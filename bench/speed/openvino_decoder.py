@@ -60,7 +60,7 @@ class OpenVino:
         return self._append(ids, self._held)
 
     def forget(self) -> None:
-        """Refill the states with all held rows but one, and decode the last one."""
+        """Refill the states with all held rows except the last, and decode the last row."""
         for state in self._request.query_state():
             state.state = ov.Tensor(self._noise)
         if self._held:

@@ -113,7 +113,7 @@ def load_profile(name: str) -> Profile:
 
 
 def rounded_layout(precision: str, profile: str = ONNXRUNTIME) -> Layout:
-    """Return the layout of a precision's matrices; raises UserError if it does not round them to integers."""
+    """Return the layout of a precision's matrices; raises UserError if the layout does not round them to integers."""
     layout = load_profile(profile).precision(precision).matrices
     if not layout.is_integer:
         raise UserError(f"--rounding gptq is for integers, not {precision}; give --precision int4, int4-zp or int8 too")
