@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 Z = 1.959964  # the normal distribution's 97.5 % quantile, for 95 % intervals
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's t of 95 %, 1 to 10 degrees
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's t for 95 %, by degrees
 
 Cluster = Sequence[bool]
 Values = Sequence[float]  # a cluster's values
@@ -34,7 +34,7 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
 
     The interval uses the effective number of independent questions, which follows from the ratio estimator's variance,
     ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams. The effective number is at most the number of
-    questions asked. If all answers are right or all are wrong, the number of streams is used.
+    questions asked. If all answers are right or all are wrong, the effective number is the number of streams.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())
@@ -81,7 +81,7 @@ def half_width(found: Estimate) -> float:
 
 
 def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:
-    """Return the difference between two fractions of right answers to the same questions, with an interval within -1 to 1."""
+    """Return the difference between two fractions of right answers to the same questions, with an interval cut to -1 to 1."""
     found = mean_difference(ours, theirs)
     return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 

@@ -100,7 +100,7 @@ def periodicity(attention: Float64, frames: int) -> float:
     """Return the autocorrelation of detrended log attention ``[n]`` at lag p = n / frames.
 
     The result is 1 if the pattern is the same in all frames, and 0 without a pattern. The trend is a centred moving mean over
-    one frame, subtracted so that decay with age does not count. For even p, the mean spans p + 1 tokens.
+    one frame, subtracted so that decay with age does not count. For even p, the moving mean spans p + 1 tokens.
     """
     period = len(attention) // frames
     if period < 2:

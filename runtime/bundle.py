@@ -92,7 +92,7 @@ class DecoderSpec:
     )
     rope_interleaved: bool = False  # pairs alternate between the three axes (Qwen3-VL) instead of forming three blocks
     kv: KVType = "fp32"  # the type in which the graphs store keys and values
-    deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # how many of the first layers add more features to vision rows
+    deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # how many of the first layers add features to vision rows
     precision: str = "fp32"  # the weights' precision; see docs/internals/models.md
     rounding: str = "nearest"  # how the weights are rounded; "gptq" minimises the error for typical activations
     fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep layer
@@ -128,8 +128,8 @@ class DecoderSpec:
 class ChangedTowerSpec:
     """The graph that encodes only the changed patches of a frame, and the arrays that it keeps between calls.
 
-    ``grid``: (rows, columns) of patches, which may differ from the tokens' grid. Each layer keeps keys, then values, ``[heads,
-    positions, head_dim]`` of ``kv``; after the last layer follows float32 ``[patches, width]`` for each width in ``outputs``.
+    ``grid``: (rows, columns) of patches, which may differ from the tokens' grid. The arrays hold each layer's keys, then its
+    values, ``[heads, positions, head_dim]`` of ``kv``, and finally float32 ``[patches, width]`` for each width in ``outputs``.
     """
 
     graph: str
@@ -392,7 +392,7 @@ def hash_file(path: Path) -> FileRecord:
 
 
 def check_target(out_dir: str | Path, force: bool) -> None:
-    """Raise UserError if a bundle must not be written to ``out_dir``. The check is cheap, so call it before long work."""
+    """Raise UserError if a bundle must not be written to ``out_dir``. Call this cheap check before long work."""
     target = Path(os.path.abspath(out_dir))
     found = look(target)
     if found == "nothing" and not target.is_symlink():

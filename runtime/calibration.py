@@ -230,7 +230,7 @@ class EvidenceHeads(JsonFile):
     """The ``heads`` of ``layer`` that find an answer's evidence.
 
     weights: one for each of ``QuestionAttention.features``, ``[3 x heads + 3]``, empty without a calibration. If the features'
-    weighted sum plus ``bias`` is above 0, the memory holds the evidence.
+    weighted sum plus ``bias`` is above 0, the rule says that the memory holds the evidence.
     """
 
     _file = (1, "where evidence is found")

@@ -23,7 +23,7 @@ Levels = NDArray[np.uint8]
 
 FULL_FRAME_ABOVE = 0.7  # if more than this fraction of the patches changed, the whole frame is encoded
 MARGIN = 1.5  # a patch has changed if its distance exceeds this many times the noise
-LOUDEST = 0.5  # the noise counts as at most this fraction of the distance between neighbouring patches
+LOUDEST = 0.5  # the noise is capped at this fraction of the distance between neighbouring patches
 MOST_WRONG = 0.01  # a kept token farther than this from the whole frame's token is wrong, whatever the noise
 WRONG = 0.05  # the fraction of kept tokens that may be wrong
 PROOF = 16  # after this many frames with correct kept tokens, the interval between whole frames grows by one
@@ -41,8 +41,8 @@ class References(Stateful):
     A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
     minus the cosine similarity. The camera's noise is the median distance of a frame whose references come from the previous
     frame; a smaller median found later replaces it. A token has changed if its distance exceeds 1 - tau and three times the
-    noise. Three times the noise counts as at most a quarter of the distance between a frame's patches, so that a scene that
-    moves everywhere is appended.
+    noise. Three times the noise is capped at a quarter of the distance between a frame's patches, so that a scene that moves
+    everywhere is appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -67,7 +67,7 @@ class References(Stateful):
         return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
 
     def _compare(self, unit: Float32) -> tuple[Float32, NDArray[np.float32] | None, NDArray[np.float32]]:
-        """Return the distances ``[tokens]`` from the references of features of length 1, and the new noise and spread."""
+        """Return the distances ``[tokens]`` of features of length 1 from their references, and the new noise and spread."""
         mean = unit.mean(0)
         spread = np.maximum(self._spread or 0, 1 - mean @ mean, dtype=np.float32)
         distances: Float32 = 1 - np.einsum("pw,pw->p", unit, self._features)
@@ -101,8 +101,8 @@ def unit_features(features: Float32) -> Float32:
 
 
 class FrameChanges(NamedTuple):
-    """The result of comparing a frame with its references. The masks ``patches`` and ``changed``, bool ``[n]``, select the
-    patches of ``pixels`` ``[F, 3, H, W]`` to encode, and those that changed or have a changed neighbour.
+    """The result of comparing a frame with its references. The mask ``patches``, bool ``[n]``, selects the patches of
+    ``pixels`` ``[F, 3, H, W]`` to encode; ``changed``, bool ``[n]``, selects patches that changed or have a changed neighbour.
     """
 
     patches: Bool
@@ -122,9 +122,9 @@ class PatchChanges(Stateful):
     smaller median found later replaces it. If a shift of the picture or a new exposure explains at least half of many changes,
     the explained patches do not count as changed.
 
-    The whole frame is encoded every ``interval`` frames, if most of it has changed, and if the size of the camera's frames
-    changes. If ``interval`` is 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole
-    frames confirm the kept features; otherwise it returns to 1.
+    The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change size.
+    If ``interval`` is 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole
+    frames confirm the kept features; a whole frame that does not resets it to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")
@@ -193,7 +193,7 @@ class PatchChanges(Stateful):
         self._noise, self._size = changes.noise, np.array(changes.size, np.int32)
 
     def _distances(self, levels: Levels, low: Levels, high: Levels | None = None, gain: Float32 | None = None) -> Float32:
-        """Return each patch's distance ``[n]``; for a patch that spans several frames, the largest of theirs."""
+        """Return each patch's distance ``[n]``; for a patch that spans several frames, the largest distance in any frame."""
         frames, high = [slice(at, at + 3) for at in range(0, len(levels), 3)], low if high is None else high
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
@@ -269,7 +269,7 @@ def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, fl
 
 
 def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> tuple[int, int]:
-    """Return the whole-pixel shift near ``about`` that leaves the least difference."""
+    """Return the whole-pixel shift near ``about`` that leaves the least difference between the pictures."""
 
     def difference(shift: tuple[int, int]) -> float:
         moved = before[None].copy()
@@ -281,13 +281,13 @@ def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> 
 
 
 def _vertex(three: NDArray[np.float64]) -> float:
-    """Return where the parabola through three numbers at -1, 0 and 1 peaks, between -0.5 and 0.5."""
+    """Return the x, limited to -0.5 to 0.5, at which a parabola with the values ``three`` at x = -1, 0 and 1 peaks."""
     bend = three[0] - 2 * three[1] + three[2]
     return float(np.clip((three[0] - three[2]) / (2 * bend), -0.5, 0.5)) if bend < 0 else 0.0
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Move ``levels [planes, H, W]`` back by ``down`` and ``across`` into ``out``, whose uncovered edge stays unchanged."""
+    """Copy ``levels [planes, H, W]`` to ``out``, moved back by ``down`` and ``across``; ``out`` keeps its uncovered edge."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]

@@ -70,8 +70,8 @@ class Sight:
     """Which rows the new rows see, for a decoder that is not causal in every layer.
 
     until: int32 ``[S]``, how many of the call's rows each row sees. place: int32 ``[S]``, the new rows' positions. held: the
-    positions of the rows already in each layer, int32 ``[kv_heads, n]``. In a layer with a window, a row sees rows whose
-    positions are less than the window below its own.
+    positions of the rows already in each layer, int32 ``[kv_heads, n]``. In a layer with a window of w positions, a row sees
+    the rows that are fewer than w positions back.
     """
 
     until: Int32

@@ -85,7 +85,7 @@ def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
 class QuestionAttention:
     """A copy of the attention of one row of a question; :meth:`evidence` evaluates it on demand.
 
-    groups: the queries ``[h, head_dim]`` of each KV head, and the rows that it saw. grid: (rows, columns) of a frame's tokens.
+    groups: the queries ``[h, head_dim]`` of each KV head, and the rows the head saw. grid: (rows, columns) of a frame's tokens.
     group: the number of frames that share one grid. logits: those of the token after the row, ``[vocabulary]``. lossless:
     whether no row has left the memory.
     """
@@ -124,7 +124,7 @@ class QuestionAttention:
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
-        """Return the distinct tokens, ``frame * tokens + patch``, with the frame that last showed each token and its weight.
+        """Return the distinct tokens (``frame * tokens + patch``), the frame that last showed each, and each token's weight.
 
         A token's weight is the softmax of the queries over the frames' rows, averaged over heads: the layer's attention,
         restricted to these rows. Rows with less than a thousandth of the largest weight are skipped.

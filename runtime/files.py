@@ -1,4 +1,4 @@
-"""Write files and folders that appear whole or not at all and JSON lines that survive a kill, and check users' paths."""
+"""Write files and folders that appear whole or not at all, write JSON lines that survive a kill, and check users' paths."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class KVScales:
         """Return scales for keys with rotary pairs up to the length ``key`` and values up to ``value``.
 
         key: lengths ``[layers, kv_heads, head_dim / 2]``. value: magnitudes ``[layers, kv_heads, head_dim]``. headroom: a
-        factor by which both are multiplied. The values of a head share the scale of the head's largest channel: with one scale
-        per channel, more inputs saturate (docs/internals/models.md).
+        factor by which the scales are multiplied. The values of a head share the scale of the head's largest channel: with one
+        scale per channel, more inputs saturate (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))

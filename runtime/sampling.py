@@ -62,8 +62,8 @@ class Repetition:
 
     penalty: divides positive logits of these tokens and multiplies negative ones, as in transformers' ``generate``. ngram: no
     run of this many tokens may repeat; 0 means no limit. presence, frequency: subtracted from the logits of the answer's
-    tokens, once and per occurrence, as in OpenAI's API. prompt: the prompt's token ids. Raises UserError for a penalty out of
-    range.
+    tokens, once per token and once per occurrence, as in OpenAI's API. prompt: the prompt's token ids. Raises UserError for a
+    penalty out of range.
     """
 
     def __init__(self, penalty: float = 1.0, ngram: int = 0, presence: float = 0.0, frequency: float = 0.0) -> None:

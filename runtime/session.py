@@ -430,8 +430,8 @@ class Session:
         penalties for tokens of the answer. ``choices`` are drawn without any penalty. logprobs: record the log-probabilities,
         before penalties and temperature, of each token and of this many likeliest tokens. choices: answer with one of these
         texts, uncut by max_tokens, and the ``probabilities`` of all. logits_processor: a function called for each token with
-        the ids so far and the logits ``[vocabulary]``, on the model's thread. The token is drawn from the logits that it
-        returns, where minus infinity excludes a token. With ``choices``, ``logits_processor`` is not called. pictures: frames
+        the ids so far and the logits ``[vocabulary]``, on the model's thread. The token is drawn from the returned logits,
+        where minus infinity excludes a token. With ``choices``, ``logits_processor`` is not called. pictures: frames
         for this question only, placed after the watched ones; at most :meth:`most_pictures`. since, until: attend only to
         frames from this period, in seconds of the stream.
 
@@ -508,7 +508,7 @@ class Session:
         pictures: Sequence[Pixels],
         window: TimeWindow | None,
     ) -> FinishReason:
-        """Generate the answer, and add the turn to its conversation unless it was cancelled. Leaves the memory unchanged."""
+        """Generate the answer and, unless cancelled, add the turn to its conversation. Leaves the memory unchanged."""
         model, memory = self.model, self._memory
         answer.found.queued_ms = 1e3 * (time.perf_counter() - answer._asked_at)
         answer.found.time_s, memory.asked = memory.time_s, memory.asked + 1

@@ -48,9 +48,9 @@ class SessionStats:
     the fullest layer. ``cache_bytes`` are allocated once at the start; the policy keeps ``policy_bytes`` more at present.
     ``present_bytes`` hold the newest frames and the references that frames are compared with. ``encoded`` is the fraction of
     the frames' patches that was encoded; the encoder keeps ``tower_bytes`` for this. ``ttft_ms`` is the newest answer's time to
-    its first token, ``tpot_ms`` the mean time per token after the first. Snapshots are taken in a buffer of ``state_bytes``;
-    this process wrote ``snapshots`` of them and held the stream up by at most ``held_ms``. ``store`` describes the rows that a
-    retrieval policy offloaded.
+    its first token, ``tpot_ms`` the mean time per token after the first. Snapshots are copied to a buffer of ``state_bytes``;
+    this process wrote ``snapshots`` snapshots and held the stream up by at most ``held_ms``. ``store`` describes the rows that
+    a retrieval policy offloaded.
     """
 
     frames: int

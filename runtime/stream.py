@@ -384,7 +384,7 @@ class Stream:
         return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
-        """Append frames. ahead: the number of frames before them not in memory. sparsely: allow the policy's sparse graph."""
+        """Append frames. ahead: how many earlier frames are not in the memory. sparsely: allow the policy's sparse graph."""
         sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
@@ -430,7 +430,7 @@ class Stream:
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
-        """Run the guidance texts after the memory, without the present, in one causal forward pass, and roll the cache back."""
+        """Run the guidance texts after the memory, without present frames, in one causal forward pass; roll back the cache."""
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self._timed("guidance_ms"), self.taken_out():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes
@@ -448,7 +448,7 @@ class Stream:
     ) -> Iterator[None]:
         """Let the block append a question; on exit, remove everything appended and restore the positions.
 
-        rows: the most text rows that the block appends. If these rows and the pictures exceed the reserved room, the memory is
+        rows: the most text rows that the block appends. If ``rows`` and ``pictures`` exceed the reserved room, the memory is
         copied to a larger cache. Raises UserError if the copy does not fit in the free memory. waiting: frames that the block
         sees and that are appended permanently later. Room for all waiting frames is made at once, so that the later memory is
         the same as without the question. If ``present`` frames are kept, the newest frames are seen whole, and older waiting

@@ -1,4 +1,4 @@
-"""Questions about a time window, whose rows attend only to the rows in memory from that time.
+"""Ask questions about a time window: their rows attend only to rows in memory from the window.
 
 A row's time reaches from its frame to the last frame that confirmed it. The prefix is always seen, and text is seen together
 with its frame. Summary rows have no time and are never seen.

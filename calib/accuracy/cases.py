@@ -130,7 +130,7 @@ def _drawn(kinds: Iterable[str], world: World, rng: np.random.Generator) -> list
 
 
 def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
-    """Draw questions about each visit, about pairs that were never shown, about the first object and about now."""
+    """Draw questions about each visit, colour-shape pairs that were never shown, the first object and the newest frame."""
     drawn: list[Drawn] = []
     for visit, kind in product(world.visits, OF_A_VISIT):
         phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))

@@ -22,7 +22,7 @@ from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import ALL
 
-ENTERS = 0.9  # a kind of question counts if full KV answers at least this fraction right
+ENTERS = 0.9  # kinds of question of which full KV gets a smaller fraction right are not scored
 
 Pick = Callable[[dict[str, Any]], bool]  # whether to count a question's result
 
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def enters(self) -> float:
-        """Return the least accuracy that the ceiling needs on a kind of question for the kind to count: 0 for text-facts."""
+        """Return the accuracy that the ceiling must reach on a kind of question for the kind to be scored: 0 for text-facts."""
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
@@ -85,7 +85,7 @@ def compare(
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """Replace ``oracle`` by all oracles, so that the report can name the best; on text-facts by one, because all are close."""
+    """Replace ``oracle`` with all oracles, so that the report can name the best; on text-facts, with one (all are close)."""
     oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 

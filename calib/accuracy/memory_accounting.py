@@ -1,4 +1,4 @@
-"""Measure the bytes of a cache and its policy, and find the budget that takes no more bytes than a sliding window."""
+"""Measure the bytes of a cache and its policy, and find the budget at which both take no more than a sliding window."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def ranking(case: Case, order: Order) -> NDArray[np.float32]:
     others = [np.flatnonzero(flat == number).tolist() for number in np.unique(flat[flat >= 0])]
     evidence = [list(tokens) for tokens, _ in asked.most_common()]
     ranked = [*_in_rounds(evidence, order), *_in_rounds(others, order), *range(flat.size - 1, -1, -1)]
-    places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a ranked token counts at its first place
+    places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a token's first place counts
     return -np.array([places[token] for token in range(flat.size)], np.float32)
 
 

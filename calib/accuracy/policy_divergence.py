@@ -42,7 +42,7 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip under full KV. features: ``[F, tokens_per_frame, width]``. asked: the answers after each number of frames."""
+    """A clip under full KV. features: ``[F, tokens_per_frame, width]``. asked: answers by frames watched."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]
@@ -125,7 +125,7 @@ class DivergenceMeter:
         """Measure full KV with only the changed patches of the clip's frames encoded.
 
         In the result, encoded is the fraction of patches that were encoded. low_cosine is the first percentile of the cosine
-        similarity between these features and the whole tower's.
+        similarity between the resulting features and the whole tower's.
         """
         vision, features = self.model.bundle.vision, []
         preprocess, encoder = Preprocessor(vision), ChangedEncoder(self.model.engine, self.model.bundle, encode)

@@ -1,6 +1,6 @@
 """Compare the policies on a model at equal bytes, and select the policies and settings that ``auto`` uses.
 
-For append and encode, the settings are selected that save most and surely lose little under full KV.
+The settings selected for append and encode save the most, and surely lose little under full KV.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TAUS = (0.999, 0.99, 0.97, 0.95)  # tau's values to try for --append
 SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))  # for --encode
 BOUND = 0.05  # the largest fraction of next tokens that may differ from full KV's
 SAVING = 0.1  # the least fraction of tokens or patches to save; less is not worth holding the newest frame separately
-LOW = "12.5%"  # of a clip: the second budget to compare at, next to the usual one
+LOW = "12.5%"  # the second budget to compare at, a fraction of a clip; the first is the usual budget
 
 Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 
@@ -101,7 +101,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
 
 
 def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
-    """Yield a choice for each budget at which some policy can run, in rising order. Raises UserError if there is none."""
+    """Yield a choice for each budget at which some policy can run, in ascending order. Raises UserError if there is none."""
     for budget, measured in sorted(found.measured.items()):
         skipped = found.skipped[budget]
         if measured:
@@ -118,7 +118,7 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the fastest-compressing of the policies that are as good as the best; None stands for FALLBACK.
 
     The best policy has the largest mean. A policy is as good as the best if their paired differences on the same clusters do
-    not tell the two apart. The result is None if FALLBACK is as good as the best policy, or if all of several policies are.
+    not tell the two apart. The result is None if FALLBACK, or each of several policies, is as good as the best.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -249,7 +249,7 @@ def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
 
 
 def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, float, float]:
-    """Return the mean of ``taken`` (appended or encoded), then the mean loss and the ends of the loss's interval."""
+    """Return the mean of ``taken`` (appended or encoded), then the mean loss and the ends of its 95 % interval."""
     found = mean(_lost_tokens(records))
     return (
         round(fmean(record[taken] for record in records), 4),

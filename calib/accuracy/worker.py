@@ -40,8 +40,8 @@ from edgevlm.runtime.taught import OFFERED
 
 CHUNK = 8  # frames encoded and appended at once: a session's default
 TEXT_BUDGET = TextBudget(80, 80, 80)  # tokens: enough for these questions and answers, few enough to leave the stream positions
-MEASURED = 256  # frames of a long stream after which a policy's bytes are measured: all of its arrays exist
-MEASURED_TEXT = 16  # frames of a text stream after which bytes are measured: its budget is a few frames
+MEASURED = 256  # a policy's bytes are measured after this many frames of a long stream, when all of its arrays exist
+MEASURED_TEXT = 16  # the same for text streams, where the budget is a few frames
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 """The run that replaces full KV on streams too long for it: it keeps the evidence and leaves half of the positions free."""
 
@@ -135,7 +135,7 @@ class Worker:
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
 
     def ceiling(self) -> VariantRun:
-        """Return the run that decides which kinds of question count: full KV or, on long streams, an oracle.
+        """Return the run that decides which kinds of question are scored: full KV or, on long streams, an oracle.
 
         Raises UserError if full KV is needed and the model has too few positions for a whole stream.
         """
@@ -212,7 +212,7 @@ def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]])
 
 
 def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which of a stream's tokens each layer and head holds: bool ``[layers, kv_heads, tokens]``. grid: of a frame."""
+    """Return which of a stream's tokens each layer and head holds: bool ``[layers, kv_heads, tokens]``. grid: a frame's."""
     held = np.zeros((cache.layers, cache.kv_heads, tokens), np.bool_)
     rows, columns = grid
     for layer in range(cache.layers):

@@ -1,7 +1,7 @@
 """Find the right answers to the questions that the demo model was taught.
 
 A question is about now (the newest frame) or about before (the whole stream, or the part that History still holds). A question
-has an answer only if exactly one is right: after two squares, "the square" has no colour.
+has an answer only if exactly one answer is right: after two squares, nobody can say which is "the square".
 """
 
 from collections.abc import Iterator
@@ -113,7 +113,7 @@ def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, i
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A question about an object that has left the world, and its answer. left_s: seconds at which the object left."""
+    """A question about an object that has left the world, and its answer. left_s: when the object left, in seconds."""
 
     name: str
     question: str

@@ -164,7 +164,7 @@ class World:
     def _enter(self) -> None:
         recent = {(thing.color, thing.shape) for thing in self.history.things}
         pairs = [pair for pair in self._pairs() if pair not in recent]
-        if pairs:  # in a very busy stream no pair may be left
+        if pairs:  # a very busy stream can run out of pairs
             self._show(*self._pick(pairs))
 
     def _pairs(self) -> list[tuple[int, int]]:

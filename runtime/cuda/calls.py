@@ -159,7 +159,7 @@ class KernelCall:
         self._address: dict[str, int] = {}
 
     def put(self, name: str, *arrays: NDArray) -> None:
-        """Declare an input that consists of ``arrays`` of one dtype, one after another."""
+        """Declare an input that consists of ``arrays`` of the same dtype, one after another."""
         self._inputs[name] = arrays
 
     def know(self, *names: str) -> None:
@@ -214,9 +214,9 @@ class KernelCall:
         return self._address[name]
 
     def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
-        """Return a kernel's struct, filled with ``others`` and with the addresses of the arrays named like the struct's fields.
+        """Return a kernel's struct, filled with ``others`` and with the addresses of the arrays whose names match its fields.
 
-        turned: whether the kernel rotates the keys or uses them as stored.
+        turned: whether the kernel rotates the keys.
         """
         cache, pairs, each = self.cache, self.cache.head_dim // 2, 16 // self.cache.dtype.itemsize
         wide = pairs % each == 0

@@ -303,7 +303,7 @@ class SteadyTarget(Policy):
 class EvictsOnDemand(Policy):
     """A policy that evicts exactly as many rows as the new rows need.
 
-    Frames are appended in pieces of at most a quarter of |M|, because a piece larger than that would leave little of the past.
+    Frames are appended in pieces of at most a quarter of |M|, because a larger piece would evict most of the past.
     """
 
     @property

@@ -16,7 +16,7 @@ from edgevlm.runtime.policies.layer import Float32, Int64, Layer
 
 @dataclass
 class Coreset(OneChoice):
-    """Keep the newest token, then repeatedly take the token that differs most from those taken, in the deepest layer.
+    """Keep the newest token, then repeatedly take the token that differs most from the tokens taken, in the deepest layer.
 
     The next token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s are the tokens taken so far. x_t
     joins token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then scaled to length 1. r_t is

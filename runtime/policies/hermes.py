@@ -133,7 +133,7 @@ def normalised(score: Float64, added: float = 0.0) -> Float64:
 
 
 def recency(order: Int64, k: float) -> Float64:
-    """Return ``exp(-k dt)`` (eq. 1); dt is a row's rank by age, divided by the largest rank. Larger ``order`` is newer."""
+    """Return ``exp(-k dt)`` (eq. 1); dt is a row's rank by age over the largest rank. Newer rows have a larger ``order``."""
     age = np.empty(len(order))
     age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # the fastest sort for nearly sorted input
     return np.exp(-k * age / max(len(order) - 1, 1))

@@ -1,4 +1,4 @@
-"""The policy hybrid, which is ours, evicts tokens from the device and stores the newest of similar evicted tokens."""
+"""The policy hybrid, which is ours, evicts tokens from the device and stores the newest of each cluster of evicted tokens."""
 
 from __future__ import annotations
 
@@ -191,8 +191,8 @@ class KeySketches(Stateful):
     def normal(self, keys: Float32) -> Float32:
         """Return the deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled per channel: ``[n, width + 1]``.
 
-        The last channel is a constant, about the norm of the others. Without this channel, keys near the middle would have
-        random angles instead of being similar. Raw keys have a large common mean, so their cosines would all be near 1.
+        The last channel is a constant, roughly the norm of the other channels. Without this channel, keys near the middle would
+        have random angles instead of being similar. Raw keys have a large common mean, so their cosines would all be near 1.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))
@@ -280,7 +280,7 @@ class Hybrid(QuestionRetrieval):
             self.lost += 1
 
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """Return blocks that fill the working set: the best cluster first, and the newest block of each cluster first."""
+        """Return blocks that fill the working set: the best cluster first, and within a cluster the newest block first."""
         index, heads, width = self._clusters, self.cache.kv_heads, self.cache.head_dim
         ranked: list[list[int]] = []
         for head, asked in enumerate(query.reshape(heads, -1, query.shape[1], width)[:, :, -1]):

@@ -19,9 +19,9 @@ PRESET = 2  # the best CLIE layer in fig. 5
 
 @dataclass
 class PureKV(EvictsOnDemand):
-    """Keep the newest tokens and the tokens that their queries attend to, weighted by value norms. Low layers give the scores.
+    """Keep the newest tokens, and the tokens that their queries attend to in low layers, weighted by value norms.
 
-    Ours: above the CLIE layer, a token that the CLIE layer has evicted keeps its last score. KV heads are matched by number.
+    Ours: above the CLIE layer, a token that the CLIE layer has evicted keeps its last score. Layers' KV heads match by number.
     """
 
     clie: str = setting("", "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)")

@@ -86,7 +86,7 @@ class Retrieval(Policy, ABC):
         return self.arena.max_append
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
-        """Return the plan of the window's policy, after moving the rows that leave the window to the store."""
+        """Move the rows that are leaving the window to the store, then return the window policy's plan."""
         plan = self.arena.before_append(cache, rows, *others)
         for layer, keep in enumerate(plan.keep if plan else []):
             kind = cache.kind(layer)
@@ -130,7 +130,7 @@ class Retrieval(Policy, ABC):
         """
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        """Prefetch blocks for ``layer`` while the layer before it computes, using that layer's query."""
+        """Prefetch blocks for ``layer``, chosen by the previous layer's query, while the previous layer computes."""
 
     def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
         """Choose and fetch blocks, and return how many rows of the working set each KV head attends to, ``[kv_heads]``."""

@@ -21,7 +21,7 @@ PAGE_ROWS = 64  # the largest number of rows in a block
 
 @dataclass(slots=True)
 class PageRun:
-    """A run of a cluster's rows, in blocks of PAGE_ROWS rows with the numbers ``first``, ``first + 1``, ...
+    """A run of a cluster's rows, in blocks of PAGE_ROWS rows, numbered ``first``, ``first + 1``, ...
 
     missing: the number of rows in lost blocks. block: the run's rows until they are in the store, then None.
     """
@@ -179,7 +179,7 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
 
 
 def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
-    """Store rows page by page under consecutive numbers. Return the first number (-1 for no rows) and the row count."""
+    """Store rows page by page under consecutive numbers. Return the first block's number (-1 for no rows) and the row count."""
     if not blocks:
         return -1, 0
     rows = joined(blocks)

@@ -93,7 +93,7 @@ def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
 
 
 def _begun_anew(name: str, array: NDArray) -> NDArray:
-    """Return ``array``, reset or emptied if it may reveal frames or texts, such as a policy's queries."""
+    """Return ``array``, reset or emptied if it may reveal frames or texts."""
     if name in ("references.seq", "chunk.encoder.changes.since"):
         return np.full_like(array, -1)
     if name.startswith(("references.", "chunk.encoder.")):

@@ -285,7 +285,7 @@ class SnapshotWriter:
     def _write(self, alone: bool = False) -> PurePath:
         """Write a snapshot. Raises OSError or MemoryError."""
         version = self._session._version
-        self._sync()  # leaves little to write for the sync after the capture
+        self._sync()  # the sync after the capture then has little left to write
         about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
         self._sync()
@@ -315,7 +315,7 @@ class SnapshotWriter:
 
 
 def described(about: Mapping[str, Any]) -> str:
-    """Return one line that describes a snapshot's length and age."""
+    """Return one line with a snapshot's frames, stream time and age."""
     session, age = about["session"], Instant.now().since(written_at(about))
     return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
 

@@ -132,7 +132,7 @@ class BlockTable:
 
 
 class Store:
-    """A store of numbered blocks in host memory and in one file. A block that is in neither of the two is lost.
+    """A store of numbered blocks in host memory and in one file. A block that is in neither host memory nor the file is lost.
 
     Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, created if missing; ``temporary``
     stands for an unnamed file, and None for host memory only. identity: identifies the stream that owns the blocks. notify:
@@ -304,7 +304,7 @@ class Store:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Restore the blocks of a :meth:`state` with their numbers. Blocks that are no longer in the file are lost.
+        """Restore the blocks and block numbers of a :meth:`state`. Blocks that are no longer in the file are lost.
 
         Blocks that were in host memory are read again, because policies depend on :meth:`resident`. Raises KeyError or
         ValueError if the state is invalid.
@@ -567,7 +567,7 @@ def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> 
     """Return the places of the state's blocks that are intact in the file, by block number.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites the part of the file after the head, then
-    the part before the head. In either part, all records after the first intact record are intact.
+    the part before the head. On each side of the head, all records after the first intact record are intact.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
