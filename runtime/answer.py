@@ -232,7 +232,7 @@ class Answer:
         max_tokens: int,
         give_way: Callable[[], None],
     ) -> FinishReason:
-        """Append the prompt's rows, PIECE at a time, and draw tokens, on the model's thread. ``give_way`` runs between
+        """Append the prompt's rows, PIECE at a time, and draw tokens, on the model's thread. ``give_way`` is called between
         pieces.
         """
         model, append = stream.model, stream.append_question

@@ -30,8 +30,8 @@ class TextBudget:
     """Tokens set aside at the start for each part of a question's turn, in addition to the memory.
 
     pictures: the number of pictures that have room set aside. most: the maximum length of a question with its conversation and
-    any further pictures, within the model's positions; 0 allows only what is set aside. Memory for a question that needs more
-    than is set aside is allocated when the question is asked and freed afterwards.
+    any further pictures, within the model's positions; 0 allows only what is set aside. If a question needs more, the extra
+    memory is allocated when the question is asked and freed afterwards.
     """
 
     conversation: int
@@ -66,9 +66,7 @@ def present_rows(model: Model, present: int = 1) -> int:
 
 
 def default_budget(model: Model, policy: Policy, most: int) -> int:
-    """Return half of the model's positions, at most DEFAULT_BUDGET tokens, in whole frames; for ``full``, all that fits
-    (``most``).
-    """
+    """Return the default budget in whole frames: half the positions, at most DEFAULT_BUDGET; for ``full``, ``most``."""
     budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
     return max(budget // model.rows_per_frame, 1) * model.rows_per_frame
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # graph names "full", "per-layer0", ..; since format 5, per-layer graphs compute no attention.
 FORMAT = 5
 READS = range(1, FORMAT + 1)
-FADING = ("20/19.5", "1.0/0.9")  # LLaVA's values, from HERMES's App. D
-_QWEN_FADING = ["20/12", "0.75/0.6"]  # for bundles whose manifest is too old to have "fading"
+FADING = ("20/19.5", "1.0/0.9")  # LLaVA's k and omega, from appendix D of HERMES
+_QWEN_FADING = ["20/12", "0.75/0.6"]  # Qwen's, for bundles whose manifest is too old to have "fading"
 MANIFEST = "bundle.json"
 AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -198,9 +198,9 @@ class VisionSpec:
     the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then stretch).
 
     ``group`` frames make one grid of tokens (Qwen merges two; an odd last frame is repeated). ``positions`` sets how a frame's
-    tokens take positions. With ``"rows"``, each token takes the next index. With ``"video"``, the whole stream is one block of
-    (frame, row, column), and the frame coordinate advances by 1 per grid or, if ``tokens_per_second`` is set, by that number
-    per second of the stream. With ``"frame"``, each grid is a separate block. ``"transformers"`` differs from ``"video"`` only
+    tokens take positions. With ``"rows"``, each token takes the next position. With ``"video"``, the whole stream is one block
+    of (frame, row, column), and the frame coordinate advances by 1 per grid or, if ``tokens_per_second`` is set, by that number
+    per second of the stream. With ``"frame"``, each grid is a block. ``"transformers"`` differs from ``"video"`` only
     in the position of the text after the video, which is that of transformers 5.23 and later. ``before`` and ``after`` are the
     text around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` in them stand for the grid's time.
     """

@@ -155,7 +155,7 @@ class KVCache(_native.Cache):
         """Add rows that a policy made to one layer.
 
         key (rotated to ``rows.position``) and value are float32 ``[kv_heads, n, head_dim]``, dense in the last axis, whatever
-        the cache's ``dtype``. Marks made before the call are stale. Raises CacheFull if the layer has no room.
+        the cache's ``dtype``. Earlier results of :meth:`mark` are stale. Raises CacheFull if the layer has no room.
         """
         self._append(layer, key, value, *rows.arrays)
 
@@ -166,7 +166,7 @@ class KVCache(_native.Cache):
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
         """Replace a layer's rows with what :meth:`held` returned for a cache of the same shape.
 
-        Marks made before the call are stale. Raises CacheFull if the layer has no room, CacheError for wrong shapes or dtypes.
+        Earlier results of :meth:`mark` are stale. Raises CacheFull if there is no room, CacheError for wrong shapes or dtypes.
         """
         self._load(layer, *(held[name] for name in PARTS))
 

@@ -124,7 +124,7 @@ class PatchChanges(Stateful):
 
     The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change size.
     If ``interval`` is 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole
-    frames confirm the kept features; a whole frame that does not resets it to 1.
+    frames confirm the kept features; a whole frame that contradicts them resets it to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")

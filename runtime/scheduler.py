@@ -52,7 +52,7 @@ class Scheduler:
     same fraction of its rate (start-time fair queueing). An idle session accumulates no credit.
 
     Between two urgent tasks, a task that is not urgent runs if any waits, so endless questions to one camera do not stop the
-    rest. Watches take at most WATCH_FRACTION of the time: after a watch that took t seconds, the next one starts 5.7 t later.
+    others. Watches take at most WATCH_FRACTION of the time: after a watch of t seconds, the next watch starts 5.7 t later.
 
     Only the scheduler's thread uses a model's engine, caches and policies, so no lock is needed. The thread starts with the
     first task.

@@ -22,7 +22,7 @@ from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import ALL
 
-ENTERS = 0.9  # kinds of question of which full KV gets a smaller fraction right are not scored
+ENTERS = 0.9  # a kind of question is scored only if full KV gets at least this fraction right
 
 Pick = Callable[[dict[str, Any]], bool]  # whether to count a question's result
 

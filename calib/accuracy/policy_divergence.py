@@ -42,7 +42,7 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip under full KV. features: ``[F, tokens_per_frame, width]``. asked: answers by frames watched."""
+    """A clip under full KV. features: ``[F, tokens_per_frame, width]``. asked: answers by the number of frames watched."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]

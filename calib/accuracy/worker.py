@@ -212,7 +212,7 @@ def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]])
 
 
 def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which of a stream's tokens each layer and head holds: bool ``[layers, kv_heads, tokens]``. grid: a frame's."""
+    """Return which of a stream's tokens each layer and head holds, bool ``[layers, kv_heads, tokens]``. grid: of a frame."""
     held = np.zeros((cache.layers, cache.kv_heads, tokens), np.bool_)
     rows, columns = grid
     for layer in range(cache.layers):

@@ -1,7 +1,7 @@
 """Find the right answers to the questions that the demo model was taught.
 
 A question is about now (the newest frame) or about before (the whole stream, or the part that History still holds). A question
-has an answer only if exactly one answer is right: after two squares, nobody can say which is "the square".
+has an answer only if exactly one answer is right: after two squares, "the square" is ambiguous.
 """
 
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ from edgevlm.runtime.stateful import State
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
 DEPTHS = 0.1, 0.7
-LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next layer, in shallow, middle and deep layers
+LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next deeper layer, in shallow, middle and deep layers
 
 
 @dataclass

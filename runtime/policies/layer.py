@@ -199,7 +199,7 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of guidance rows up to their end."""
+        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of guidance rows to their end."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise ValueError(f"attention_of: needs.guidance has no text {unknown[0]!r}; add it there")

@@ -97,7 +97,7 @@ def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
 def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
     """Return the mean and variance of the union of clusters with means ``[m, width]``, variances ``[m]`` and ``size`` ``[m]``.
 
-    The mean is exact. The variance is approximate: it adds to each cluster's variance the distance from the new mean.
+    The pooled mean is exact. The pooled variance is approximate: it adds the clusters' distances from the new mean.
     """
     weight = size / size.sum()
     joint = weight @ mean
