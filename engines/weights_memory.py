@@ -1,4 +1,4 @@
-"""Free duplicate weights after a backend has opened a graph, and move the rest into huge pages.
+"""Free duplicate weights after a backend has opened a graph, and move the other weights into huge pages.
 
 A backend packs matrices into new memory. Unless freed, the backend's temporary copies and the file pages it read stay resident.
 A decoder reads all weights for each token; huge pages save address look-ups and change no results. Linux 6.1 provides huge

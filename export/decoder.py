@@ -49,7 +49,7 @@ ST_SPATTN_FROM = 3  # the first sparse layer, right above PureKV's CLIE layer, w
 
 @dataclass(frozen=True, slots=True)
 class DecoderFiles:
-    """A decoder's files. graphs: a file for each variant. embedding: the embedding's file, then that of its scales, if any."""
+    """A decoder's files. graphs: a file for each variant. embedding: the embedding's file, then its scales' file, if any."""
 
     graphs: dict[str, str]
     embedding: tuple[str, ...]

@@ -53,7 +53,7 @@ class HubId(NamedTuple):
 
 
 class HubFile(NamedTuple):
-    """A file of a repository. digest: SHA-256 of a large file, else git's SHA-1; it names the file's blob in the cache."""
+    """A file of a repository. digest: a large file's SHA-256, a small file's git SHA-1; also the blob's name in the cache."""
 
     name: str
     bytes: int

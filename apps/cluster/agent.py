@@ -92,7 +92,7 @@ class NodeAgent(Hooks):
             thread.start()
 
     def close(self) -> None:
-        """Let cameras move to nodes with room, for at most DRAIN_S seconds; close the rest and leave the cluster."""
+        """Let cameras move to nodes with room, for at most DRAIN_S seconds; close the other cameras and leave the cluster."""
         with suppress(HeadAway, UserError):
             self.call("leave", self.name, self.instance)
             end = time.monotonic() + DRAIN_S

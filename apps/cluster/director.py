@@ -22,7 +22,7 @@ Fields = dict[str, Any]
 class ClusterState:
     """The head's state, which is saved.
 
-    removed: epoch and begins of removed cameras, with which a new camera of the same name continues. instances: processes by
+    removed: each removed camera's epoch and begins, from which a new camera of that name continues. instances: processes by
     node, including lost ones. notes: what to forget, kept until all nodes have done so; ``number``: the newest note's number.
     nodes_forgot, cameras_forgot: the last note that each carried out. removed_nodes: names that may not join again.
     """

@@ -38,10 +38,10 @@ class Node:
 class Camera:
     """A camera in the cluster, and the node that watches it.
 
-    only: the node that must watch the camera, such as the node with its USB port; None for any. moves_to: the node to move to
-    once ``node`` has written its last snapshot. epoch: number of its placements so far, so that late writes from earlier
-    placements can be ignored. begins: the epoch that began with an empty memory; older epochs are no longer read. problem: why
-    no node watches the camera. settings: as in edgevlm.toml. switched: later changes to the settings.
+    only: the node that must watch the camera, such as the node that a USB camera is plugged into; None for any. moves_to: the
+    node to move to once ``node`` has written its last snapshot. epoch: number of its placements so far, so that late writes
+    from earlier placements can be ignored. begins: the epoch that began with an empty memory; older epochs are no longer read.
+    problem: why no node watches the camera. settings: as in edgevlm.toml. switched: later changes to the settings.
     """
 
     name: str

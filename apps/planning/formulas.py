@@ -142,10 +142,9 @@ def policy_bytes(model: PlannedModel, budget: int) -> int:
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
     """Return the decoder's working memory in the largest call: ``chunk`` frames into an empty memory, up to the budget.
 
-    I, E, Q and K are the widths of MLP, residual stream, all queries and all keys. On a CPU, in float32, a row
-    takes 6 I + 3 E + 3 Q + 4 K numbers: the MLP's product, halves, gate and activation, and attention's rows. Three copies of
-    the inputs, E (1 + deepstack) numbers per row, are added. On a GPU, in fused float16, a row takes 3 I + 4 E numbers and the
-    inputs once.
+    I, E, Q and K are the widths of MLP, residual stream, all queries and all keys. On a CPU, in float32, a row takes 6 I + 3 E
+    + 3 Q + 4 K numbers: the MLP's product, halves, gate and activation, and attention's rows. Three copies of the inputs, E (1
+    + deepstack) numbers per row, are added. On a GPU, in fused float16, a row takes 3 I + 4 E numbers and the inputs once.
     """
     frame = model.tower.rows
     rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))

@@ -45,7 +45,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """A request's plan with its results."""
+    """A planned run and its predicted memory and speed."""
 
     roofline: Roofline
     budget: int

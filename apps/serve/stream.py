@@ -199,7 +199,7 @@ class CameraStream:
         return None if resumed is None else float(resumed.about["written"])
 
     def rates(self) -> tuple[float, float]:
-        """Return the frames watched and those skipped while the model was busy, both per second over the last ten seconds."""
+        """Return the frames watched, and the frames skipped while the model was busy, per second over the last ten seconds."""
         if len(counts := list(self._counts)) < 2:
             return 0.0, 0.0
         (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]

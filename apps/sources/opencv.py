@@ -29,7 +29,7 @@ def load_cv2() -> Any:
 
 
 class Capture(Connection):
-    """A Video4Linux device opened by OpenCV's VideoCapture with these arguments."""
+    """A Video4Linux device that OpenCV's VideoCapture opens with ``arguments``."""
 
     def __init__(self, *arguments: Any) -> None:
         self._cv2 = load_cv2()

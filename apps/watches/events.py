@@ -209,7 +209,7 @@ class EventStore(TimedDatabase):
         return [_event(*row) for row in self._find(COLUMNS, where, "time DESC, number DESC", limit)]
 
     def last(self, camera: str, watch: str) -> WatchEvent | None:
-        """Return the event of a watch that was recorded last, regardless of its time."""
+        """Return a watch's most recently recorded event, whatever the event's time."""
         with self._lock:
             held = [each.event for each in self._unwritten.values()]
             rows = self._find(COLUMNS, {"camera = ?": camera, "watch = ?": watch}, "number DESC", 1)
