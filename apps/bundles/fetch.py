@@ -31,7 +31,7 @@ def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
 
 
 def resolve_config(model: str, progress: Report, notify: Notify) -> str:
-    """Return ``demo``, or the folder of a bundle or of a checkpoint, which may lack its weights."""
+    """Return ``demo``, or the folder of a bundle or of a checkpoint (possibly without weights)."""
     return model if hub_id(model) is None else str(fetch_start(model, progress, notify))
 
 

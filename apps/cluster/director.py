@@ -224,7 +224,7 @@ class Director:
         self._end_notes()
 
     def add(self, name: str, given: Fields, *, now: float) -> None:
-        """Add a camera to the cluster. Raises UserError for a name in use, and for a camera that fits nowhere, with the reason.
+        """Add a camera to the cluster. Raises UserError for a name in use and, with the reason, for a camera that fits nowhere.
 
         given: ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
         """
@@ -335,7 +335,7 @@ class Director:
         return [node for node in self.state.nodes.values() if not node.leaving]
 
     def _spread(self) -> None:
-        """Place waiting cameras, and move cameras away from full nodes, after nodes or their capacities changed."""
+        """Place waiting cameras, and move cameras away from full nodes. Called after nodes or their capacities changed."""
         self._place()
         self._move(rebalance(self.state.cameras.values(), self._open_nodes(), self.placed()))
         self.keep()

@@ -216,7 +216,7 @@ def _rank(name: str) -> tuple[bool, bool, int]:
 
 
 def clocks(machine: Machine) -> Outcome:
-    """Return whether the GPU's clock is fixed at its maximum, so that the first frames are as fast as later ones."""
+    """Return whether the GPU's clock is fixed at its maximum, so that the first frames are as fast as later frames."""
     place = next((place for place in GPU_CLOCKS if machine.path(place).exists()), None)
     low, high = (machine.number(f"{place}/{name}") if place else None for name in ("min_freq", "max_freq"))
     if low is None or high is None:

@@ -213,7 +213,7 @@ class Roofline:
 
     @property
     def resident_weights(self) -> int:
-        """Return the memory of the weights while a stream runs, in bytes.
+        """Return the bytes of memory that the weights take while a stream runs.
 
         On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed, and the embedding is read
         from its file row by row. TensorRT keeps weights as stored.

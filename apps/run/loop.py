@@ -95,7 +95,7 @@ class RunLoop:
         self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model cannot hold a conversation
 
     def check(self) -> None:
-        """Raise UserError if a planned question cannot be asked, before anything is watched."""
+        """Raise UserError, before anything is watched, if a planned question cannot be asked."""
         for text in self.plan.questions:
             plain, window = split_window(text)
             if (question := self.as_taught(plain)) is not None:

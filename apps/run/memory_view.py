@@ -158,7 +158,7 @@ class SideBySide:
         self._turn, self._due = 0, 0.0
 
     def watch(self, frame: Frame) -> None:
-        """Take in a frame after the run has done so, and ask every lane one question."""
+        """Take in a frame that the run has taken in, and ask every lane one question."""
         for lane in self.others:
             if lane.stopped_s is None:
                 with lane.stopping() as session:

@@ -269,7 +269,8 @@ class CameraStream:
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """Describe the memory by frame. ``patches``: a hexadecimal digit per token, for the fraction of heads that hold it."""
+        """Describe the memory by frame. ``patches``: a hexadecimal digit per token, for the fraction of heads that hold the
+        token."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)

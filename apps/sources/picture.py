@@ -22,7 +22,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
     """Decode a picture to uint8 RGB ``[H, W, 3]``: apply EXIF rotation, put transparency over white, scale 16 bits to 8.
 
-    Raises SourceError for data that is not an image, is damaged or has too many pixels, which is checked before decoding.
+    Raises SourceError for data that is not an image, is damaged or has too many pixels (checked before decoding).
     """
     with needs("reading pictures", "cpu"):
         from PIL import Image as pillow
