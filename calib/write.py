@@ -71,8 +71,8 @@ def write_calibration(
     """Write measurements into the bundle, or with ``out`` into a copy, and list them in ``bundle.json``; return the folder.
 
     Measurements that are not given stay, but existing ``choices`` are removed if ``calibration`` or ``scales`` are given
-    without new choices. In place, a folder of hard links replaces the old one: weights are not copied, and readers of the old
-    bundle continue. Raises UserError if the bundle has changed since ``bundle`` was loaded, and if a file cannot be written.
+    without new choices. Without ``out``, a folder of hard links replaces the bundle's, without copying weights or disturbing
+    readers. Raises UserError if the bundle has changed since ``bundle`` was loaded, and if a file cannot be written.
     """
     source = bundle.path.resolve()
     target = source if out is None else out

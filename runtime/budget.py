@@ -47,7 +47,7 @@ class TextBudget:
         return cls(part, part, part)
 
     def rows(self, model: Model) -> int:
-        """Return the rows set aside in a layer: for conversation, question, the model's closing rows, answer and pictures."""
+        """Return how many rows a layer sets aside for conversation, question, the model's closing rows, answer and pictures."""
         pictures = self.pictures * model.rows_per_frame
         return self.conversation + self.question + self.answer + len(model.closing) + pictures
 
@@ -128,7 +128,7 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
     """Return how many bytes a snapshot copies: a chunk, and ``rows`` over all layers, with elements of ``item`` bytes.
 
-    The policy's own state is not counted; the snapshot buffer grows with it.
+    The policy's own state is not counted; the snapshot buffer grows if needed.
     """
     held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
     features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize

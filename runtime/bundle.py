@@ -1,7 +1,7 @@
 """A bundle: the folder that ``edgevlm export`` writes and everything else reads.
 
 ``bundle.json`` describes the model and lists every file with its size and SHA-256; its ``checksum`` is the SHA-256 of this file
-with the checksum's 64 digits replaced by zeros. No byte of a bundle can therefore change unnoticed.
+with the checksum's 64 digits replaced by zeros. No byte of a bundle can change unnoticed.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Encoded(NamedTuple):
 
 
 class Chunk:
-    """A buffer of up to ``frames`` frames, which are encoded together when it is full or a question is asked.
+    """A buffer of up to ``frames`` frames, which are encoded together when the buffer is full or a question is asked.
 
     A tower that merges frames takes ``group`` frames at once. For a question, an incomplete group is encoded with its last
     frame repeated, and encoded again when it is complete. limit: the number of frames in the current chunk, a multiple of

@@ -144,8 +144,8 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason; its
-    details come after the first ``; ``.
+    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason; the
+    line's details come after the first ``; ``.
 
     The policy is the choice at the nearest measured budget. FALLBACK is used if no budget was measured, no policy is clearly
     better, or the chosen policy is not installed. Raises BundleError for invalid choices.

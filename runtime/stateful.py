@@ -70,7 +70,7 @@ def add_prefix(part: str, state: State) -> dict[str, NDArray]:
 
 
 def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """Return the entries of ``state`` that start with ``part.``, without this prefix."""
+    """Return the entries of ``state`` whose names start with ``part.``, without this prefix."""
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 

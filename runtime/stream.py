@@ -223,7 +223,7 @@ class Stream:
 
         A frame here is one grid of tokens, which a tower that merges frames makes from a group. seconds: ``[F, 2]``, the times
         of each group's first and last frame, by default the group's number. A piece has as many frames as fit, otherwise as
-        many as one compression makes room for, and at least one. coming: the number of the chunk's frames still to come; a
+        many as one compression makes room for, at least one frame. coming: the number of the chunk's frames still to come; a
         piece that these frames would complete waits for them. Returns how many frames were appended. Raises UserError if an
         unbounded policy's capacity is used up.
 

@@ -81,7 +81,7 @@ class Compared(NamedTuple):
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
     """Measure every policy at every budget, and select one policy per budget. Raises UserError.
 
-    Policies are compared by how far their next tokens diverge from full KV's. All clips are cut to the shortest one's length.
+    Policies are compared by how far their next tokens diverge from full KV's. All clips are cut to the shortest clip's length.
     """
     meter = DivergenceMeter(given.model, request.ask or QUESTIONS)
     tokens = [budget.count for budget in request.budgets if budget.count] or [usual_budget(given.model)]

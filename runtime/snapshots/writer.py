@@ -249,7 +249,7 @@ class SnapshotWriter:
         )
 
     def close(self) -> None:
-        """Write a last snapshot if the session has changed, and release the directory. A second call does nothing."""
+        """Write a last snapshot if the session has changed, and release the directory. Closing a writer again does nothing."""
         self._closing.set()
         try:
             if self._thread is not None:

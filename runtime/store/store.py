@@ -167,7 +167,7 @@ class Store:
         self._head = self._cleared = START
         self._stamp = int.from_bytes(os.urandom(8), "little")  # random, to differ from the stamps of earlier processes
         self._changed = threading.Condition(threading.RLock())
-        self._editing = threading.Lock()  # held while a block changes in several steps; taken before ``_changed``
+        self._editing = threading.Lock()  # held while a block changes in several steps; acquired before ``_changed``
         self._ahead: dict[int, tuple[Future[Block | None], int]] = {}
         self._readers = ThreadPoolExecutor(READERS, "edgevlm-store-read")
         self._lost: list[int] = []
@@ -337,7 +337,7 @@ class Store:
             self.get([number])
 
     def close(self) -> None:
-        """Write the remaining blocks to the file, and close the file. A second call does nothing."""
+        """Write the remaining blocks to the file, and close the file. Closing a store again does nothing."""
         self._readers.shutdown(cancel_futures=True)
         if self._file is not None:
             with self._changed:
