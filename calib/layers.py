@@ -119,7 +119,7 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
     """Classify a layer by ``recent``, the fraction of its attention that the newest tenth of the frames gets.
 
     A layer is shallow if ``recent`` is above one half. A layer is deep if ``recent`` is at most twice ``flat``, the fraction
-    under even attention, and the attention pattern repeats from frame to frame. Layers that are neither are middle.
+    under even attention, and the attention pattern repeats from frame to frame. All other layers are middle.
     """
     if recent > DOMINATED:
         return "shallow"

@@ -65,7 +65,7 @@ def is_utf8(path: str | Path) -> bool:
 
 
 def check_utf8(path: str | Path) -> None:
-    """Raise UserError for a model path that is not :func:`is_utf8`: some libraries cannot open it."""
+    """Raise UserError for a model path that is not UTF-8, because some libraries cannot open it."""
     if not is_utf8(path):
         raise UserError(f"{path}: the name is not UTF-8; rename it, or link to it (ln -s) under another name")
 

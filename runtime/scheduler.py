@@ -223,7 +223,7 @@ class Scheduler:
     def _returns(self) -> bool:
         """Return whether the session served last would be served again if its next task were already queued.
 
-        The session may be about to queue that task. Without this check, two sessions would alternate whatever their rates.
+        The session may be about to queue its next task. Without this check, two sessions would alternate whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

@@ -753,7 +753,7 @@ class Session:
 
     @property
     def policy(self) -> str:
-        """The name of the policy in use, including one that ``auto`` chose."""
+        """The name of the policy in use, which ``auto`` may have chosen."""
         return self._stream.policy.name
 
     @property

@@ -1,4 +1,4 @@
-"""The oracle, a policy that knows the questions in advance: an upper bound for all other policies.
+"""Define the oracle, a policy that knows the questions in advance, as an upper bound for all other policies.
 
 The oracle keeps the tokens that show the answers. Some policy may still be better, because the oracle does not know which
 tokens the model reads an answer from.
@@ -39,7 +39,7 @@ class Oracle(Policy):
 
     @property
     def max_append(self) -> int:
-        """Return one frame's tokens: with chunks of several frames, more tokens than necessary would be evicted."""
+        """Return one frame's tokens, because appending several frames at once would evict more tokens than necessary."""
         return self.shape.tokens_per_frame
 
     def score(self, layer: Layer) -> NDArray[np.float32]:
@@ -76,7 +76,7 @@ def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
 
 
 def _spread(tokens: list[int]) -> list[int]:
-    """Return the last token, the first token, and then always the token in the middle of the widest gap."""
+    """Return the last token, the first token, and then repeatedly the token in the middle of the widest gap."""
     if len(tokens) < 3:
         return tokens[::-1]
     taken, gaps = [tokens[-1], tokens[0]], [(0, len(tokens) - 1)]

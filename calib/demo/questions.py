@@ -18,7 +18,7 @@ WORLD_FPS = 2.0  # the world's frames per second, at which the model was trained
 
 
 def truth(question: Question, history: History) -> str | None:
-    """Return the one right answer after the newest frame, or None if there is none or more than one."""
+    """Return the right answer after the newest frame, or None unless exactly one answer is right."""
     kind, thing = question.kind, subject(question, history)
     if kind == "now_count":
         return COUNTS[len(history.present)]
@@ -128,7 +128,7 @@ class DemoScene:
     history: History
 
     def truth(self, question: str) -> str | None:
-        """Return the one right answer to a question, or None if there is none or more than one."""
+        """Return the right answer to a question, or None unless exactly one answer is right."""
         known = parse(question)
         return truth(known, self.history) if known else None
 
