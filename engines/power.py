@@ -232,7 +232,7 @@ class Energy:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds with readings, from the rail that has the most seconds."""
+        """Return the most seconds with readings that any rail has."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property

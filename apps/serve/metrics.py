@@ -43,7 +43,7 @@ class Metrics(Collector):
         self.refused = Counter(
             "edgevlm_requests_refused", "Questions that were refused because too many waited.", registry=self.registry
         )
-        self._asked: set[str] = set()  # streams with values in the histograms
+        self._asked: set[str] = set()  # streams whose histograms have values
         self._service, self._resident = service, ResidentMemory()
         self.registry.register(self)
 

@@ -54,7 +54,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class Broadcast:
-    """Sends events to listeners in any event loop, and drops those that do not keep up."""
+    """Sends events to listeners in any event loop, and drops listeners that do not keep up."""
 
     def __init__(self) -> None:
         self._listeners: dict[asyncio.Queue[Event | None], asyncio.AbstractEventLoop] = {}
@@ -269,8 +269,7 @@ class CameraStream:
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """Describe the memory by frame. ``patches``: a hexadecimal digit per token, for the fraction of heads that hold the
-        token."""
+        """Describe the memory by frame. ``patches``: for each token, a hexadecimal digit for the fraction of heads with it."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)

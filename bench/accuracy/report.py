@@ -72,8 +72,7 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
     """Return a run's memory use and evidence scores over the picked questions.
 
     hit1, hit3, overlap: means over the right answers whose evidence is still held; a wrong "no longer in memory" counts as a
-    miss. gone: the number of questions whose evidence was evicted. said_gone: the fraction of evictions that the answers
-    report.
+    miss. gone: the number of questions whose evidence was evicted. said_gone: the fraction of ``gone`` that the answers report.
     """
     picked = [result for record in records for result in record["results"] if pick(result)]
     scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]

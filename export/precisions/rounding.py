@@ -14,7 +14,7 @@ Float32 = NDArray[np.float32]
 Grid = Callable[[Float32], tuple[Float32, Float32]]  # blocks [.., n] -> their scales and zeros [..]
 Rounded = tuple[Float32, Float32, Float32]  # codes [out, in], scales and zeros [out, B]: a weight is (code - zero) * scale
 
-DAMPING = 0.01  # times the mean of the Hessian's diagonal is added to the diagonal
+DAMPING = 0.01  # the fraction of the mean of the Hessian's diagonal that is added to the diagonal
 LAZY_BATCH = 128  # the errors of this many columns are passed on at once
 CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)  # the fractions of a block's range that are tried
 LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0

@@ -180,7 +180,7 @@ class QwenTower(Tower):
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
-        """Add the attention of block ``name``, with rotated queries and keys, inside ``windows`` or, if empty, to all rows."""
+        """Add block ``name``'s attention with rotated queries and keys: inside ``windows`` or, without windows, to all rows."""
         width, name, norm = self.columns, f"{name}.attn", f"{name}.norm1"
         packed = g.linear(f"{name}.qkv", rows, width, 3 * width, reads=norm)
         query, key, value = g.split(f"{name}.parts", packed, [width] * 3)
