@@ -30,8 +30,8 @@ class TextBudget:
     """Tokens set aside at the start for each part of a question's turn, in addition to the memory.
 
     pictures: the number of pictures that have room set aside. most: the maximum length of a question with its conversation and
-    any further pictures, within the model's positions; 0 allows only what is set aside. If a question needs more, the extra
-    memory is allocated when the question is asked and freed afterwards.
+    any further pictures, within the model's positions; 0 allows only what is set aside. If a question needs more than
+    is set aside, the extra memory is allocated when the question is asked and freed afterwards.
     """
 
     conversation: int

@@ -32,8 +32,7 @@ class Chunk:
     """A buffer of up to ``frames`` frames, which are encoded together when the buffer is full or a question is asked.
 
     A tower that merges frames takes ``group`` frames at once. For a question, an incomplete group is encoded with its last
-    frame repeated, and encoded again when the group is complete. limit: the number of frames in the current chunk, a multiple
-    of
+    frame repeated, and encoded again when the group is complete. limit: the frames in the current chunk, a multiple of
     ``group`` up to ``frames``; set it between chunks. encoder: encodes frames one by one in place of the engine's whole tower.
     """
 

@@ -9,8 +9,7 @@ tests/reference.py has a plain numpy version of each kernel, in float64. Rows an
 
 Inner loops use the processor's best instruction set: avx512, avx2, neon or scalar, or the set that ``EDGEVLM_SIMD`` names when
 this module is imported. Heads and layers are divided among :func:`set_threads` threads, by default one. Results are
-bit-identical
-for any number of threads; between instruction sets, sums may differ in the last places.
+bit-identical for any number of threads; between instruction sets, sums may differ in the last places.
 """
 
 from __future__ import annotations

@@ -555,7 +555,7 @@ class Session:
         questions: pairs of a question and its choices. Each question takes one decoder step and generates no text. Frames of a
         chunk that is not full are encoded once for all questions. Leaves the memory unchanged. watch: run after users'
         questions, within WATCH_FRACTION of the model's time. With ``watch``, at least the first question is answered, and the
-        rest are left out after ROUND_S or when a user asks.
+        rest are left out after ROUND_S or if a user's question waits.
 
         Raises UserError as :meth:`ask` does, and for choices that start with the same token.
         """

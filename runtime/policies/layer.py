@@ -282,5 +282,5 @@ class Layer:
 
 
 def layers_of(cache: KVCache, shared: Compression | None = None) -> list[Layer]:
-    """Return a view of every layer of a cache."""
+    """Return one view per layer of a cache."""
     return [Layer(cache, index, shared=shared) for index in range(cache.layers)]
