@@ -79,8 +79,7 @@ def ask_server(
 
 
 def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """Ask a server to delete what it saw in a period; return how much the server deleted, by camera. Raises a one-line
-    UserError."""
+    """Ask a server to delete what it saw in a period; return the deleted amounts by camera. Raises a one-line UserError."""
     with replied(url, key_file, "/v1/forget", {**body, "confirm": True}) as response:
         done = json.loads(response.read())
         if waiting := done.get("waiting"):

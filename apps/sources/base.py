@@ -205,7 +205,7 @@ class Grabbed:
     """A picture before its conversion, with the source's own time in seconds.
 
     intra: whether the picture can be decoded without earlier pictures. decoded: False for data without a new picture (for
-    example before the first keyframe), which shows that the link is alive.
+    example before the first keyframe); such data shows that the link is alive.
     """
 
     stamp_s: float | None = None

@@ -1,4 +1,4 @@
-"""Sources read through PyGObject: GStreamer pipelines, written as for gst-launch-1.0 but without the sink, and CSI sensors."""
+"""Sources read through PyGObject: CSI sensors, and GStreamer pipelines written as for gst-launch-1.0 but without the sink."""
 
 from __future__ import annotations
 

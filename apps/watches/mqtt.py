@@ -201,7 +201,7 @@ class Mqtt(Sink):
                 self._announce()
 
     def _announce(self, again: bool = False) -> None:
-        """Publish what has changed, or everything if ``again``: devices, topics of watches, and availability."""
+        """Publish what has changed, or everything if ``again`` is set: devices, watches' topics and availability."""
         if self._watches is None:
             return
         wanted = self._wanted() if self._discovery else {}
