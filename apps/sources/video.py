@@ -26,7 +26,7 @@ CONTAINERS = (  # FFmpeg's names of formats that, unlike concat, hls, dash and i
     "h264,hevc,vvc,vc1,m4v,mjpeg,mpjpeg,yuv4mpegpipe,dhav"
 )
 LEAST_S = 1e-3
-JUMP_S, BACK_S = 60.0, 0.5  # a timestamp that jumps ahead or back by more than this is corrected
+JUMP_S, BACK_S = 60.0, 0.5  # a timestamp that jumps ahead or back by more than these seconds is corrected
 FALLBACK_FPS = 25.0
 SQUEEZED = 8  # largest ratio of a pixel's sides
 

@@ -44,7 +44,7 @@ def products(
 
     frames: frames per call; 0 for one row. ``ratio``: the time divided by float32's time. ``gflop_s`` counts two operations per
     weight and row, ``gb_s`` the stored bytes once. ``read`` is numpy's maximum over the float32 matrix. The whole ``layer`` is
-    also timed as the extension's int4 product with norms, gate, rotation. Raises UserError for an unknown shape.
+    also timed as the extension's int4 product with norms, gate and rotation. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:
