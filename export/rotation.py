@@ -25,7 +25,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """A rotation of rows. outer: ``[a, a]``. inner: ``[b, b]``. signs: ``[width]``. Each run of ``a b`` columns is mixed."""
+    """A rotation of rows. outer: ``[a, a]``. inner: ``[b, b]``. signs: ``[width]``. Mixes each block of ``a * b`` columns."""
 
     outer: Float32
     inner: Float32

@@ -299,8 +299,8 @@ class Roofline:
     def speed(self, budget: int, chunk: int) -> Speed:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        A frame takes 1 / group of a grid's time in the tower, the decoder's time for the frame's rows, and the frame's share of
-        a compression, which reads the cache COMPRESSION_READS times per chunk.
+        A frame's time is the sum of the tower's time for a grid divided by ``tower.group``, the decoder's time for the frame's
+        rows, and the frame's share of a compression, which reads the cache COMPRESSION_READS times per chunk.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)

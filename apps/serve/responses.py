@@ -132,7 +132,7 @@ class ResponsesRequest(Lenient):
         return ["instructions", *items] if self.instructions else items
 
     def place_of(self, field: str) -> str:
-        """Return the field of this request that ``field`` of the chat request comes from."""
+        """Translate ``field``, a field of the chat request, to the field of this request that it was made from."""
         field = re.sub(r"^messages\.(\d+)", lambda found: self._places[int(found[1])], field)
         return {"messages": "input", "max_completion_tokens": "max_output_tokens"}.get(field, field)
 

@@ -192,8 +192,8 @@ Ask = Callable[[dict[str, str]], HTTPResponse]
 class PictureConnection(Connection):
     """Reads pictures over HTTP from an endless response (Motion JPEG), or requests single pictures ``fps`` times a second.
 
-    Pictures are decoded one by one, so their size and format may change; they have no timestamps. ``ask`` repeats the request,
-    with headers; an unchanged picture is skipped.
+    Pictures are decoded one by one, so their size and format may change; they have no timestamps. ``ask`` repeats the request
+    with the given headers, such as If-None-Match, so an unchanged picture is skipped.
     """
 
     def __init__(self, response: HTTPResponse, ask: Ask, options: SourceOptions) -> None:

@@ -56,7 +56,7 @@ class Watcher:
 
     The run loop passes frames to :meth:`watch`. taught: returns a question in the model's own words, or None if the model was
     not taught the question. last: returns the newest event of a camera's watch before this start. changed: called with each
-    watch whose state or probability changed. replays: whether a restart plays the source again; known events are not resent.
+    watch whose state or probability changed. replays: whether a restart plays the source again; recorded events are not resent.
     """
 
     def __init__(

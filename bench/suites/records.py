@@ -111,7 +111,7 @@ class Dataset:
     ) -> Iterator[SuiteQuestion]:
         """Yield each record's questions. Invalid records are skipped and added to ``findings``.
 
-        If a record has a list ``nested``, each entry of the list counts as a record, with the outer record's fields added.
+        Each entry of a list under the key ``nested`` counts as a record, with the outer record's fields added.
         make: makes questions from a record and its id, or raises ValueError.
         """
         for place, value in _leaves(values, nested, ""):
