@@ -29,7 +29,7 @@ SHOWN = ("full", "sliding-window", "infinipot-v", "last-seen")
 
 
 def held(policy: str) -> np.ndarray:
-    """Which patches of which frames a demo stream still holds at its end: share of heads and layers, ``[PATCHES, FRAMES]``."""
+    """The patches that a demo stream still holds at its end, by frame: share of heads and layers, ``[PATCHES, FRAMES]``."""
     budget = FRAMES * PATCHES if policy == "full" else BUDGET
     with Session.open("demo", policy=policy, budget=budget) as session:
         world = World(seed=3)

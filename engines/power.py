@@ -1,7 +1,7 @@
 """Read power and energy from the machine's meters; nothing is reported without a meter.
 
-A meter has rails; each rail reports watts or counts joules. A meter's total is the sum of its ``summed`` rails, none of which
-feeds another.
+A meter has rails; each rail reports watts or counts joules. A meter's total is the sum of its ``summed`` rails; no
+``summed`` rail feeds another.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ class Checkpoint:
 
 
 class ConfigOnly(Checkpoint):
-    """A checkpoint of which only JSON files are read; the weights may be missing."""
+    """A checkpoint that is read only for its JSON files; the weights may be missing."""
 
     def _read_headers(self) -> dict[str, Unread]:
         return {}

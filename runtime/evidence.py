@@ -189,7 +189,7 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most ``KNOTS`` recorded times.
 
-    If there are too many times, those that their neighbours predict within ``CLOSE_S`` are dropped; if there is no such time,
+    If there are too many times, those that their neighbours predict within ``CLOSE_S`` are dropped; if none is,
     every second time of the older half is dropped. Arrays are replaced, never modified, so later additions leave a shallow copy
     unchanged.
     """

@@ -264,7 +264,7 @@ class RecordedClock:
 
 
 def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[Image]:
-    """Decode up to ``count`` pictures, evenly spaced in time. Raises SourceError if there is no picture, or after ``limit_s``.
+    """Decode up to ``count`` pictures, evenly spaced in time. Raises SourceError if none decodes, or after ``limit_s``.
 
     The video is read twice, because the container's length and index may be wrong or missing. The first pass reads the packets'
     times; the second pass decodes each wanted picture from the keyframe before it.

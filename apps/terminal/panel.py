@@ -69,7 +69,7 @@ def _lanes(view: Sequence[LaneView], columns: int, lines: int) -> list[Line]:
 
 
 def gauge(used: float, width: int) -> str:
-    """Return a bar of ``width`` cells, of which the fraction ``used`` (0 to 1) is filled."""
+    """Return a bar of ``width`` cells, filled to the fraction ``used`` (0 to 1)."""
     filled = min(width, round(used * width))
     return LEVELS[-1] * filled + LEVELS[1] * (width - filled)
 

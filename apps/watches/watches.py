@@ -66,7 +66,7 @@ class Watches:
         self.announce()
 
     def remove(self, name: str) -> None:
-        """Stop asking a watch, and close it if it is open. Raises UserError if there is no such watch."""
+        """Stop asking a watch, and close it if it is open. Raises UserError for an unknown watch."""
         with self._lock:
             watch = self.watch(name)
             self.watches = {key: value for key, value in self.watches.items() if value is not watch}
@@ -75,7 +75,7 @@ class Watches:
         self.announce()
 
     def pause(self, name: str, paused: bool, camera: str | None = None) -> None:
-        """Pause or resume a watch, on one or all of its cameras. Raises UserError if there is no such watch."""
+        """Pause or resume a watch, on one or all of its cameras. Raises UserError for an unknown watch."""
         with self._lock:
             watch = self.watch(name)
             for watcher in self._chosen(watch):
@@ -84,7 +84,7 @@ class Watches:
         self.announce()
 
     def watch(self, name: str) -> Watch:
-        """Return a watch by its id or original name. Raises UserError if there is no such watch."""
+        """Return a watch by its id or original name. Raises UserError for an unknown watch."""
         if (found := self.watches.get(id_of(name))) is None:
             raise UserError(f"there is no watch {name!r}; {nearest(name, self.watches)}")
         return found
@@ -117,7 +117,7 @@ class Watches:
         return done
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return the answer of ``GET /v1/watches/{name}``. Raises UserError if there is no such watch."""
+        """Return the answer of ``GET /v1/watches/{name}``. Raises UserError for an unknown watch."""
         watch = self.watch(name)
         standing = [watcher.states().get(watch.name) for watcher in self._chosen(watch)]
         return {

@@ -120,7 +120,7 @@ def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> f
 
 
 def fill(session: Session, chunk: int) -> None:
-    """Watch noise, of which every patch changes, until the memory is full."""
+    """Watch noise, whose patches all change, until the memory is full."""
     random, most = np.random.default_rng(0), 4 * session.budget // session.model.bundle.vision.tokens_per_frame + chunk
     for _ in range(-(-most // chunk)):
         for _ in range(chunk):

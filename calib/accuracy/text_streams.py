@@ -4,7 +4,7 @@ A frame is ``TOKENS`` tokens of whole sentences, whose embeddings enter the cach
 first words of its answer, as in RULER (arXiv 2404.06654).
 
 In text-facts, a few frames name a visitor, in sentences that differ only in the name, like RULER's multi-key needles. In
-text-scenes, each frame describes the whole scene, most of which does not change from one frame to the next.
+text-scenes, each frame describes the whole scene; most of the scene stays the same from one frame to the next.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ WEIGHTS = {  # relative frequency of each kind of question
 }  # fmt: skip
 MAX_FRAMES = 136
 LENGTHS = {0.1: (4, 16), 0.25: (4, 40), 0.5: (4, 72), 1.0: (4, MAX_FRAMES)}  # progress -> minimum and maximum frames until then
-LONG_FRAMES = 240  # frames of a stream of which little is kept
+LONG_FRAMES = 240  # a stream's length in frames if the model keeps little of it
 HARD_FRACTION = 0.3  # fraction of streams with a moving background
 TEXT_ROOM = 64  # positions kept free for a conversation
 

@@ -69,7 +69,7 @@ class Pose:
 
 @dataclass(slots=True)
 class Backdrop:
-    """A background and the wires before it. ground: float32 ``[3, 2G + 84, 2G + 84]``, of which the camera sees a window."""
+    """A background and the wires before it. ground: float32 ``[3, 2G + 84, 2G + 84]``; the camera sees a window of it."""
 
     ground: NDArray[np.float32]
     wires: NDArray[np.bool_]  # [84, 84]: where a wire hides what is behind it

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class FrameIndex(Stateful):
     """An index of up to ``capacity`` entries per layer, in temporal order, with ``entry_bytes`` for each entry.
 
-    An entry covers the frames ``[first, end)``, of which ``held`` are not lost, and has the mean ``[width]`` of the frames'
-    mean keys. When a layer is full, the two neighbouring entries with the lowest cost merge; the oldest win ties. ``merged``
+    An entry covers the frames ``[first, end)``; ``held`` of them are not lost. mean ``[width]``: the mean of the frames' mean
+    keys. When a layer is full, the two neighbouring entries with the lowest cost merge; the oldest win ties. ``merged``
     counts the merges. cost: the cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames
     (Ward).
     """
