@@ -36,18 +36,18 @@ DRAIN_S = 20.0
 HUB_S = 30.0  # seconds until the hub is asked again for a missing model
 RESOLVE = "edgevlm.apps.bundles.fetch:resolve_config"
 NOTHING = (0, 0, 0.0)
-Planned = tuple[int, int, float]  # bytes of a model, bytes per camera, frames a second of all the model's cameras together
+Planned = tuple[int, int, float]  # a model's bytes without cameras, its bytes per camera, its frames per second
 Call = Callable[..., Any]
 
 
 class NodeAgent(Hooks):
     """Applies the head's orders to a service, in separate threads, from :meth:`start` to :meth:`close`.
 
-    A camera is watched, and its events are recorded, while the node's lease lists the camera with the epoch it was opened with.
-    A node that was frozen or cut off never watches a camera that another node may have. Each epoch of a camera has a separate
-    folder under ``shared``, which starts as a copy of the previous epoch's folder; late writes of an old node are ignored.
+    The node's lease lists the cameras that the node may watch, each with an epoch number. A node that was frozen or cut off
+    does not watch cameras that may have moved to another node. Each epoch of a camera has a separate folder under ``shared``,
+    copied from the previous epoch's folder. Late writes to an old folder have no effect.
 
-    call: calls a method of the head; raises HeadAway or the head's UserError. memory_bytes: memory that edgevlm may use.
+    ``call`` calls a method of the head, and raises HeadAway or the head's UserError.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class NodeAgent(Hooks):
         self.problems: dict[str, str] = {}
         self.moves: dict[str, dict[str, Any]] = {}  # for each camera that moved here: its memory's time, and the seconds lost
         self.view: Fields = Director().told
-        self._mark = ""  # identifies the head's last view
+        self._mark = ""  # identifies the newest view received from the head
         self._events: dict[str, MovingEvents] = {}
         self._retry: dict[str, float] = {}
-        self._refused: list[str] = []  # lines about watches that were already reported
+        self._refused: list[str] = []  # lines already printed about watches
         self._fetching: set[str] = set()
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)
-        self._following = threading.RLock()  # guards the watches
-        self._working = threading.RLock()  # guards the cameras
+        self._following = threading.RLock()  # for watches
+        self._working = threading.RLock()  # for cameras
         self._wake, self._done = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._ask_on, self._work_on)]
-        self._local = service.state / "pictures"  # folder for pictures that are not next to the snapshots
+        self._local = service.state / "pictures"  # folder for thumbnails if the snapshots are not in a folder
         service.hooks = self
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class NodeAgent(Hooks):
             thread.start()
 
     def close(self) -> None:
-        """Let cameras move to nodes with room, for at most DRAIN_S seconds; close the other cameras and leave the cluster."""
+        """Wait up to DRAIN_S seconds for cameras to move to other nodes, close the remaining cameras, and leave the cluster."""
         with suppress(HeadAway, UserError):
             self.call("leave", self.name, self.instance)
             end = time.monotonic() + DRAIN_S
@@ -110,7 +110,6 @@ class NodeAgent(Hooks):
             self.call("gone", self.name, self.instance)
 
     def _is_moving(self) -> bool:
-        """Return whether the head is moving a camera from this node to another."""
         self.ask()
         return any(self.view["cameras"].get(name, {}).get("moves_to") for name in self.epochs)
 
@@ -124,7 +123,7 @@ class NodeAgent(Hooks):
                 open = sorted({*self.epochs, *self._lease.orders})  # orders include cameras that are about to be opened
                 followed = notes.kept, dict(notes.cameras)
                 told = self.call("ask", self.name, self.instance, open, dict(self.needs), *followed, self._mark)
-            except UserError:  # the head gave this node up, so its orders no longer count
+            except UserError:  # the head treats this node as lost, so the lease is void
                 self._joined, self._lease = False, Lease()
                 raise
             self._lease.renew(asked, told["orders"])
@@ -205,7 +204,7 @@ class NodeAgent(Hooks):
                 return
 
     def plan(self, model: str) -> Planned:
-        """Return the prediction of ``edgevlm plan`` for a local model; report a model that cannot run and return NOTHING."""
+        """Return what ``edgevlm plan`` predicts for a local model. If the model cannot run, print why and return NOTHING."""
         config = self._service.config
         budget = None if config.budget is None else parse_budget(str(config.budget))
         try:
@@ -272,7 +271,7 @@ class NodeAgent(Hooks):
             self.moves[name] = {"from_time": self._service.stream(name).resumed_at, "lost_s": None}
 
     def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
-        """Copy the newest folder since epoch ``begins`` to a new epoch; return all older folders' epochs. Raises OSError."""
+        """Make a new epoch's folder from the newest one since epoch ``begins``; return the older epochs. Raises OSError."""
         shutil.rmtree(self._local / name, ignore_errors=True)
         known = self._shared.epochs(name)
         before = [each for each in known if each < epoch]
@@ -311,15 +310,15 @@ class NodeAgent(Hooks):
             known.pop(name, None)
 
     def describe(self, name: str) -> Fields:
-        """Return the answer of ``GET /v1/streams/{name}`` for a camera of this node, with the seconds that its move lost."""
+        """Return the answer of ``GET /v1/streams/{name}`` for a camera of this node."""
         lost = self.moves.get(name, {}).get("lost_s")
         return {**self._service.stream(name).describe(), "node": self.name, "epoch": self.epochs.get(name), "lost_s": lost}
 
     def change(self, name: str, policy: str | None, budget: str | int | None, paused: bool | None) -> None:
-        """Change a camera's policy or budget, which empties its memory, or pause or resume it.
+        """Pause or resume a camera, or change its policy or budget; a new policy or budget starts an empty memory.
 
-        None leaves a setting unchanged. A camera that moves to another node keeps the change. Raises HeadAway and UserError,
-        after which the camera continues as before, and FieldError for a policy that clients may not name.
+        None leaves a setting unchanged. A camera that moves to another node keeps the change. Raises HeadAway and UserError;
+        the camera then continues as before. Raises FieldError for a policy that clients may not name.
         """
         change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
         if change:
@@ -448,13 +447,12 @@ class NodeAgent(Hooks):
                     self._pause_watches(name, self.view["cameras"][name]["paused_watches"])
 
     def _pause_watches(self, name: str, paused: Sequence[str]) -> None:
-        """Pause these watches of a camera and resume all others."""
         for watch, state in self._service.stream(name).watcher.states().items():
             if state["paused"] != (watch in paused):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Make all nodes forget a period, up to now, of one camera or of all cameras; return the note's number.
+        """Make all nodes forget what one camera, or every camera, saw in a period; return the number of the head's note.
 
         Absent nodes forget the period when they are back. Raises HeadAway, and UserError for a camera that never existed.
         """
@@ -465,7 +463,7 @@ class NodeAgent(Hooks):
         return number
 
     def follow_notes(self, number: int) -> Fields:
-        """Carry out the head's notes on what to forget; return what note ``number`` deleted on this node, and the failures.
+        """Delete what the head's notes say; return what note ``number`` deleted on this node, and what failed.
 
         Raises UserError and HeadAway.
         """
@@ -476,10 +474,10 @@ class NodeAgent(Hooks):
             return self.notes.answer(number)
 
     def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
-        """Carry out a note in the shared folders of cameras that were removed, or whose nodes are away.
+        """Delete what a note of the head says from the shared folders of cameras that no node has open.
 
-        Returns what the note deleted here, the failures, and the absent nodes and closed cameras that must still carry out the
-        note. Raises UserError and HeadAway.
+        Returns what was deleted, the failures, and the names of absent nodes and closed cameras that must still delete their
+        data. Raises UserError and HeadAway.
         """
         with self._working:
             self.notes.follow_shared(number)

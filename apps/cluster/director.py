@@ -1,4 +1,4 @@
-"""The state of a cluster's head: which node watches which camera. Callers pass the current time."""
+"""The state of a cluster's head: which node watches which camera."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Fields = dict[str, Any]
 class ClusterState:
     """The head's state, which is saved.
 
-    removed: each removed camera's epoch and begins, from which a new camera of that name continues. instances: processes by
-    node, including lost ones. notes: what to forget, kept until all nodes have done so; ``number``: the newest note's number.
-    nodes_forgot, cameras_forgot: the last note that each carried out. removed_nodes: names that may not join again.
+    A note in ``notes`` says what to forget, and is kept until all nodes and cameras have carried it out. A removed camera's
+    epochs are in ``removed``: a new camera of the same name continues from them. ``instances`` has the id of each node's
+    process. ``nodes_forgot`` and ``cameras_forgot`` have the number of the last note that each node and camera carried out.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -44,16 +44,16 @@ class Director:
 
     Every few seconds each node asks for its cameras and their epochs, and may watch them for LEASE_S seconds.
 
-    A camera that moves has no owner until its old node has closed it. A node that sends no request for LEASE_S + GRACE_S
-    seconds is lost, and its cameras move to other nodes. A lost node has stopped watching, even if it was frozen or cut off.
-    save: called with the state after each change, before any node sees the change. While ``save`` raises OSError, nodes keep
-    the last saved state and no camera moves. Public methods take and return JSON values.
+    A moving camera is given to its new node once the old node has closed the camera. A node that sends no request for
+    LEASE_S + GRACE_S seconds is lost, and its cameras move to other nodes. ``save`` stores the state after each change, before
+    any node sees the change. While ``save`` raises OSError, nodes keep the last saved state and no camera moves. Public methods
+    take and return JSON values.
     """
 
     def __init__(
         self, state: ClusterState | None = None, save: Callable[[ClusterState], object] = lambda state: None, now: float = 0.0
     ) -> None:
-        """Continue from a saved state; its nodes have one lease's time to ask again."""
+        """Continue from a saved state; count every node in the state as seen ``now``."""
         self.state, self._save, self._id, self._saves = state or ClusterState(), save, uuid4().hex, 0
         self._is_changed, self._save_at = False, -math.inf  # the time at which a failed save is retried
         for node in self.state.nodes.values():
@@ -84,11 +84,11 @@ class Director:
         *,
         now: float,
     ) -> list[str]:
-        """Add a node that has no open cameras, with its configured cameras and watches; return a line for each refusal.
+        """Add a node with its configured cameras and watches; return a line for each camera or watch that is refused.
 
-        about: ``memory_bytes`` and ``url`` of a :class:`Node`. cameras: as for :meth:`add`. Cameras that fit nowhere, and some
-        cameras of full nodes, move to the new node. Raises UserError while another process of that name may be watching, for a
-        removed node (it may hold forgotten data), and for a different minor version of edgevlm.
+        ``about`` has the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` has the arguments of :meth:`add`.
+        Unplaced cameras, and some cameras of full nodes, move to the new node. Raises UserError while another process with the
+        same node name may be watching, for the name of a removed node, and for a different minor version of edgevlm.
         """
         if minor(version) != minor(__version__):
             raise UserError(
@@ -133,12 +133,12 @@ class Director:
         *,
         now: float,
     ) -> Fields:
-        """Return the cameras that a node must watch until LEASE_S after its request, and the view (None if ``mark`` is the
-        newest view's).
+        """Return the cameras that a node must watch until LEASE_S after its request.
 
-        open: cameras whose memory the node has open. needs: fields of a :class:`Need` for each model that the node was asked
-        about. forgot: the last note carried out in the node's files. cameras_forgot: the last note carried out in each camera's
-        memory. Raises UserError if the node has to join again.
+        The reply's ``view`` is None if ``mark`` identifies the newest view. ``open`` names the cameras whose memory the node
+        has open. ``needs`` has the fields of a :class:`Need` for each model. ``forgot`` is the number of the last note carried
+        out in the node's files, ``cameras_forgot`` that of the last note carried out in each camera's memory. Raises UserError
+        if the node has to join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"there is no node {name} of that process")
@@ -191,7 +191,6 @@ class Director:
                 self._save_at = now + ASK_S
 
     def heard(self, *, now: float) -> dict[str, float]:
-        """Return the seconds since each node's last request."""
         return {name: round(now - node.seen, 1) for name, node in self.state.nodes.items()}
 
     def leave(self, name: str, instance: str, *, now: float) -> None:
@@ -204,7 +203,7 @@ class Director:
             self.keep()
 
     def gone(self, name: str, instance: str, *, now: float) -> None:
-        """Drop a node immediately: the node has closed all its cameras and stops asking."""
+        """Drop a node that has closed all its cameras, without waiting for its lease to end."""
         if self._is_member(name, instance):
             del self.state.instances[name]
             self.state.nodes[name].seen = -math.inf
@@ -224,9 +223,9 @@ class Director:
         self._end_notes()
 
     def add(self, name: str, given: Fields, *, now: float) -> None:
-        """Add a camera to the cluster. Raises UserError for a name in use and, with the reason, for a camera that fits nowhere.
+        """Add a camera to the cluster. Raises UserError if the name is in use or the camera fits on no node.
 
-        given: ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
+        ``given`` has the fields ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
         """
         self.tick(now)
         if name in self.state.cameras:
@@ -255,8 +254,8 @@ class Director:
     def change(self, name: str, fields: Fields, begins: int | None = None, *, now: float) -> None:
         """Change ``paused`` or ``switched`` of a camera on any node.
 
-        Raises UserError. A camera with new ``switched`` settings is opened again on its node, with an empty memory or the
-        newest memory since ``begins``.
+        Raises UserError. A camera with new ``switched`` settings is reopened on its node, with an empty memory or, if
+        ``begins`` is an epoch, the newest memory since then.
         """
         camera = self._camera(name)
         vars(camera).update(fields)
@@ -281,9 +280,9 @@ class Director:
             self.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool, *, now: float) -> int:
-        """Record what all nodes must forget of a camera, or of all cameras; return the note's number.
+        """Save a note that makes all nodes forget what one camera, or every camera, saw; return the note's number.
 
-        everything: start the cameras with an empty memory. Raises UserError for a camera that never existed.
+        If ``everything`` is true, the cameras start with an empty memory. Raises UserError for a camera that never existed.
         """
         state, named = self.state, [*self.state.cameras, *self.state.removed]
         if camera is not None and camera not in named:
@@ -298,7 +297,7 @@ class Director:
         return state.number
 
     def _end_notes(self) -> None:
-        """Drop the notes that all nodes and cameras have carried out."""
+        """Drop the notes of what to forget that all nodes and cameras have carried out."""
         nodes, cameras = self.state.nodes_forgot, self.state.cameras_forgot
         self.state.notes = [
             note for note in self.state.notes
@@ -308,19 +307,18 @@ class Director:
         self.keep()
 
     def keep(self) -> None:
-        """Save changes. Raises the errors of ``save``, after which the next :meth:`tick` tries again."""
+        """Save changes. If this raises an error of ``save``, the next :meth:`tick` tries again."""
         self._is_changed, self._save_at = True, -math.inf
         self._save(self.state)
         self._is_changed, self._saves = False, self._saves + 1
         self._tell()
 
     def _tell(self) -> None:
-        """Make the saved state visible to nodes."""
         self.told = self.view()
         self._models = {camera.model for camera in self.state.cameras.values()}
 
     def placed(self) -> dict[str, str]:
-        """Return each camera's node; for a moving camera, its destination."""
+        """Return each camera's node or, for a camera that is moving, the node that it moves to."""
         return {name: node for name, each in self.state.cameras.items() if (node := each.moves_to or each.node)}
 
     def _is_member(self, name: str, instance: str) -> bool:
@@ -335,13 +333,12 @@ class Director:
         return [node for node in self.state.nodes.values() if not node.leaving]
 
     def _spread(self) -> None:
-        """Place waiting cameras, and move cameras away from full nodes. Called after nodes or their capacities changed."""
+        """Place waiting cameras, and move cameras away from full nodes."""
         self._place()
         self._move(rebalance(self.state.cameras.values(), self._open_nodes(), self.placed()))
         self.keep()
 
     def _place(self) -> None:
-        """Assign unwatched cameras to nodes with room."""
         waiting = [each for each in self.state.cameras.values() if each.node is None]
         if waiting:
             held, nodes = self.placed(), self.state.nodes
@@ -365,7 +362,7 @@ class Director:
         self._is_changed = True
 
     def _renew(self, name: str, begins: int | None = None) -> None:
-        """Give a camera a new epoch, which begins with an empty memory or with the newest memory since ``begins``."""
+        """Give a camera a new epoch: with an empty memory or, if ``begins`` is an epoch, the newest memory since then."""
         if name in self.state.removed:
             epoch = self.state.removed[name][0] + 1
             self.state.removed[name] = epoch, epoch

@@ -19,7 +19,7 @@ from edgevlm.errors import UserError
 
 FILE = "cluster.json"
 NEWEST = "head.id"
-LOOK_S = 2.0  # seconds between reads of NEWEST: far less than GRACE_S, because leases continue between reads
+LOOK_S = 2.0  # seconds between reads of NEWEST; far less than GRACE_S, so that a replaced head stops in time
 LOOKING_S = 1.0
 STATE = TypeAdapter(ClusterState)
 
@@ -37,13 +37,13 @@ class Head:
     """Answers the nodes, one call at a time.
 
     The head's state is in a file under ``where``. If two heads share ``where``, only the head started last answers; the older
-    head raises UserError. Raises UserError if the file cannot be read or written.
+    head raises UserError. Raises UserError if the state file cannot be read or written.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
         self._where, self._shared, self._clock = mask_credentials(where), Shared(where), clock
         self._id, self._is_replaced, self._look_at = uuid4().hex, False, -float("inf")
-        self._looker = ThreadPoolExecutor(1, "edgevlm-head")  # a separate thread, so that a hanging share delays no answer
+        self._looker = ThreadPoolExecutor(1, "edgevlm-head")  # in a thread: a shared folder that hangs must not delay answers
         self._look: Future[None] | None = None
         self._read()  # if the file is invalid, this fails before a running head is replaced
         try:
@@ -62,7 +62,7 @@ class Head:
         return getattr(self.director, method)(*arguments, now=now)
 
     def _look_who_is_newest(self) -> None:
-        """Raise UserError if a newer head was started. Ignores a missing folder."""
+        """Set ``_is_replaced`` if a newer head was started; ignore errors."""
         with suppress(OSError):
             self._is_replaced = self._is_replaced or self._shared.read(NEWEST) != self._id.encode()
 
@@ -99,7 +99,7 @@ class Head:
 
 
 def _upgraded(known: Fields) -> Fields:
-    """Return the state that edgevlm 0.1 saved. Nodes of edgevlm 0.1 have ended and must join again."""
+    """Convert a state file of edgevlm 0.1, without its nodes, which must join again."""
     if "director" not in known:
         return known
     director, forgot, cameras = known["director"], known["forgotten"], {}

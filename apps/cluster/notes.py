@@ -27,9 +27,9 @@ Note = Mapping[str, Any]
 class NoteFollower:
     """Carries out the notes in ``view()``, the head's last answer.
 
-    The agent calls each method while the agent holds the lock on the cameras. Other threads read these fields without the lock:
-    deletions (``counts``, by note and camera), reasons why memories could not forget a period (``refused``), and the last note
-    carried out in files (``kept``) and in memories (``cameras``).
+    The agent holds its camera lock when it calls a method. Other threads read four fields without the lock. ``counts`` has the
+    number of deletions, by note and camera. ``refused`` has the reason why a memory could not forget a note's period. ``kept``
+    is the last note carried out in files, ``cameras`` the last note carried out in each memory.
     """
 
     node: str
@@ -64,7 +64,7 @@ class NoteFollower:
             self._closed = [each for each in self._closed if each[2] is view]
 
     def note_closed(self, name: str, epoch: int) -> None:
-        """Remember a camera that was closed with a last snapshot: a node that was away receives notes late."""
+        """Remember a closed camera: its files must be cleaned if this node, once absent, receives a note late."""
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
@@ -77,7 +77,7 @@ class NoteFollower:
             self.cameras[name] = note["number"]
 
     def follow_shared(self, number: int) -> None:
-        """Carry out one note in the folders of cameras that were removed, or whose nodes are away. Raises UserError."""
+        """Carry out one note in the folders of cameras that no node has open. Raises UserError."""
         view = self.view()
         for note in [note for note in view["notes"] if note["number"] == number]:
             for name in {*view["cameras"], *view["removed"]}:
@@ -126,7 +126,7 @@ class NoteFollower:
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
 
     def _delete_emptied(self, name: str) -> None:
-        """Delete a camera's folders from before its memory was emptied."""
+        """Delete a camera's folders that are older than its empty memory."""
         view = self.view()
         begins = view["cameras"].get(name, {}).get("begins", view["removed"].get(name, 0))
         with suppress(OSError):

@@ -15,20 +15,20 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model's share of a node. fps: frames a second for all the model's cameras; 0 if the node cannot run the model."""
+    """The memory and speed of a model on a node, as planned. The model's cameras share ``fps``, which is 0 if it cannot run."""
 
-    weights_bytes: int = 0  # memory that is counted once per node
+    weights_bytes: int = 0  # counted once per node, however many cameras use the model
     camera_bytes: int = 0
     fps: float = 0.0
 
 
 @dataclass
 class Node:
-    """A machine of the cluster. seen: when it last sent a request. leaving: it is being emptied and gets no new cameras."""
+    """A machine of the cluster. It last sent a request at ``seen``. If ``leaving`` is true, it gets no new cameras."""
 
     name: str
     memory_bytes: int
-    needs: dict[str, Need] = field(default_factory=dict)  # the needs that the node has reported so far, by model
+    needs: dict[str, Need] = field(default_factory=dict)  # by model; only models that the node has planned
     url: str = ""
     seen: float = 0.0
     leaving: bool = False
@@ -38,10 +38,10 @@ class Node:
 class Camera:
     """A camera in the cluster, and the node that watches it.
 
-    only: the node that must watch the camera, such as the node that a USB camera is plugged into; None for any. moves_to: the
-    node to move to once ``node`` has written its last snapshot. epoch: number of its placements so far, so that late writes
-    from earlier placements can be ignored. begins: the epoch that began with an empty memory; older epochs are no longer read.
-    problem: why no node watches the camera. settings: as in edgevlm.toml. switched: later changes to the settings.
+    A camera that is plugged into a node can run only there: ``only`` is that node's name. A moving camera goes to the node
+    ``moves_to`` once ``node`` has written a last snapshot. ``epoch`` counts the camera's placements, so that late writes from
+    earlier placements can be ignored. The memory was empty when epoch ``begins`` started; older epochs are not read.
+    ``problem`` is the reason why no node watches the camera. ``switched`` has later changes to ``settings``.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Camera:
 
 @dataclass(slots=True)
 class Load:
-    """The memory, and the fraction of time, that a node's cameras take."""
+    """The memory and the fraction of time that a node's cameras take."""
 
     node: Node
     taken: int = 0
@@ -77,7 +77,7 @@ class Load:
         return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:
-        """Return the memory that one more camera takes, including weights for the first camera of a model."""
+        """Return the bytes that one more camera takes. The first camera of a model includes the model's weights."""
         need = self.need(camera)
         return need.camera_bytes + (0 if self.cameras[camera.model] else need.weights_bytes)
 
@@ -96,7 +96,7 @@ class Load:
         return max(self.taken / self.node.memory_bytes, self.time)
 
     def with_one_more(self, camera: Camera) -> float:
-        """Return the fullness with one more camera; infinity if the camera does not fit."""
+        """Return what :meth:`fullness` becomes with one more camera; infinity if the camera does not fit."""
         if not self.runs(camera):
             return math.inf
         taken, time = self.taken + self.bytes_of(camera), self.time + camera.fps / self.need(camera).fps
@@ -105,10 +105,10 @@ class Load:
 
 
 def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Assign each camera that ``held`` gives no usable node to the node with the most room, largest camera first.
+    """Assign each camera to a node. Return each placed camera's node, and the reason for each camera that fits nowhere.
 
-    A node holds a model's weights once and a memory for each camera, and must keep up with the frames of all its cameras.
-    Returns the node of each camera, and the reason for each camera that fits nowhere.
+    A camera stays on its node in ``held`` if that node can run the camera. The other cameras go to the node with the most room,
+    the largest camera first. A node must keep up with the frames of all its cameras.
     """
     loads, placed, refused, waiting = {node.name: Load(node) for node in nodes}, {}, {}, []
     for camera in cameras:
@@ -129,7 +129,7 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 
 
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
-    """Return moves (node by camera) to nodes that end up at least ``gain`` less full than the fullest node.
+    """Return the new node of each camera that should move from a full node to one that stays at least ``gain`` less full.
 
     A move costs a camera a few seconds of its stream, so cameras do not move between nodes of similar fullness.
     """
@@ -181,5 +181,5 @@ def why_not(loads: Collection[Load], camera: Camera) -> str:
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:
-    """Return the smallest fraction of a node that a camera takes."""
+    """Return the fraction of a node that a camera takes, on the node where it takes least."""
     return min((load.with_one_more(camera) - load.fullness() for load in loads), default=0.0)

@@ -26,7 +26,7 @@ NAMESPACE = "edgevlm"
 PORT = 6379
 OBJECTS = 80_000_000  # bytes of Ray's object store: the minimum, because no frames pass through it
 HUNG_S = 60.0
-ANSWER_S = 10.0  # longest wait for the head, seconds
+ANSWER_S = 10.0  # longest wait for the head's answer, seconds
 START_S = 300.0
 BACKOFF_S = 5.0
 AWAY_S = 600.0  # seconds without an answer after which Ray is restarted
@@ -37,8 +37,8 @@ PR_SET_PDEATHSIG = 1
 class Joining:
     """A node's settings for joining a Ray cluster.
 
-    address: HOST:PORT of the head. ip: this node's address. is_head: whether this node starts the cluster. folder: where the
-    head keeps its state. node: the node's name. secret: the key that all nodes share.
+    ``address`` is the head's HOST:PORT, ``ip`` this node's IP address. If ``is_head`` is true, this node starts the cluster.
+    The head keeps its state in ``folder``. All nodes share the key ``secret``.
     """
 
     address: str
@@ -71,7 +71,9 @@ class RayLink:
                 kind, answer = self.helper.call(f"{__name__}:answer", asdict(self._joining), method, arguments)
             except HelperEnded:
                 raise HeadAway("the link to it has ended") from None
-            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # restart: the cluster may be new
+            is_lost = (
+                not self._joining.is_head and time.monotonic() > self._heard + AWAY_S
+            )  # restart Ray: the cluster may be new
             if kind == "ended" or (kind == "away" and is_lost):
                 self.helper.close()
             if kind != "answer":
@@ -96,7 +98,6 @@ class RayLink:
                 time.sleep(0.5)
 
     def close(self) -> None:
-        """End Ray on this machine."""
         with self._lock:
             self.helper.close()
 
@@ -107,8 +108,8 @@ _node: RayNode | None = None  # set in the helper process only
 def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[str, Any]:
     """Call the head from the helper process; the first call starts Ray.
 
-    Returns ``answer`` and the answer, ``away`` and why there is no answer yet, or ``ended`` and why there will be none. Raises
-    any UserError that the head raises.
+    Returns a pair: ``"answer"`` and the answer, ``"away"`` and why there is no answer yet, or ``"ended"`` and why there will be
+    none. Raises any UserError that the head raises.
     """
     global _node
     if _node is None:

@@ -33,18 +33,18 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest
 
-FROM = "x-edgevlm-node"  # header with the node that forwarded a request, so that the request is not forwarded again
+FROM = "x-edgevlm-node"  # header of a forwarded request, which is not forwarded again
 PASSED = ("authorization", "content-type", "accept", "range")
-CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # seconds for another node to connect, to send a list, to send more bytes
+CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # timeouts for another node: connecting, a whole list, the next bytes
 FORGET_S = 60.0
-HERE = "http://here"  # the base URL of the node's own application
+HERE = "http://here"  # base URL for requests to this node's own application
 LATE_S = 6.0
-OPENING_S = 20.0  # seconds until an added camera must have a node
+OPENING_S = 20.0  # longest wait for an added camera to get a node
 M = TypeVar("M", bound=BaseModel)
 
 
 class Noted(Strict):
-    """The body of a request between nodes to carry out the head's note of this number."""
+    """The body of ``POST /v1/forget`` between nodes: the number of the head's note to carry out."""
 
     note: int
 
@@ -77,7 +77,7 @@ class ClusterRoutes:
             await self._app(scope, replayed(request), send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """Answer a request; return None if the node's usual application should answer it, or report the invalid body."""
+        """Answer a request; return None to leave the request, or an invalid body, to the node's usual application."""
         agent, is_first = self._agent, FROM not in request.headers
         match request.method, *request.url.path.split("/")[2:]:
             case "GET", "nodes":
@@ -85,7 +85,7 @@ class ClusterRoutes:
             case "DELETE", "nodes", name:
                 check_known(name, agent.view["nodes_forgot"], "node", "name")
                 await run_in_threadpool(agent.call, "remove_node", name)
-                with suppress(HeadAway, UserError):  # the node is already removed, even if this fails
+                with suppress(HeadAway, UserError):  # only updates the view: the node is already removed
                     await run_in_threadpool(agent.ask)
                 return Response(status_code=204)
             case "GET", "streams":
@@ -129,7 +129,6 @@ class ClusterRoutes:
         return {"object": "list", "data": data}
 
     def _others(self) -> dict[str, str]:
-        """Return the addresses of the other nodes."""
         return {name: node["url"] for name, node in self._agent.view["nodes"].items() if name != self._agent.name}
 
     async def _streams(self, request: Request, is_first: bool) -> Fields:
@@ -200,7 +199,7 @@ class ClusterRoutes:
         )
 
     async def _asked_about(self, request: Request) -> str | None:
-        """Return the stream that a question is about, or None if the usual application should report the question's errors."""
+        """Return the stream that a question is about, or None if the question is invalid or names no stream."""
         body, cameras = await request.body(), list(self._agent.view["cameras"])
         shapes: dict[str, type[ResponsesRequest | TextRequest]] = {
             "/v1/completions": TextRequest,
@@ -236,7 +235,7 @@ class ClusterRoutes:
     async def _asked(
         self, request: Request, urls: Collection[str], body: bytes | None = None, seconds: float = LIST_S
     ) -> list[httpx.Response]:
-        """Send the request to these nodes; return the responses of those that answer, in the order of ``urls``."""
+        """Send the request to these nodes; return the responses, in the order of ``urls``, without nodes that do not answer."""
 
         async def one(url: str) -> httpx.Response | None:
             with suppress(httpx.HTTPError):
@@ -340,7 +339,7 @@ def away(message: str, param: str | None = None) -> ApiError:
 
 
 def replayed(request: Request) -> Callable[[], Awaitable[Any]]:
-    """Return a ``receive`` that repeats a request's body, which was read before."""
+    """Return an ASGI ``receive`` that repeats a body that was already read."""
     left = [request._body] if hasattr(request, "_body") else []
 
     async def receive() -> Any:

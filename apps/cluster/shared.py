@@ -17,7 +17,7 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.files import UNFINISHED, private_folder
 from edgevlm.runtime.snapshots.directory import LOCK, Folder, as_os_error, storage_of
 
-EPOCH = "epoch-"  # prefix of the folders of a camera's placements
+EPOCH = "epoch-"  # prefix of a camera's folders; the epoch's number follows
 BEGUN = "begun"
 KEPT = 64  # number of unsent events to keep for each camera
 
@@ -25,8 +25,8 @@ KEPT = 64  # number of unsent events to keep for each camera
 class Shared:
     """A cluster's shared storage.
 
-    Methods raise OSError, except those that delete. In file names, a slash separates folders. Thumbnails are shared only if the
-    storage is a folder; otherwise they stay on the node that made them.
+    Methods that delete raise no errors; the others raise OSError. Thumbnails are shared only if the storage is a folder;
+    otherwise they stay on the node that made them.
     """
 
     def __init__(self, where: str) -> None:
@@ -55,7 +55,7 @@ class Shared:
                 self._files.pipe_file(self._path(name), content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Return the epochs that have a folder, oldest first. unfinished: include epochs with an incomplete copy."""
+        """Return the epochs that have a folder, oldest first. If ``unfinished``, include folders not copied completely."""
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
@@ -66,7 +66,7 @@ class Shared:
             return [each for each in epochs if unfinished or self._is_begun(camera, each)]
 
     def _is_begun(self, camera: str, epoch: int) -> bool:
-        """Return whether an epoch's folder is a complete copy. A folder of edgevlm 0.1 has no mark, but is locked once used."""
+        """Return whether an epoch's folder is a complete copy. Folders of edgevlm 0.1 have LOCK instead of BEGUN."""
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
@@ -104,16 +104,17 @@ class Shared:
 
 
 class MovingEvents:
-    """A camera's newest event of each watch and its KEPT newest unsent events, stored in its folder for its next node.
+    """A camera's recent events, stored in the camera's folder so that its next node has them.
 
-    An event is written to this store before the node's own file. Write errors are not raised.
+    These are the newest event of each watch and the KEPT newest unsent events. An event is written here before the node writes
+    it to its own file. Write errors are not raised.
     """
 
     FILE = "events.json"
 
     def __init__(self, shared: Shared, camera: str, epoch: int, notify: Notify = lambda line: None) -> None:
         self._shared, self._name, self._notify, self._is_over = shared, f"{camera}/{EPOCH}{epoch}/{self.FILE}", notify, False
-        self.events: list[tuple[WatchEvent, bool]] = []  # oldest first; True for an unsent event
+        self.events: list[tuple[WatchEvent, bool]] = []  # oldest first; each with True if it is unsent
         with suppress(OSError, ValueError, TypeError, AttributeError):
             self.events = [(WatchEvent(**fields), unsent) for fields, unsent in json.loads(shared.read(self._name))]
 
@@ -133,7 +134,7 @@ class MovingEvents:
             self._replace([(each, unsent and each.id in waiting) for each, unsent in self.events])
 
     def forget(self, span: Span) -> None:
-        """Delete events of a period, sent or not, and closings of watches that opened in the period."""
+        """Delete sent and unsent events of a period, and closings of watches that opened in the period."""
         then = [each.id for each, _ in self.events if any(span.since <= at <= span.until for at in (each.time, each.opened))]
         self._replace([pair for pair in self.events if pair[0].id not in then])
 
