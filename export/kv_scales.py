@@ -23,7 +23,7 @@ from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
 
-HEADROOM = 1.25  # scales cover this many times the measured range; docs/internals/models.md compares other factors
+HEADROOM = 1.25  # scales cover this many times the measured range
 FRAMES = 8
 ANSWER = 16  # tokens
 RANDOM = 128  # tokens drawn from the whole vocabulary, so that the scales cover rare tokens too
