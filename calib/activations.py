@@ -32,7 +32,7 @@ def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *
 Float16 = NDArray[np.float16]
 
 SITES = {"qkv": "input_norm", "output": "attention", "gate_up": "mlp_norm", "down": "gated"}  # matrix -> its input
-TOKENS, LENGTH = 2048, 256  # tokens in total, and per passage
+TOKENS, LENGTH = 2048, 256
 LARGEST = np.float32(65504)  # float16's largest number; many models have huge activations at a passage's first token
 
 
@@ -64,7 +64,7 @@ def _with_inputs_of_matrices(bundle: Bundle) -> Any:
 
 
 def _run(session: Any, bundle: Bundle, embeds: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """Return the inputs ``[S, in]`` of every layer's matrices for ``embeds [S, hidden]``, appended to an empty cache."""
+    """Append ``embeds [S, hidden]`` to an empty cache; return the inputs ``[S, in]`` of every layer's matrices."""
     spec, count = bundle.decoder, len(embeds)
     rows = np.zeros((count, spec.row_width), np.float32)
     rows[:, : spec.hidden] = embeds

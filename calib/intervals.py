@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-Z = 1.959964  # the normal distribution's 97.5 % quantile, for 95 % intervals
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's t for 95 %, by degrees
+Z = 1.959964
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # t at 97.5 %, 1 to 10 degrees of freedom
 
 Cluster = Sequence[bool]
 Values = Sequence[float]  # a cluster's values
@@ -20,7 +20,7 @@ Values = Sequence[float]  # a cluster's values
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its 95 % interval. clusters: number of streams with a question. count: number of questions."""
+    """A value and its 95 % interval, from ``count`` questions in ``clusters`` streams."""
 
     value: float
     low: float
@@ -32,9 +32,8 @@ class Estimate:
 def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
     """Return the fraction of questions answered right, with Wilson's interval. clusters: one per stream.
 
-    The interval uses the effective number of independent questions, which follows from the ratio estimator's variance,
-    ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams. The effective number is at most the number of
-    questions asked. If all answers are right or all are wrong, the effective number is the number of streams.
+    The interval uses the effective number of independent questions, which follows from :func:`ratio_variance` and is at most
+    the number of questions asked. If all answers are right or all are wrong, it is the number of streams.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())
@@ -72,7 +71,7 @@ def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
 
 
 def half_width(found: Estimate) -> float:
-    """Return half the width of a mean's 95 % interval according to Student's t, which is infinite for a single cluster."""
+    """Return half the width of Student's 95 % interval of a mean; infinity for a single cluster."""
     degrees = found.clusters - 1
     if degrees < 1:
         return math.inf
@@ -81,7 +80,7 @@ def half_width(found: Estimate) -> float:
 
 
 def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:
-    """Return the difference between two fractions of right answers to the same questions, with an interval cut to -1 to 1."""
+    """Return the difference between two fractions of right answers to the same questions; clip its interval to [-1, 1]."""
     found = mean_difference(ours, theirs)
     return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 

@@ -18,10 +18,10 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.infinipot_v import WINDOWS, variation
 
 CLASSES: tuple[LayerClass, ...] = ("shallow", "middle", "deep")
-DOMINATED = 0.5  # a layer is shallow if the newest tenth of the frames gets more than this fraction of its attention
-FLAT = 2.0  # in a deep layer, the newest tenth gets at most this multiple of its even share
+DOMINATED = 0.5
+FLAT = 2.0
 PERIODIC = 0.5  # a deep layer's attention has at least this autocorrelation at the lag of one frame
-PAPER = (0.1, 0.7)  # HERMES's relative depths: shallow below the first, deep from the second on
+PAPER = (0.1, 0.7)
 CANDIDATES = 6  # the number of lowest layers tried as PureKV's CLIE layer
 
 
@@ -42,7 +42,7 @@ def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, pr
 
 
 def summarise(traces: Sequence[ClipTrace], clips: tuple[str, ...], questions: tuple[str, ...]) -> Calibration:
-    """Combine the traces of several clips into one calibration; all traces are of the same model."""
+    """Combine one model's traces of several clips into a calibration."""
     layers = range(len(traces[0].norms))
     cv = [_mean(variation(seen.norms[layer]) for seen in traces) for layer in layers]
     age_fractions = [[ages(seen.attention[layer], seen.frames) for seen in traces] for layer in layers]
@@ -81,7 +81,7 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def ages(attention: Float64, frames: int) -> Float64:
-    """Return the fraction of the attention to vision tokens ``[n]`` that each frame gets: ``[frames]``, newest first."""
+    """Sum the vision tokens' attention ``[n]`` by frame; return each frame's fraction ``[frames]``, newest first."""
     mass = attention.reshape(frames, -1).sum(1)[::-1]
     return mass / max(mass.sum(), 1e-300)
 
@@ -99,8 +99,8 @@ def recency(age: Float64) -> float:
 def periodicity(attention: Float64, frames: int) -> float:
     """Return the autocorrelation of detrended log attention ``[n]`` at lag p = n / frames.
 
-    The result is 1 if the pattern is the same in all frames, and 0 without a pattern. The trend is a centred moving mean over
-    one frame, subtracted so that decay with age does not count. For even p, the moving mean spans p + 1 tokens.
+    The result is 1 if the pattern is the same in all frames, and 0 without a pattern. The trend, a centred moving mean over one
+    frame, is subtracted so that decay with age does not count.
     """
     period = len(attention) // frames
     if period < 2:
@@ -118,8 +118,8 @@ def periodicity(attention: Float64, frames: int) -> float:
 def classify(recent: float, flat: float, periodic: float) -> LayerClass:
     """Classify a layer by ``recent``, the fraction of its attention that the newest tenth of the frames gets.
 
-    A layer is shallow if ``recent`` is above one half. A layer is deep if ``recent`` is at most twice ``flat``, the fraction
-    under even attention, and the attention pattern repeats from frame to frame. All other layers are middle.
+    A layer is ``shallow`` if ``recent`` is above one half. A layer is ``deep`` if ``recent`` is at most twice ``flat``, the
+    fraction under even attention, and the attention pattern repeats from frame to frame. All other layers are ``middle``.
     """
     if recent > DOMINATED:
         return "shallow"
@@ -146,9 +146,8 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
 def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
     """Return tau1 < tau2 < tau3, which split the layers at the quartiles of their CV.
 
-    The quarter of the layers that varies least gets window 7, the next quarters 5, 3 and 1. tau_k lies half way between the
-    sorted neighbours of rank ceil(k L / 4), so that no layer is on a border. With fewer than 4 layers, or with equal CVs, some
-    windows are not used.
+    The quarter of the layers that varies least gets window 7, the next quarters 5, 3 and 1. Each tau is half way between two
+    layers' CVs, so that no layer is on a border. With fewer than 4 layers, or with equal CVs, some windows are not used.
     """
     ordered = np.sort(np.asarray(cv, np.float64))
     borders: list[float] = []
@@ -173,8 +172,7 @@ def layer_rank_correlation(
 ) -> list[list[float | None]]:
     """Correlate ``S^c ||V^l||`` (PureKV's eq. 4) with ``S^l ||V^l||`` (eq. 3) for every candidate c and layer l.
 
-    The result is None where l is not above c. mass: each layer's S for the n tokens before the newest w, ``[kv_heads, n]``.
-    norms: each layer's ||V|| for all tokens.
+    The result is None where l is not above c. ``mass``: each layer's S, ``[kv_heads, n]``. ``norms``: each layer's ||V||.
     """
     layers, (heads, n) = len(mass), mass[0].shape
     norms = [of_layer[:, :n] for of_layer in norms]
@@ -187,5 +185,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """Return the candidate that agrees best with the layers above all candidates; a tie goes to the lower layer."""
+    """Return the candidate layer that correlates best with the layers above all candidates, the lowest if several do."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

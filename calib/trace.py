@@ -22,14 +22,14 @@ from edgevlm.runtime.stream import Stream
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-WINDOW = 32  # the number of newest vision rows whose queries score all earlier tokens: PureKV's w
-MOST_TOKENS = 6000  # vision tokens watched by default, as in HERMES's Fig. 2
-FEWEST_FRAMES = 10  # the fewest frames for an age profile, whose newest tenth is then one frame
+WINDOW = 32  # PureKV's w: the queries of this many newest vision rows score all earlier tokens
+MOST_TOKENS = 6000
+FEWEST_FRAMES = 10  # a calibration needs the newest tenth of the frames
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A clip to watch. frames: uint8 RGB ``[H, W, 3]``. questions: asked after the last frame."""
+    """A clip to watch: RGB frames, uint8 ``[H, W, 3]``, and questions to ask after the last frame."""
 
     name: str
     frames: Iterable[NDArray[np.uint8]]
@@ -38,16 +38,16 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class ClipTrace:
-    """Measurements of a clip's n = frames * p vision tokens, in stream order; the cache holds all n tokens.
+    """Each layer's measurements of a clip's n vision tokens, in stream order.
 
-    attention: from the questions' rows to each vision token, averaged over heads, rows and questions. norms: L2 norms of
-    values. mass: PureKV's eq. 2, attention summed over the w newest rows and the query group.
+    ``attention``: the questions' attention ``[n]``, averaged over heads, rows and questions. ``norms``: the L2 norms of values,
+    ``[kv_heads, n]``. ``mass``: PureKV's eq. 2, ``[kv_heads, n - w]``.
     """
 
     frames: int
-    attention: list[Float64]  # per layer [n]
-    norms: list[Float32]  # per layer [kv_heads, n]
-    mass: list[Float32]  # per layer [kv_heads, n - w]
+    attention: list[Float64]
+    norms: list[Float32]
+    mass: list[Float32]
 
 
 @dataclass
@@ -72,7 +72,7 @@ class TracedFull(Full):
 class ClipTracer:
     """Watches clips with one model. frames: how many frames to watch; None takes all that fit, up to MOST_TOKENS.
 
-    Raises UserError if the model cannot hold that many frames in full.
+    Raises UserError if the model cannot hold ``frames`` frames in full.
     """
 
     def __init__(self, model: Model, frames: int | None, questions: Iterable[str]) -> None:

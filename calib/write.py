@@ -23,7 +23,7 @@ from edgevlm.runtime.model import Model
 
 @contextmanager
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
-    """Yield the checkpoint folder for these settings, next to ``target``, with the files of an interrupted run.
+    """Yield the checkpoint folder for ``settings``, next to ``target``; files of an interrupted run are still in it.
 
     The folder is removed when the ``with`` block succeeds. Raises UserError if the folder is in use or cannot be created.
     """
@@ -71,8 +71,8 @@ def write_calibration(
     """Write measurements into the bundle, or with ``out`` into a copy, and list them in ``bundle.json``; return the folder.
 
     Measurements that are not given stay, but existing ``choices`` are removed if ``calibration`` or ``scales`` are given
-    without new choices. Without ``out``, a folder of hard links replaces the bundle's, without copying weights or disturbing
-    readers. Raises UserError if the bundle has changed since ``bundle`` was loaded, and if a file cannot be written.
+    without new choices. Without ``out``, a folder of hard links replaces the bundle's folder; weights are not copied. Raises
+    UserError if the files have changed since ``bundle`` was loaded, or if a file cannot be written.
     """
     source = bundle.path.resolve()
     target = source if out is None else out

@@ -1,8 +1,8 @@
 """Make the demo world's suites: streams, the questions asked after the last frame, and the tokens that show each answer.
 
-streamqa asks one question of each kind. streamqa-hard has a background that moves and is cut, and nearly twice as many events.
-longstream asks about objects last shown tens, hundreds or thousands of frames ago. Tokens are numbered by their place in the
-stream, ``frame * tokens_per_frame + patch``, regardless of what a policy keeps.
+``streamqa`` asks one question of each kind. ``streamqa-hard`` has a moving background and nearly twice as many events.
+``longstream`` asks about objects last shown tens, hundreds or thousands of frames ago. Tokens are numbered by their place in
+the stream, ``frame * tokens_per_frame + patch``, regardless of what a policy keeps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.evidence import Evidence, Moment
 from edgevlm.runtime.taught import COLORS, SHAPES
 
-DEVELOPMENT = 2_000_000  # development seeds are ``[DEVELOPMENT, seed, stream]``; training seeds start with small numbers
+DEVELOPMENT = 2_000_000
 TEST_SEEDS = (3_000_000, 7)  # the start of ``--seed test``'s seeds: choose and tune nothing on these streams
 LONGSTREAM = "longstream"
 Words = tuple[int, int]
@@ -39,8 +39,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    evidence: the tokens that show the answer, ascending int64; for a question about now, only the newest frame's. The evidence
-    of an answer "no" is empty. last: the last frame with evidence, or None if there is no evidence.
+    ``evidence``: the tokens that show the answer, ascending int64. For a question about now, it has only tokens of the newest
+    frame; for the answer "no", it is empty. ``last``: the last frame with evidence, or None if there is no evidence.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class CaseQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One stream and its questions. frames: uint8 ``[T, H, W, 3]``. owners: int32 ``[T, p]``, each patch's object, or -1."""
+    """A stream's frames, uint8 ``[T, H, W, 3]``, and questions. owners: int32 ``[T, p]``, the object in each patch, or -1."""
 
     frames: NDArray[np.uint8]
     owners: NDArray[np.int32]
@@ -88,8 +88,8 @@ def make_case(
 ) -> Case:
     """Make stream number ``stream`` of a seed; every call makes the same stream.
 
-    noise: the standard deviation of the noise added to each pixel, in levels of 255. crf: if not None, the frames are passed
-    through :func:`through_h264`.
+    ``noise``: the standard deviation of the noise added to each pixel, on a scale of 255. ``crf``: see :func:`through_h264`;
+    None skips H.264.
     """
     rng = np.random.default_rng([*words, stream, 1])
     seed, is_long = [*words, stream], suite == LONGSTREAM
@@ -169,9 +169,9 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
 class EvidenceScore:
     """How well an answer's evidence matches the true evidence.
 
-    hit1, hit3: whether the evidence's first frame, or any of its three frames, shows the answer. overlap: intersection over
-    union of the first frame's box and the patches that show the answer. held: whether any layer holds a token that shows the
-    answer. said_held: what :class:`edgevlm.runtime.evidence.Evidence` claims about ``held``, or None.
+    ``hit1``: whether the evidence's first frame shows the answer. ``hit3``: whether any of its three frames does. ``overlap``:
+    intersection over union of the first frame's box and the patches that show the answer. ``held``: whether any layer holds a
+    token that shows the answer. ``said_held``: what :class:`edgevlm.runtime.evidence.Evidence` claims about ``held``, or None.
     """
 
     hit1: bool

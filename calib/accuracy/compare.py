@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def enters(self) -> float:
-        """Return the accuracy that the ceiling must reach on a kind of question for the kind to be scored: 0 for text-facts."""
+        """Return the accuracy that the ceiling must reach on a kind of question for the kind to be scored."""
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
@@ -58,13 +58,13 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Run every variant on every stream; with ``resume``, skip the runs whose results are in the journal ``out``.
 
-    model: a loaded model, used by this process only. append, encode: each variant runs with every pair of these settings.
+    ``model``: a loaded model, used by this process only. Each variant runs with every pair of ``append`` and ``encode``.
     Raises UserError.
     """
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
     known = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": worker.kinds}
-    if settings.engine == DEFAULT_ENGINE:  # journals written before the setting existed stay valid
+    if settings.engine == DEFAULT_ENGINE:  # journals written before ``--engine`` existed stay valid
         del known["engine"]
     with JsonLines(out, {"journal": "edgevlm bench accuracy", **known}, key_of, resume=resume) as journal:
         full = [replace(ceiling, label=Variant(ceiling.label).under(*ways).label) for ways in product(append, encode)]
@@ -85,7 +85,7 @@ def compare(
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """Replace ``oracle`` with all oracles, so that the report can name the best; on text-facts, with one (all are close)."""
+    """Replace ``oracle`` with all oracles or, on text-facts, where all of them are close, with one oracle."""
     oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 

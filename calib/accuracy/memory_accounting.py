@@ -19,16 +19,13 @@ from edgevlm.runtime.stream import Stream
 
 
 class PeakBytes:
-    """The most bytes that the cache and the policy's ``state_fields`` took together whenever :meth:`measure` was called."""
+    """The most bytes that the cache and the policy's ``state_fields`` took together in any call of :meth:`measure`."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
-        """Measure the bytes taken now.
-
-        present: bytes of the newest frame and its reference frame, if held outside the cache.
-        """
+        """Measure the bytes taken now, including ``present`` bytes of frames held outside the cache."""
         self.bytes = max(self.bytes, cache.nbytes + bytes_of(policy) + present)
 
 
@@ -43,8 +40,8 @@ def bytes_per_token(bundle: Bundle) -> int:
 def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
     """Return the largest budget up to ``tokens`` at which a policy takes at most ``allowed`` bytes.
 
-    per_token: bytes of one more token in every layer. least: tokens per frame. peak_bytes: returns the bytes at a budget, and
-    must rise with the budget. Raises UserError if the result is less than one frame.
+    ``per_token``: bytes of one more token in every layer. ``least``: tokens per frame. ``peak_bytes`` returns the bytes at a
+    budget, and must rise with the budget. Raises UserError if the result is less than one frame.
     """
     low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)

@@ -1,7 +1,7 @@
 """Define the oracle, a policy that knows the questions in advance, as an upper bound for all other policies.
 
-The oracle keeps the tokens that show the answers. Some policy may still be better, because the oracle does not know which
-tokens the model reads an answer from.
+The oracle keeps the tokens that show the answers. A policy can beat the oracle, which does not know from which tokens the model
+reads an answer.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def make_oracle(name: str, case: Case) -> Oracle:
 def ranking(case: Case, order: Order) -> NDArray[np.float32]:
     """Return a distinct priority for each token of the stream.
 
-    The questions' evidence comes first, with the object most asked about in front, then all other objects' tokens, then the
-    background from the newest token to the oldest. Objects take turns with one token each.
+    The questions' evidence comes first, then all other objects' tokens, then the background, newest first. Objects take turns
+    with one token each, starting with the object most asked about.
     """
     asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
     flat = case.owners.ravel()
     others = [np.flatnonzero(flat == number).tolist() for number in np.unique(flat[flat >= 0])]
     evidence = [list(tokens) for tokens, _ in asked.most_common()]
     ranked = [*_in_rounds(evidence, order), *_in_rounds(others, order), *range(flat.size - 1, -1, -1)]
-    places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a token's first place counts
+    places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a token ranked twice keeps its first place
     return -np.array([places[token] for token in range(flat.size)], np.float32)
 
 

@@ -26,14 +26,14 @@ from edgevlm.runtime.settings import AppendChanged, EncodeChanged
 from edgevlm.runtime.stream import Stream
 
 QUESTIONS = ("What is happening?", "What changed?", "Describe what you saw at the beginning.")
-CHUNK = 8  # frames encoded and appended at once, as a session does by default
+CHUNK = 8
 MOMENTS = 8  # the questions are asked at this many evenly spaced moments, the last one at the clip's end
-ANSWER = 16  # full KV's answer has at most this many tokens
+ANSWER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAnswer:
-    """Full KV's greedy answer to a question at one moment. logits: ``[tokens, vocabulary]``, before each answer token."""
+    """Full KV's greedy answer to a question at one moment, with the logits ``[tokens, vocabulary]`` before each token."""
 
     question: list[int]
     answer: list[int]
@@ -42,7 +42,7 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip under full KV. features: ``[F, tokens_per_frame, width]``. asked: answers by the number of frames watched."""
+    """A clip's features ``[F, tokens_per_frame, width]``, and full KV's answers by the number of frames watched."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]
@@ -71,7 +71,7 @@ class DivergenceMeter:
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
         """Return the largest |M| at which a policy takes no more bytes than a sliding window of ``tokens`` tokens.
 
-        Raises UserError if there is none.
+        Raises UserError if not even one frame fits into these bytes.
         """
         allowed, measured = self._peak_bytes(PLAIN.policy, 0, tokens), partial(self._peak_bytes, policy, frames)
         return equal_byte_budget(tokens, allowed, bytes_per_token(self.model.bundle), self.per_frame, measured)
@@ -80,7 +80,7 @@ class DivergenceMeter:
         return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_rows, frames, CHUNK)
 
     def reference(self, clip: Clip, frames: int, beyond: int) -> FullKVReference:
-        """Watch a clip's first ``frames`` frames under full KV; ask at each moment with more than ``beyond`` tokens watched."""
+        """Watch a clip's first ``frames`` frames under full KV; ask at each moment after more than ``beyond`` tokens."""
         pixels = list(map(Preprocessor(self.model.bundle.vision), islice(clip.frames, frames)))
         chunks = [np.stack(pixels[first : first + CHUNK]) for first in range(0, len(pixels), CHUNK)]
         features = np.concatenate(list(map(self.model.engine.encode, chunks)))
@@ -95,9 +95,8 @@ class DivergenceMeter:
     ) -> Record:
         """Measure a policy at |M| = ``tokens``, at every moment after more than ``budget`` tokens.
 
-        In the result, kl is KL(full || policy) in nats, and top1 whether the most probable token is the same as full KV's. kl
-        and top1 have one list per moment, with a value for each token of the answers. appended is the fraction of the stream's
-        tokens that were appended.
+        ``kl``: KL(full || policy) in nats, a list per moment with a value for each answer token. ``top1``: whether the most
+        probable token is the same as full KV's, in lists like ``kl``. ``appended``: the fraction of tokens appended.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -117,15 +116,15 @@ class DivergenceMeter:
         }  # fmt: skip
 
     def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV with only the changes of ``frames`` frames appended, in no more rows than whole frames would take."""
+        """Measure full KV when only changes are appended, in no more rows than ``frames`` whole frames would take."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 
     def measure_encode(self, encode: EncodeChanged, budget: int, reference: FullKVReference, clip: Clip) -> Record:
         """Measure full KV with only the changed patches of the clip's frames encoded.
 
-        In the result, encoded is the fraction of patches that were encoded. low_cosine is the first percentile of the cosine
-        similarity between the resulting features and the whole tower's.
+        ``encoded``: the fraction of patches that were encoded. ``low_cosine``: the first percentile of the cosine similarity
+        between the resulting features and those of whole frames.
         """
         vision, features = self.model.bundle.vision, []
         preprocess, encoder = Preprocessor(vision), ChangedEncoder(self.model.engine, self.model.bundle, encode)
@@ -171,7 +170,7 @@ class DivergenceMeter:
 
 
 def moments(frames: int) -> set[int]:
-    """Return the numbers of frames after which to ask: MOMENTS even steps through a clip, rounded up to a chunk's end."""
+    """Return after how many frames to ask: MOMENTS even steps through a clip, each rounded up to a chunk's end."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 

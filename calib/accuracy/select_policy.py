@@ -1,6 +1,6 @@
 """Compare the policies on a model at equal bytes, and select the policies and settings that ``auto`` uses.
 
-The settings selected for append and encode save the most, and surely lose little under full KV.
+For ``append`` and ``encode``, it selects the settings that save the most among those that lose little under full KV.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from edgevlm.runtime.policies import create_policy, evicting
 from edgevlm.runtime.settings import AppendChanged, EncodeChanged
 
 TAUS = (0.999, 0.99, 0.97, 0.95)  # tau's values to try for --append
-SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))  # for --encode
+SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))
 BOUND = 0.05  # the largest fraction of next tokens that may differ from full KV's
-SAVING = 0.1  # the least fraction of tokens or patches to save; less is not worth holding the newest frame separately
-LOW = "12.5%"  # the second budget to compare at, a fraction of a clip; the first is the usual budget
+SAVING = 0.1
+LOW = "12.5%"  # the lower of the two budgets to compare at, as a fraction of a clip
 
 Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """The comparison to make. budgets: fractions of a clip or numbers of tokens; by default, the usual budget and LOW."""
+    """The comparison to make. budgets: fractions of a clip or numbers of tokens, by default :func:`usual_budget` and LOW."""
 
     policies: Sequence[str]
     budgets: Sequence[Budget] = ()
@@ -52,7 +52,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonInput:
-    """The model and the clips to compare on. frames: the number to watch of each clip. folder: where measurements are kept."""
+    """The model, the clips, and the number of ``frames`` to watch of each. Measurements are kept in ``folder``."""
 
     model: Model
     clips: Sequence[Clip]
@@ -70,7 +70,7 @@ class MeasuredCandidate(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The candidates, and the skipped policies with their reasons, at each budget; the choices for append and encode."""
+    """Each budget's candidates and skipped policies, and the choices for ``append`` and ``encode``."""
 
     measured: dict[int, list[MeasuredCandidate]]
     skipped: dict[int, list[tuple[str, str]]]
@@ -101,7 +101,10 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
 
 
 def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
-    """Yield a choice for each budget at which some policy can run, in ascending order. Raises UserError if there is none."""
+    """Yield a choice for each budget at which some policy can run, in ascending order.
+
+    Raises UserError if no policy can run at any budget.
+    """
     for budget, measured in sorted(found.measured.items()):
         skipped = found.skipped[budget]
         if measured:
@@ -115,10 +118,10 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Return the fastest-compressing of the policies that are as good as the best; None stands for FALLBACK.
+    """Return the fastest-compressing policy of those as good as the best, or None for FALLBACK.
 
-    The best policy has the largest mean. A policy is as good as the best if their paired differences on the same clusters do
-    not tell the two apart. The result is None if FALLBACK, or each of several policies, is as good as the best.
+    A policy is as good as the best, the one with the largest mean, if the interval of their paired differences includes 0.
+    None is returned if FALLBACK is as good as the best, or if all policies are.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -156,10 +159,9 @@ def compare_by_divergence(
     meter: DivergenceMeter, clips: Sequence[Clip], frames: int, policies: Sequence[str], budgets: Sequence[int],
     journal: Path, progress: Notify,
 ) -> Compared:  # fmt: skip
-    """Stream each clip's first ``frames`` frames under full KV, then with every policy at every budget and every way to append
-    and encode.
+    """Stream each clip's first ``frames`` frames under full KV, then with each policy, budget and way to append or encode.
 
-    budgets: rising. Measurements already in ``journal`` are not repeated. A cluster is a moment of a clip. Raises UserError.
+    budgets: ascending. Measurements already in ``journal`` are not repeated. A cluster is a moment of a clip. Raises UserError.
     """
     jobs: dict[tuple[str, int], Callable[[FullKVReference, Clip], Record]] = {}  # by label and budget
     least, skipped = budgets[0], {budget: list[tuple[str, str]]() for budget in budgets}
@@ -232,14 +234,14 @@ def _surely_within(losses: Sequence[Values]) -> bool:
 
 
 def select_append(records: Sequence[Sequence[Record]]) -> AppendChoice:
-    """Select the setting for append. records: one per clip for each of TAUS."""
+    """Select the setting for ``append`` from each tau's records, one per clip."""
     trials = [AppendTrial(tau, *_estimates("appended", of)) for tau, of in zip(TAUS, records, strict=True)]
     best = best_trial(trials, list(map(_lost_tokens, records)), "appended")
     return AppendChoice(best.tau if best else None, BOUND, tuple(trials))
 
 
 def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
-    """Select the setting for encode. records: one per clip for each of SETTINGS."""
+    """Select the setting for ``encode`` from each of SETTINGS' records, one per clip."""
     trials = [
         EncodeTrial(str(way), *_estimates("encoded", of), min(record["low_cosine"] for record in of))
         for way, of in zip(SETTINGS, records, strict=True)

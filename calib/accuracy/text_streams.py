@@ -29,13 +29,13 @@ KINDS = {
     TEXT_FACTS: ("now_visitor", "past_visitor"),
     TEXT_SCENES: ("now_name", "now_city", "past_name", "past_city", "first_name"),
 }
-TOKENS = 24  # tokens per frame
-SLOTS, PEOPLE = 4, 10  # sentences in a scene's frame; people in a stream
-STAY, EMPTY = (8, 16), (1, 4)  # the least and the most frames that a person stays, and that the slot is empty afterwards
+TOKENS = 24
+SLOTS, PEOPLE = 4, 10  # sentences per frame, and people per stream, in text-scenes
+STAY, EMPTY = (8, 16), (1, 4)
 SWAPS = 0.1  # the fraction of frames in which two slots are swapped
-VISITORS, NEAR = 8, 2  # visitors in a stream; visitors in its newest eighth
+VISITORS, NEAR = 8, 2
 QUESTION_BUDGET = TextBudget(0, 64, 2)  # an answer takes one token or two
-SENTENCES = 800  # the number of sentences drawn to fill a stream's frames
+SENTENCES = 800
 
 GIVEN = """Alice Robert Maria Peter Susan David Laura Henry Emma Thomas Julia Frank Clara Oscar Nina Victor Daniel Helen George
 Sarah Martin Rachel Simon Grace"""
@@ -52,7 +52,7 @@ while the others slept| under a grey sky| just before noon| and went home|||||""
 
 CITY = """London Paris Berlin Rome Madrid Vienna Dublin Boston Chicago Tokyo Cairo Delhi Lisbon Oslo Prague Athens Geneva Milan
 Denver Dallas Houston Seattle Miami Sydney Moscow Munich Glasgow Oxford"""
-ALWAYS, FIRST = " It is night.", "First came"  # in every frame; in the first frame
+ALWAYS, FIRST = " It is night.", "First came"
 QUIET = ("The street is quiet", "The sun is shining", "The door is open", "A bird is singing")  # the sentence of an empty slot
 
 Encode = Callable[[str], list[int]]
@@ -75,7 +75,7 @@ class TokenRows(WrappedEngine):
         self._width = width
 
     def encode(self, pixels: Float32) -> Float32:
-        """Turn frames ``[F, 3, 1, TOKENS]`` into embeddings ``[F, TOKENS, width]``; DeepStack's columns are zeros."""
+        """Turn frames ``[F, 3, 1, TOKENS]`` into embeddings ``[F, TOKENS, width]``."""
         ids = np.einsum("c,fcp->fp", [1, 256, 65536], np.rint(pixels[:, :, 0]).astype(np.int64))
         rows = self._engine.embed(ids.ravel())
         return np.pad(rows, ((0, 0), (0, self._width - rows.shape[1]))).reshape(*ids.shape, -1)
@@ -130,9 +130,8 @@ def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
     """Make stream number ``stream`` of text-scenes for a seed, and a question about each person.
 
-    Questions ask for a family name and for a city in turn. While a person is present, one of a frame's SLOTS sentences names
-    the person; the first person's sentence in the first frame is different. Raises UserError if the model's tokenizer splits
-    most names into several tokens.
+    Questions ask for a family name and for a city in turn. While a person is present, one of each frame's sentences names the
+    person. Raises UserError if the model's tokenizer splits most names into several tokens.
     """
     rng = np.random.default_rng([*words, stream, 4])
     given, family, city = (_draw_names(rng, names, encode) for names in (GIVEN, FAMILY, CITY))
@@ -155,7 +154,7 @@ def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
         shown |= {there.index(0): opening} if frame == 0 else {}
         ids[frame] = [*encode(ALWAYS), *(token for part in shown.values() for token in part)]
         owners[frame, -SLOTS * len(opening) :] = np.repeat(there, len(opening))
-    owners[0, owners[0] == 0] = PEOPLE  # the opening sentence is separate evidence
+    owners[0, owners[0] == 0] = PEOPLE  # the number of the opening sentence's tokens
     questions: list[CaseQuestion] = []
     for who in range(coming):
         is_now, asks_city = who in there, who % 2

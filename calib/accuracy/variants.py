@@ -25,9 +25,9 @@ _PARTS = re.compile(rf"(.*?)(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?", re.DO
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A policy with its settings, written ``name:setting=value,..``, and with optional suffixes.
+    """A policy with its settings, written ``name:setting=value,..``.
 
-    ``@eager`` re-indexes eagerly, ``@changed:tau=T`` appends only changes, ``@encode:changed:interval=K`` encodes only changes.
+    Suffixes: ``@eager`` re-indexes eagerly, ``@changed:..`` appends only changes, ``@encode:changed:..`` encodes only changes.
     """
 
     label: str
@@ -67,7 +67,7 @@ class Variant:
         return self.label.removeprefix(self.on_full_frames.label)
 
     def under(self, append: str, encode: str = ALL) -> Variant:
-        """Return this variant with new settings for append and encode: ``all``, ``changed[:...]`` or ``auto``.
+        """Return this variant with new ``append`` and ``encode``: ``all``, ``changed[:...]`` or ``auto``.
 
         Raises UserError for an invalid setting.
         """
@@ -91,7 +91,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """A variant at |M| = ``tokens``. allowed: the most bytes that cache and policy may take together, 0 for no limit."""
+    """A variant at |M| = ``tokens``. Cache and policy may take at most ``allowed`` bytes together; 0 means no limit."""
 
     label: str
     budget: str
@@ -111,17 +111,17 @@ def key_of(record: Record) -> tuple[str, str, int]:
     return record["policy"], record["budget"], record["stream"]
 
 
-PLAIN = Variant("sliding-window")  # holds only the cache, whose size limits every policy
+PLAIN = Variant("sliding-window")  # has no memory but the cache; its bytes limit every other policy
 
 
 def equal_byte_runs(
     variants: Sequence[Variant], budget: str, tokens: int, per_token: int, least: int,
     peak_bytes: Callable[[Variant, int], int], unlimited: Collection[Variant] = (),
 ) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
-    """Yield a run for each variant with no more bytes than a sliding window of ``tokens`` tokens, or a skipped run.
+    """Yield for each variant a run that takes no more bytes than a sliding window of ``tokens`` tokens, or a skipped run.
 
-    A run gets the largest possible |M|. per_token, least: see :func:`equal_byte_budget`. peak_bytes: returns a variant's bytes
-    at a budget. unlimited: variants that may take any number of bytes.
+    A run gets the largest possible |M|; variants in ``unlimited`` get ``tokens``. ``per_token``, ``least``: see
+    :func:`equal_byte_budget`. ``peak_bytes`` returns a variant's bytes at a budget.
     """
     try:
         allowed = peak_bytes(PLAIN, tokens)
@@ -146,10 +146,10 @@ def reason_of(error: UserError) -> str:
 
 
 def parse_variants(texts: list[str]) -> list[Variant]:
-    """Parse ``--policy`` values: ``all``, ``auto``, ``oracle`` or policies, separated by commas; ``full`` is left out.
+    """Parse ``--policy`` values: ``all``, ``auto``, ``oracle`` or policies, separated by commas; drop ``full``.
 
-    ``setting=value`` after a comma belongs to the policy before it. Raises UserError for an unknown policy or setting, and for
-    a policy that holds whole streams.
+    A ``setting=value`` after a comma belongs to the preceding policy. Raises UserError for an unknown policy or setting, and
+    for a policy that holds whole streams.
     """
     labels: list[str] = []
     for name in (name for text in texts for name in split(text)):
@@ -174,7 +174,7 @@ def split(text: str) -> list[str]:
 
 
 def parse_budgets(text: str) -> list[Budget]:
-    """Parse budgets such as ``12.5%,50%`` of a stream or ``512,6k`` tokens per layer. Raises UserError if one is invalid."""
+    """Parse budgets such as ``12.5%,50%`` of a stream or ``512,6k`` tokens per layer. Raises UserError for invalid ones."""
     budgets = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         fraction = float(part[:-1]) / 100 if re.fullmatch(r"\d+(\.\d+)?%", part) else 0.0

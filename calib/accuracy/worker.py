@@ -39,16 +39,16 @@ from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.taught import OFFERED
 
 CHUNK = 8  # frames encoded and appended at once: a session's default
-TEXT_BUDGET = TextBudget(80, 80, 80)  # tokens: enough for these questions and answers, few enough to leave the stream positions
+TEXT_BUDGET = TextBudget(80, 80, 80)
 MEASURED = 256  # a policy's bytes are measured after this many frames of a long stream, when all of its arrays exist
-MEASURED_TEXT = 16  # the same for text streams, where the budget is a few frames
+MEASURED_TEXT = 16
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 """The run that replaces full KV on streams too long for it: it keeps the evidence and leaves half of the positions free."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracySettings:
-    """Settings that all results of a comparison share. seed: a number or ``test``. noise, crf: see ``make_case``."""
+    """Settings that all results of a comparison share. seed: a number or ``test``."""
 
     model: str = "demo"
     frames: int = 64
@@ -83,7 +83,7 @@ class FeatureCache(WrappedEngine):
 
 
 class Worker:
-    """Makes cases and runs policies on them. model: a loaded model; by default, the one named in the settings is loaded.
+    """Makes cases and runs policies on them. model: a loaded model, by default the one that the settings name.
 
     Raises UserError if the suite's frames do not have as many patches as the model has tokens per frame.
     """
@@ -129,7 +129,7 @@ class Worker:
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """Yield a run for each variant, with no more bytes than a sliding window at ``budget``, or a skipped run."""
+        """Yield for each variant a run that takes no more bytes than a sliding window at ``budget``, or a skipped run."""
         tokens, per_token = budget.tokens(self.settings.frames * self.per_frame), bytes_per_token(self.model.bundle)
         oracles = [variant for variant in variants if variant.is_oracle]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
@@ -171,7 +171,7 @@ def model_identity(model: Model) -> str:
 
 
 def open_variant(model: Model, policy: Policy, tokens: int | None, variant: Variant, text_budget: TextBudget) -> Session:
-    """Open a session with the variant's settings for append, encode and re-indexing."""
+    """Open a session with the variant's ``append``, ``encode`` and ``reindexing``."""
     return Session.open(
         model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=text_budget,
         append=variant.append, encode=variant.encode,
@@ -181,10 +181,10 @@ def open_variant(model: Model, policy: Policy, tokens: int | None, variant: Vari
 def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, variant: Variant = PLAIN, text_budget: TextBudget = TEXT_BUDGET
 ) -> Record:
-    """Watch a stream, then ask and score all of its questions. tokens: |M|.
+    """Watch a stream at |M| = ``tokens``, then ask and score all of its questions.
 
-    In the result, bytes is the peak of cache and policy together. appended and encoded are the fractions of tokens appended and
-    of patches encoded. :func:`ask` describes results. Raises UserError if the policy cannot run at |M| = ``tokens``.
+    The record's ``bytes`` is the peak of cache and policy together. ``results``: see :func:`ask`. Raises UserError if the
+    policy cannot run at this |M|.
     """
     with open_variant(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)
@@ -212,7 +212,7 @@ def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]])
 
 
 def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which of a stream's tokens each layer and head holds, bool ``[layers, kv_heads, tokens]``. grid: of a frame."""
+    """Return which of a stream's tokens each layer and head holds, bool ``[layers, kv_heads, tokens]``."""
     held = np.zeros((cache.layers, cache.kv_heads, tokens), np.bool_)
     rows, columns = grid
     for layer in range(cache.layers):
@@ -226,8 +226,8 @@ def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[n
 def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.bool_]) -> Record:
     """Ask a question and score the answer.
 
-    In the result, quarter and gap tell when the evidence was last seen (see :class:`Case`); for held and any, see
-    :func:`overlap`. moved is the number of bytes that retrieval fetched for the answer. seen is the score of the answer's
+    The record's ``quarter`` and ``gap`` tell when the evidence was last seen (see :class:`Case`). ``held``, ``any``: see
+    :func:`overlap`. ``moved``: the number of bytes that retrieval fetched for the answer. ``seen``: the score of the answer's
     evidence, or None without evidence.
     """
     before = moved_bytes(session)

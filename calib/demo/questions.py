@@ -33,7 +33,7 @@ def truth(question: Question, history: History) -> str | None:
         return None
     if kind == "left_last":
         return thing.name
-    if kind == "before":  # the object that entered just before this one
+    if kind == "before":  # the object that entered just before ``thing``
         return next((other.name for other in history.things if other.number == thing.number - 1), None)
     asked = {"color": COLORS[thing.color], "shape": SHAPES[thing.shape], "where": QUADRANTS[thing.quadrant]}
     return asked[kind.partition("_")[2]]
@@ -68,7 +68,7 @@ def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, s
 def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Question, str] | None:
     """Return a random question of this kind and its answer, or None if no question of the kind has an answer.
 
-    past_* questions are about objects that have left.
+    ``past_*`` questions are about objects that have left.
     """
     phrasing = int(rng.integers(len(KINDS[kind].phrasings)))
     fillings = list(_fillings(kind, history, rng))
@@ -113,7 +113,7 @@ def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, i
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A question about an object that has left the world, and its answer. left_s: when the object left, in seconds."""
+    """A question about an object that left the world at ``left_s`` seconds, and the answer."""
 
     name: str
     question: str

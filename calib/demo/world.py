@@ -1,9 +1,9 @@
 """The demo camera: an endless world of coloured shapes, generated from a seed in constant memory.
 
 A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells. A cell is one patch of the vision tower and holds at most one
-object. Objects are 11-pixel sprites that drift inside their cell. Objects enter, leave and sometimes hop to a free cell of
-their quadrant; at most one of these events happens per frame, and at most three objects are present. The background is still,
-but in a hard world it glides by a pixel per frame and is sometimes replaced.
+object. Objects are 11-pixel sprites that drift inside their cell. In each frame, at most one object enters, leaves or hops to a
+free cell of its quadrant. At most three objects are present. The background is still, but in a hard world it glides by a pixel
+per frame and is sometimes replaced.
 """
 
 from collections.abc import Sequence
@@ -17,36 +17,36 @@ from edgevlm.runtime.taught import COLORS, SHAPES
 
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")
 
-SIZE = 56  # pixels, both ways
-GRID = 4  # cells, both ways
-CELL = SIZE // GRID  # pixels
-SPRITE = 11  # pixels
-MAX_PRESENT = 3  # objects at once
-MIN_STAY = 3  # frames an object stays before it may leave
+SIZE = 56
+GRID = 4
+CELL = SIZE // GRID
+SPRITE = 11
+MAX_PRESENT = 3
+MIN_STAY = 3
 EVENT_RATE, HARD_EVENT_RATE = 1 / 6, 0.3  # entries, departures and hops per frame
-CUT_RATE = 1 / 24  # cuts of a hard world's background, per frame
-WINDOW = 160  # frames from an object's leaving until it is forgotten and its colour-shape pair may come again
+CUT_RATE = 1 / 24
+WINDOW = 160  # frames from an object's leaving until its colour-shape pair may come again
 
 Item = TypeVar("Item")
 
-_GLIDES = [glide for glide in product((-1, 0, 1), repeat=2) if any(glide)]  # pixels a frame, down and right
+_GLIDES = [glide for glide in product((-1, 0, 1), repeat=2) if any(glide)]  # (down, right), pixels per frame
 
-# [8, 3], one row per colour; + jitter 8 + noise 15 stays below 256
+# [8, 3], one row per colour; with jitter (8) and noise (15), all values stay below 256
 _RGB = np.array(list(bytes.fromhex("cd1919e17305dcd71919a02819c8cd283cdc9123b9e1e1e1")), np.int16).reshape(8, 3)
 
 
 @dataclass(slots=True)
 class Thing:
-    """One object of the stream. An object's colour, shape and quadrant never change."""
+    """An object, shown in frames ``[entered, left)``. An object's colour, shape and quadrant never change."""
 
     number: int  # 0 for the first object of the stream, counting up
-    color: int  # index into COLORS
-    shape: int  # index into SHAPES
+    color: int
+    shape: int
     cell: int  # 0..15, row-major; after the object has left, its last cell
-    entered: int  # first frame that shows it
-    left: int | None = None  # first frame that no longer shows it
+    entered: int
+    left: int | None = None
     offset: tuple[int, int] = (0, 0)  # pixels (down, right) inside the cell
-    rgb: tuple[int, ...] = (0, 0, 0)  # the colour as painted
+    rgb: tuple[int, ...] = (0, 0, 0)
 
     @property
     def quadrant(self) -> int:
@@ -61,13 +61,13 @@ class Thing:
 
 @dataclass(slots=True)
 class History:
-    """The objects shown up to frame `now`, except for those that left WINDOW frames ago or earlier."""
+    """The objects shown up to frame ``now``, except for those that left WINDOW frames ago or earlier."""
 
-    now: int = -1  # index of the newest frame
+    now: int = -1
     things: list[Thing] = field(default_factory=list)  # in order of entry
-    first: Thing | None = None  # the first object of the stream, never forgotten
+    first: Thing | None = None
     shown: set[tuple[int, int]] = field(default_factory=set)  # every (colour, shape) ever shown, at most 64
-    entries: int = 0  # number of objects that have entered so far
+    entries: int = 0
 
     @property
     def present(self) -> list[Thing]:
@@ -93,9 +93,9 @@ class World:
     size = SIZE  # a frame's height and width in pixels
 
     def __init__(self, seed: int | list[int] = 0, event_rate: float | None = None, hard: bool = False):
-        """Start a stream. event_rate: events per frame, by default EVENT_RATE or, if hard, HARD_EVENT_RATE.
+        """Start a stream with ``event_rate`` events per frame, by default EVENT_RATE.
 
-        hard: whether the background moves and is cut, and more events happen.
+        If ``hard``, the background moves and is sometimes replaced, and the default rate is HARD_EVENT_RATE.
         """
         self.history = History()
         self._rng = np.random.default_rng(seed)
@@ -107,7 +107,7 @@ class World:
 
     @property
     def owners(self) -> np.ndarray:
-        """Return the number of the object in each patch of the newest frame: int32 [16], row-major, -1 for no object."""
+        """Return which object each patch of the newest frame shows: its number or -1, int32 [16], row-major."""
         owners = np.full(GRID * GRID, -1, dtype=np.int32)
         for thing in self.history.present:
             owners[thing.cell] = thing.number
@@ -164,7 +164,7 @@ class World:
     def _enter(self) -> None:
         recent = {(thing.color, thing.shape) for thing in self.history.things}
         pairs = [pair for pair in self._pairs() if pair not in recent]
-        if pairs:  # a very busy stream can run out of pairs
+        if pairs:  # a very busy stream can run out of colour-shape pairs
             self._show(*self._pick(pairs))
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -234,10 +234,11 @@ def _masks() -> np.ndarray:
 _MASKS = _masks()
 
 
+STAYS = (8, 24)  # the range of a visitor's stay, in frames
+
 GAPS = (30, 100, 300, 1_000, 3_000, 10_000, 30_000)
 """Approximate numbers of frames from a visitor's leaving to the end of the stream."""
 
-STAYS = (8, 24)  # a visitor's stay in frames: at least the first, less than the second
 AT_MOST = 5  # the most visitors, which leaves three shapes for all other objects
 
 
@@ -288,7 +289,10 @@ class LongWorld(World):
 
 
 def plan_visits(rng: np.random.Generator, frames: int) -> list[Visit]:
-    """Plan the stream's first object, and a visit for each of the longest GAPS that fit. Raises ValueError if no gap fits."""
+    """Plan the first object's visit, and a visit for each of the longest GAPS that the stream has room for.
+
+    Raises ValueError if the stream is too short for any gap.
+    """
     longest = [gap for gap in GAPS if gap * 11 // 10 + 3 * STAYS[1] <= frames][-(AT_MOST - 1) :]
     if not longest:
         raise ValueError(f"{frames} frames are too few for a gap of {GAPS[0]}")
