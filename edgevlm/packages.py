@@ -21,8 +21,8 @@ def install(extra: str) -> str:
 def needs(what: str, extra: str | None = None) -> Iterator[None]:
     """Guard a block that imports optional packages: raise UserError if one is not installed.
 
-    what: the first words of the error, such as "exporting". extra: ``edgevlm[extra]`` installs the packages; None if each
-    package is installed under its import name; empty if a plugin needs the packages.
+    what: the subject of the error message, such as "exporting". extra: the message advises to install ``edgevlm[extra]``. If
+    None, it advises to install the missing package by its import name; if empty, it gives no advice.
     """
     try:
         yield

@@ -195,7 +195,7 @@ def _close(engine: str, what: str, ours: Any, theirs: Any, worst: dict[str, floa
 
 
 def check_family(family: str, checkpoint: str | Path) -> list[str]:
-    """Export a checkpoint with a family and run it. Compare features and logits with transformers if it is installed."""
+    """Export a checkpoint with a model family, and run it. If transformers is installed, compare features and logits."""
     from edgevlm.export import export_checkpoint
 
     with TemporaryDirectory(prefix="edgevlm-check-") as folder, ExitStack() as stack:

@@ -36,7 +36,7 @@ class CudaCache(KVCache):
 
     :meth:`key` and :meth:`value` return :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; all other methods return the same as
     on the CPU. Methods return after the device has finished, so an engine may continue on a different stream. driver: by
-    default, the first device's driver. Raises UserError if the dtype is int8, there is no device, or the arena does not fit.
+    default, the first device's driver. Raises UserError if the dtype is int8, there is no device, or its memory is too small.
     """
 
     __slots__ = ("_arena", "_reserved", "_row", "address", "kernels", "known")
@@ -98,7 +98,7 @@ class CudaCache(KVCache):
         return self.kernels.value_norms(self.value(layer))
 
     def table(self, layers: Sequence[int], lengths: Sequence[int]) -> NDArray:
-        """Return the table of layers that kernels read, of the dtype :data:`edgevlm.runtime.cuda.calls.LAYER`."""
+        """Return a table with a row per layer for kernels to read; its dtype is :data:`edgevlm.runtime.cuda.calls.LAYER`."""
         table = np.zeros(len(layers), calls.LAYER)
         for row, layer in zip(table, layers, strict=True):
             row["key"], row["value"], row["norm"] = self.address[layer]

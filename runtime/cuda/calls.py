@@ -144,7 +144,7 @@ class KernelCall:
     """A kernel call over layers of a cache, for all heads at once.
 
     Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so one
-    copy sends them. Arrays that start as zero are also adjacent, so one call clears them. Arrays of rows hold one layer after
+    copy sends them. Arrays to clear are adjacent, so one call clears them. An array with a number per row holds one layer after
     another. lengths: the number of rows of each layer, by default the cache's.
     """
 
@@ -174,7 +174,7 @@ class KernelCall:
         self.put(name, *masks)
 
     def turns(self) -> None:
-        """Declare the rotation of keys as inputs, for a struct's field ``how``."""
+        """Declare the inputs that a struct's field ``how`` points to: each rotary pair's turn per position, and its axis."""
         axis = np.zeros(len(self.cache.inv_freq), np.uint8) if self.cache.pair_axis is None else self.cache.pair_axis
         self.put("turns", turns_of(*self.cache.inv_freq.tolist()))
         self.put("axis", np.ascontiguousarray(axis))
@@ -230,7 +230,7 @@ class KernelCall:
     def launch(self, name: str, arguments: Any, *, of_rows: bool = False, over: int | None = None) -> None:
         """Launch a kernel over every layer and head, by default with one thread per row.
 
-        of_rows: use a group of lanes per row. over: use this many blocks for each layer and head.
+        of_rows: whether a group of threads handles each row. over: the number of thread blocks for each layer and head.
         """
         longest = max(self.lengths, default=0)
         across = blocks(longest, arguments.rows.lanes) if of_rows else over or blocks(longest)
@@ -248,7 +248,7 @@ class KernelCall:
         return [part.reshape(heads, n) for part, n in zip(np.split(flat, ends[:-1]), self.lengths, strict=True)]
 
     def _host(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return page-locked host memory, which the device copies at full speed."""
+        """Return page-locked host memory, which the device reads and writes at full speed."""
         host = self.kernels.memory.block("host", nbytes, True).host
         assert host is not None
         return host[:nbytes]

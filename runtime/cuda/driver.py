@@ -1,7 +1,7 @@
 """Use a CUDA device through pycuda: memory, copies and streams.
 
 The driver shares the device's primary context with ONNX Runtime and TensorRT, so an address is valid in all three, from any
-thread. Sizes and pitches are in bytes. Work without a stream goes to :attr:`Driver.main`.
+thread. Sizes and pitches are in bytes. Work for which no stream is given runs on :attr:`Driver.main`.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Kernels:
     def newer_similarity(
         self, cache: DeviceCache, layer: int, valid: Bool, since: int = 0, *, rotated: bool = False
     ) -> Float32:
-        """See :func:`edgevlm.runtime.kernels.newer_similarity`. The host sorts the tokens."""
+        """See :func:`edgevlm.runtime.kernels.newer_similarity`."""
         if not 0 <= layer < cache.layers:
             raise CacheError(f"there is no layer {layer} in a cache of {cache.layers}")
         check_turned(cache, rotated)
@@ -225,7 +225,7 @@ def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32])
 
 
 def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
-    """Rotate layers' keys. by: the steps of each layer's rows, int32 ``[kv_heads, n_l, axes]``."""
+    """Rotate layers' keys. by: how many positions to rotate each row by, per layer int32 ``[kv_heads, n_l, axes]``."""
     work = KernelCall(cache, list(by))
     work.put("by", *by.values())
     work.turns()
@@ -289,7 +289,7 @@ def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) ->
 
 
 def _cells(cache: DeviceCache, layer: int, mask: Bool) -> int:
-    """Return an upper limit on the number of patches in a mask's rows, the area of their bounding rectangle."""
+    """Return the area of the bounding rectangle of a mask's patches, an upper limit on the number of patches."""
     if not mask.any():
         return 0
     row, col = cache.row(layer)[mask].astype(int), cache.col(layer)[mask].astype(int)

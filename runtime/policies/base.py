@@ -34,7 +34,7 @@ class Needs:
     policy may request before a compression. guidance_layers: layers whose queries and keys the guidance pass returns. variant:
     the decoder graph to prefill with; with ``per-layer`` the policy chooses the rows to attend to in every layer. features:
     whether the policy needs each frame's features. single_frames: whether each frame's changes must be appended separately,
-    even if several would fit. working_rows: rows in each layer, in addition to |M_l|, that each call fills again.
+    even if several would fit. working_rows: the number of rows in each layer, in addition to |M_l|, that each call refills.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -53,10 +53,10 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """Facts about the model that a policy may use. tokens_per_frame: p. prefix: the number of rows that are never evicted.
+    """Facts about the model that a policy may use. tokens_per_frame: the number p of tokens in a complete frame.
 
-    fading: HERMES's k and omega for the model's family. calibration: the model's measurements, if any. thinned: whether only
-    a frame's changed tokens are appended. text_per_frame: the largest number of text rows around a frame.
+    prefix: the number of rows that are never evicted. fading: HERMES's k and omega for the model's family. thinned: whether
+    only the changed tokens of a frame are appended. text_per_frame: the largest number of text rows around a frame.
     """
 
     layers: int
@@ -119,8 +119,8 @@ class Policy(Stateful):
     :meth:`prepare`. To rank by attention, name the layers whose queries you want in :attr:`needs`, and receive the queries in
     :meth:`after_append`.
 
-    Create state that lasts between calls in :meth:`attach`, and declare it in ``state_fields``. Snapshots store the
-    attributes in ``state_fields``, and the byte budget counts their arrays.
+    Create persistent state in :meth:`attach`, and name its attributes in ``state_fields``. Snapshots store these attributes,
+    and the byte budget counts their arrays.
     """
 
     name: ClassVar[str]  # the name on the command line, by default the class's name
@@ -281,7 +281,7 @@ def blame(policy: Policy, method: str, what: str) -> UserError:
 
 
 class FixedTarget(Policy):
-    """A policy whose |C| is |M| times ``target``."""
+    """A policy that compresses each layer to |C| = ``target`` |M| tokens."""
 
     target: float
 
@@ -291,7 +291,7 @@ class FixedTarget(Policy):
 
 
 class SteadyTarget(Policy):
-    """A policy whose |C| is |M| times ``target``, or less if a frame needs more room. |C| does not depend on the new rows."""
+    """A policy that compresses each layer to |C| = ``target`` |M| tokens, or fewer if a whole frame would not fit."""
 
     target: float
 

@@ -104,8 +104,7 @@ class Uniform(SteadyTarget):
     most one frame is incomplete at any time.
 
     Ours: the paper selects frames at regular intervals from a complete video; edgevlm thins frames as the stream grows.
-    After a compression no gap between complete frames exceeds the sum of two neighbouring gaps, except the gap before the
-    newest frame. If only changed tokens are appended, no frame counts as incomplete.
+    If only changed tokens are appended, no frame counts as incomplete.
     """
 
     target: float = setting(0.75, TARGET, above=0, at_most=1)
@@ -149,7 +148,7 @@ def _next_to_go(frames: Int64, incomplete: Bool) -> int:
 
 @dataclass
 class RandomTokens(SteadyTarget):
-    """Keep a random sample. After a compression, each token seen so far is held with equal probability.
+    """Keep a random sample of the tokens. After a compression, each token seen so far is held with equal probability.
 
     All layers and heads hold the same tokens. As in reservoir sampling, the tokens with the highest priorities stay. A token's
     priority is a fixed hash of ``seed`` and the token's ``seq``. The hash is a bijection of 64 bits, so there are no ties. |C|

@@ -1,4 +1,4 @@
-"""The policy coreset follows CoRDS (arXiv 2605.14310): every other token is near a kept token in key and value."""
+"""The policy coreset follows CoRDS (arXiv 2605.14310): each evicted token has a kept token with a similar key and value."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edgevlm.runtime.policies.layer import Float32, Int64, Layer
 class Coreset(OneChoice):
     """Keep the newest token, then repeatedly take the token that differs most from the tokens taken, in the deepest layer.
 
-    The next token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s are the tokens taken so far. x_t
-    joins token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then scaled to length 1. r_t is
-    the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The first term is a greedy step
-    towards a k-centre, the second towards a large log-determinant. After ``steps`` tokens, the rest are taken by their current
-    scores. All layers and heads keep the same tokens; the newest token wins ties.
+    The next token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken so far. x_t
+    concatenates token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then scaled to length 1.
+    r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The similarity is a greedy
+    step towards a k-centre, the logarithm towards a large log-determinant. After ``steps`` tokens, scores stay as they are and
+    the remaining tokens are taken at once. All layers and heads keep the same tokens; the newest token wins ties.
 
     Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS keeps all recent
-    tokens. In edgevlm rows are appended after the choice, so a question attends to the whole newest frame.
+    tokens. In edgevlm a frame is appended after this choice, so a question still attends to the whole newest frame.
     """
 
     diversity: float = setting(0.3, "weight of the log-determinant term", at_least=0)
@@ -50,7 +50,7 @@ class Coreset(OneChoice):
 
 
 def joint_rows(layer: Layer, rows: Int64) -> Float32:
-    """Return the un-rotated keys and values of ``rows``, joined and scaled to length 1, ``[n, kv_heads 2 head_dim]``."""
+    """Return the un-rotated keys and values of ``rows``, concatenated and scaled to length 1, ``[n, kv_heads 2 head_dim]``."""
     both = np.stack([layer.keys[:, rows], layer.values[:, rows]], 2)  # [kv_heads, n, 2, head_dim]
     lengths = np.sqrt(np.einsum("hnpd,hnpd->hnp", both, both))
     both /= np.maximum(lengths, np.finfo(np.float32).tiny)[..., None] * np.float32(np.sqrt(2 * len(both)))

@@ -1,4 +1,4 @@
-"""The policy first-seen, which is ours, keeps the first token of a repetition, with the tokens around it."""
+"""The policy first-seen, which is ours, keeps the first of several similar tokens, with the tokens around it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BLOCK = 256  # the number of tokens compared at a time
 class FirstSeen(OneChoice):
     """Keep the tokens whose surroundings were least like any earlier token, measured by the first layer's values.
 
-    u_t = 1 - max cos(v_t, v_s) over the held tokens s before t; v_t joins token t's values in all heads. A token's score is the
-    mean u of the new tokens at most ``reach`` places away from it, and is fixed at the token's first compression. The tokens
-    with the highest scores stay, the same in all layers; newer tokens win ties.
+    u_t = 1 - max cos(v_t, v_s) over the held tokens s before t, where v_t concatenates token t's values of all heads. A token's
+    score is the mean u of the new tokens at most ``reach`` places away, and is fixed at the token's first compression. The
+    tokens with the highest scores stay, the same in all layers; newer tokens win ties.
 
     Ours: there is no paper. The first layer's values depend only on the token itself, not on earlier tokens.
     """

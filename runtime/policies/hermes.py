@@ -24,11 +24,11 @@ LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next deeper layer,
 
 @dataclass
 class Hermes(FixedTarget):
-    """Keep recent tokens in shallow layers, tokens that a guidance prompt attends to in deep layers, and a blend in between.
+    """Keep recent tokens in shallow layers and tokens that a guidance prompt attends to in deep layers; blend in between.
 
     Ours: the cache is compressed before an append. Guidance is one causal forward pass, which is rolled back. In eq. 1, dt is a
-    fraction of the largest rank. Tokens are matched across layers by seq, and a layer takes the smoothed scores of the next
-    deeper layer. A deep layer's summary is one row, a running mean that is never evicted.
+    token's rank by age, divided by the largest rank. Tokens are matched across layers by seq, and a layer takes the smoothed
+    scores of the next deeper layer. A deep layer's summary is one row, a running mean that is never evicted.
     """
 
     target: float = setting(1.0, "|C| / |M|; below 1, the guidance pass runs less often", above=0, at_most=1)
@@ -133,7 +133,7 @@ def normalised(score: Float64, added: float = 0.0) -> Float64:
 
 
 def recency(order: Int64, k: float) -> Float64:
-    """Return ``exp(-k dt)`` (eq. 1); dt is a row's rank by age over the largest rank. Newer rows have a larger ``order``."""
+    """Return ``exp(-k dt)`` (eq. 1); dt is the rank by age divided by the largest rank. Newer rows have a larger ``order``."""
     age = np.empty(len(order))
     age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # the fastest sort for nearly sorted input
     return np.exp(-k * age / max(len(order) - 1, 1))
@@ -142,9 +142,9 @@ def recency(order: Int64, k: float) -> Float64:
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
     """Return one row that replaces the rows ``gone`` ``[n]`` of a layer. The layer's heads must all hold the same tokens.
 
-    The new row has the ``seq`` and the position of the newest row that it replaces, or ``position`` on every axis. The key is
-    the mean of the replaced keys, rotated to the new position, and the value is the mean of the replaced values, both weighted
-    by ``weight`` ``[n]`` (eqs. 10 and 13). Raises CacheError if the cache has several axes and no ``pair_axis``.
+    The new row has the ``seq`` of the newest replaced row. Its position is ``position`` on every axis, by default that row's
+    position. Its key and value are means with weights ``weight`` ``[n]`` (eqs. 10 and 13); the key is rotated to the position.
+    Raises CacheError if the cache has several axes and no ``pair_axis``.
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:

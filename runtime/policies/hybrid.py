@@ -1,4 +1,4 @@
-"""The policy hybrid, which is ours, evicts tokens from the device and stores the newest of each cluster of evicted tokens."""
+"""The policy hybrid, which is ours, clusters the tokens that it evicts and stores the newest tokens of each cluster."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class ClusterIndex(Stateful):
     """An index of up to ``capacity`` clusters, which takes ``entry_bytes`` for each and is allocated once.
 
     A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key, if the cosine is
-    at least ``tau``. If no cluster is similar enough, the token starts a new one. If the index is full, the two most similar
-    clusters merge first, and ``tau`` falls to their cosine.
+    at least ``tau``. Otherwise the token starts a new cluster. If the index is full, the two most similar clusters merge first,
+    and ``tau`` is lowered to the cosine of these two.
 
-    A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Changes below half a
-    code are lost, so a mean stops changing after a few dozen tokens. sketch ``[capacity, sketch_bytes]``: the newest token's
-    sketch. runs ``[capacity, 2]``: the first block number of each of the two runs with the cluster's newest tokens, the newer
-    run last; -1 for none. A run has one block per layer. rows: the number of tokens in each run. near, nearest ``[capacity]``:
-    the highest cosine with any other cluster, and that cluster's number.
+    A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Because a mean is
+    rounded to codes, it stops changing after a few dozen tokens. A run is one block per layer with the same tokens. sketch
+    ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. runs ``[capacity, 2]``: the first block numbers of
+    each cluster's two newest runs, older run first; -1 for no run. rows ``[capacity, 2]``: each run's number of tokens. near
+    ``[capacity]``: the highest cosine with any other cluster. nearest ``[capacity]``: the number of that most similar cluster.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
@@ -165,12 +165,12 @@ def _unit(x: Float32) -> Float32:
 
 
 class KeySketches(Stateful):
-    """Compact sketches of keys for ranking tokens by a query. A sketch has two bits for each channel in the slow half of a key.
+    """Compact sketches of keys for ranking tokens by a query. A sketch has two bits for each slow channel of a key.
 
-    Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels make several full turns within a stream,
-    so they carry no content, but un-rotated they would dominate the dot product. The first bit is the sign of (k - middle) /
-    spread; the second is set if the magnitude exceeds STEP. The two levels have the least squared error for a normal variable
-    (Max, 1960). middle, spread float16 ``[layers, kv_heads, 1, head_dim]``: computed from the first tokens.
+    Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels carry no content, because they make
+    several full turns within a stream; un-rotated, they would dominate the dot product. The first bit is the sign of z = (k -
+    middle) / spread; the second is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). middle, spread:
+    each channel's mean and standard deviation over the first tokens, float16 ``[layers, kv_heads, 1, head_dim]``.
     """
 
     STEP, SMALL, LARGE = 0.9816, 0.4528, 1.5104
@@ -189,10 +189,10 @@ class KeySketches(Stateful):
         self.middle[layer], self.spread[layer] = keys.mean(1, keepdims=True), keys.std(1, keepdims=True) + np.float32(1e-3)
 
     def normal(self, keys: Float32) -> Float32:
-        """Return the deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled per channel: ``[n, width + 1]``.
+        """Centre and scale the deepest layer's keys ``[kv_heads, n, head_dim]`` per channel, and return ``[n, width + 1]``.
 
-        The last channel is a constant, roughly the norm of the other channels. Without this channel, keys near the middle would
-        have random angles instead of being similar. Raw keys have a large common mean, so their cosines would all be near 1.
+        The last channel is a constant, roughly the norm of the other channels. Without this channel, keys near the mean would
+        point in random directions and not be similar. Raw keys share a large mean, so their cosines would all be near 1.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))
@@ -204,7 +204,7 @@ class KeySketches(Stateful):
         return np.moveaxis(bits, 2, 0).reshape(keys.shape[2], -1)
 
     def logits(self, sketches: NDArray[np.uint8], layer: int, head: int, query: Float32) -> Float32:
-        """Return q . k, less a constant, for un-rotated queries ``[S, head_dim]`` and sketches ``[n, bytes]``: ``[S, n]``."""
+        """Return the approximate q . k, up to a constant per query, ``[S, n]``. query: un-rotated, ``[S, head_dim]``."""
         layers, heads, slow = *self.middle.shape[:2], len(self._slow)
         bits = np.unpackbits(sketches.reshape(len(sketches), layers, heads, 2, -1)[:, layer, head], axis=-1, count=slow)
         sign, large = bits.swapaxes(0, 1).astype(np.float32)
@@ -247,7 +247,7 @@ class Hybrid(QuestionRetrieval):
             raise self.no_room("two clusters")
 
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Add evicted tokens, which are the same in every layer, to their clusters, and store the newest of each cluster."""
+        """Add evicted tokens, the same in every layer, to clusters, and store the newest tokens of each cluster."""
         cache, keys = self.cache, np.stack([unrotated_keys(self.cache, layer, block) for layer, block in enumerate(blocks)])
         if not self._sketches.spread.any():
             for layer in range(cache.layers):

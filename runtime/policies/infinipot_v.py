@@ -100,7 +100,7 @@ class InfiniPotV(FixedTarget):
         return self.recent_frames * self.shape.tokens_per_frame
 
     def _recent(self, layer: Layer) -> Bool:
-        """Return the recent frames' rows or, if only changed tokens are appended, as many of the newest rows."""
+        """Return the rows of the recent frames or, if only changed tokens are appended, the newest ``_recent_rows`` rows."""
         if self.shape.thinned:
             return layer.newest(self._recent_rows, vision_of(layer))
         return kernels.newest_frames(layer.frame, vision_of(layer), self.recent_frames)

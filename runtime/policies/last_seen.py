@@ -25,7 +25,7 @@ class OneChoice(SteadyTarget):
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
-        """Return the scores and the ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty dict of masks."""
+        """Return the scores and ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and a dict for masks, by target."""
         layer = layers[self.ranks]
         return self.worth(layer), layer.seq, {}
 

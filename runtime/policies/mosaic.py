@@ -142,8 +142,8 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 class Partitions(Stateful):
     """A set of up to ``slots`` partitions, which are clusters of frames by their pooled features ``[width]``.
 
-    A partition is never split, because a split would fetch all rows of the partition's frames. A frame that would exceed a
-    partition's threshold starts a new partition instead. If no slot is free, the two most similar partitions merge. small,
+    A partition is never split, because a split would fetch all rows of the partition's frames. A frame that would push a
+    partition over its threshold starts a new partition. If no slot is free, the two most similar partitions merge. small,
     large: thresholds, as multiples of the early variance.
     """
 
@@ -199,11 +199,11 @@ class Partitions(Stateful):
 class MosaicClusters(Stateful):
     """The clusters of each layer and KV head, in ``slots`` slots. Rows join clusters, which split and merge (Alg. 1).
 
-    key, value: means of the members' un-rotated keys and of their values (eq. 1). variance: by eq. 2. size: the number of
-    members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the slot of the cluster
-    that this cluster waits to join. seq, frame, row, col, position, confirmed: the newest member's, which the representative
-    takes over. changed: set when clusters change; the policy resets it. merged: the number of clusters that joined another
-    because no slot was free. small, large: thresholds, as multiples of a layer's early variance.
+    key, value: the means of the members' un-rotated keys and of their values (eq. 1). variance: the members' variance (eq. 2).
+    size: the number of members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the
+    slot of the cluster that this cluster waits to join. seq, frame, row, col, position, confirmed: the newest member's
+    metadata, also used for the representative. changed: set when clusters change; the policy resets it. merged: the number of
+    clusters that joined another because no slot was free. small, large: thresholds, as multiples of a layer's early variance.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")
@@ -278,7 +278,7 @@ class MosaicClusters(Stateful):
         self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _over(self, at: At, row: Block, key: Float32) -> None:
-        """Split a cluster that is over its threshold, or keep the new row apart until a fetch (Alg. 1, lines 3 to 10)."""
+        """Split a cluster over its threshold or, if it is not all in memory, let the new row wait (Alg. 1, lines 3 to 10)."""
         layer, head, slot = at
         blocks = self.pages.block_ids(layer, head, [slot, *self.waiting(*at).tolist()])
         if all(map(self._store.resident, blocks)):
@@ -430,10 +430,10 @@ class Mosaic(Retrieval):
     Every query attends to the newest tokens and to a representative of each cluster. |M| is split into a window of the newest
     tokens, the index, and a working set for representatives and fetched clusters.
 
-    Ours: partitions are not split; a frame that would exceed the threshold starts a new partition. A query has no image
-    features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. The index has
-    a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working set, its newest rows and
-    an even sample of its other rows are fetched.
+    Ours: partitions are not split; a frame that would push a partition over its threshold starts a new one. A query has no
+    image features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. The
+    index has a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working set, its newest
+    rows and an even sample of its other rows are fetched.
     """
 
     partitions: int = setting(8, "partitions that a query searches, per layer and KV head", at_least=1)

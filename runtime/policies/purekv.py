@@ -1,4 +1,4 @@
-"""The policy PureKV ranks all layers' tokens by low layers' attention and by value norms. arXiv 2510.25600, eqs. 1 to 4."""
+"""The policy PureKV (arXiv 2510.25600, eqs. 1 to 4) ranks tokens by the attention in low layers and by value norms."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PRESET = 2  # the best CLIE layer in fig. 5
 
 @dataclass
 class PureKV(EvictsOnDemand):
-    """Keep the newest tokens, and the tokens that their queries attend to in low layers, weighted by value norms.
+    """Keep the newest tokens, and the tokens with the largest product of value norm and attention from the newest tokens.
 
-    Ours: above the CLIE layer, a token that the CLIE layer has evicted keeps its last score. Layers' KV heads match by number.
+    Ours: above the CLIE layer, a token that the CLIE layer has evicted keeps its last score.
     """
 
     clie: str = setting("", "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)")
@@ -71,7 +71,7 @@ class PureKV(EvictsOnDemand):
         self._queries.add(appended)
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[int, list[Float32]]:
-        """Return how many of the newest rows' queries are used, and the importance that they give to every row."""
+        """Return the number of newest rows whose queries are used, and the importance of every row to these queries."""
         first_frame = self.shape.tokens_per_frame if self.needs.keeps_first_frame else 0
         recent = min(self.window, max(0, self.budget - layers[0].coming - first_frame) // 2)
         return recent, self.importance(layers, recent)

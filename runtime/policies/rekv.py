@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 class FrameIndex(Stateful):
     """An index of up to ``capacity`` entries per layer, in temporal order, with ``entry_bytes`` for each entry.
 
-    An entry covers the frames ``[first, end)``; ``held`` of them are not lost. mean ``[width]``: the mean of the frames' mean
-    keys. When a layer is full, the two neighbouring entries with the lowest cost merge; the oldest win ties. ``merged``
-    counts the merges. cost: the cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames
-    (Ward).
+    An entry covers the frames ``[first, end)``. held: how many of these frames are not lost. mean ``[width]``: the mean of the
+    frames' mean keys. cost: Ward's cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b
+    frames. When a layer is full, the two neighbouring entries with the lowest cost merge; the oldest win ties.
     """
 
     PARTS = ("mean", "first", "end", "held", "cost")
@@ -136,7 +135,7 @@ class ReKV(QuestionRetrieval):
         self._frames = FrameIndex(cache.layers, cache.kv_heads * cache.head_dim, self.index_bytes)
         if self._frames.capacity < 2:
             raise self.no_room("two frames")
-        self._newest = np.full((cache.layers, 2), -1, np.int64)  # the frame that left last, and how many of its rows have left
+        self._newest = np.full((cache.layers, 2), -1, np.int64)  # the last frame taken in, and its number of rows so far
 
     def take_in(self, blocks: Sequence[Block]) -> None:
         fresh = [self._add(layer, block) for layer, block in enumerate(blocks)]

@@ -31,10 +31,10 @@ SPREAD = 32  # standard deviation of the hyperplanes, which are int8 to save mem
 class HashClusters(Stateful):
     """The clusters of keys in every layer and KV head, in ``slots`` slots each. Between calls one slot is always free.
 
-    A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots are open. key: the mean of a
-    cluster's keys, ``[layers, kv_heads, slots, head_dim]``. bits: uint32; bit p is set if the dot product of the mean and
-    hyperplane p is above 0. count: the number of tokens, 0 for a free slot. position: the mean of the tokens' positions,
-    ``[..., axes]``. planes: int8 ``[kv_heads, head_dim, 32]``, rounded normal numbers.
+    A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots are open. key: the mean of each
+    cluster's keys, ``[layers, kv_heads, slots, head_dim]``. bits: the mean key's hash, uint32; bit p is set if the dot product
+    with hyperplane p is above 0. count: each cluster's number of tokens; 0 for a free slot. position: the mean position of each
+    cluster's tokens, ``[..., axes]``. planes: the hyperplanes, int8 ``[kv_heads, head_dim, 32]``, rounded normal numbers.
     """
 
     state_fields = ("key", "bits", "count", "open", "position", "planes")
@@ -71,10 +71,10 @@ class HashClusters(Stateful):
     def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> tuple[Int32, int]:
         """Seal the leaving rows of each open cluster as a separate cluster, and compute the open cluster's mean again.
 
-        All arrays are ``[kv_heads, n, ...]``. slot: each row's cluster, -1 for none. Returns ``home`` and how many clusters
-        joined another because no slot was free. home ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the new slot of the cluster
-        that was sealed earlier in slot s. ``home[h, slots + s]`` is the slot of the part just sealed from open cluster s.
-        ``home`` is -1 for a cluster that did not exist.
+        All arrays are ``[kv_heads, n, ...]``. slot: each row's cluster, -1 for none. Returns the array ``home`` and the number
+        of clusters that joined another because no slot was free. ``home`` ``[kv_heads, 2 * slots]`` holds slot numbers, -1 for
+        no cluster: ``home[h, s]`` is the new slot of the sealed cluster that was in slot s, and ``home[h, slots + s]`` the slot
+        of the cluster just sealed from open cluster s.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
@@ -149,9 +149,9 @@ class ReSV(Retrieval):
     Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of softmax(q
     K_cluster^T / sqrt D) until score times token count adds up to more than a given fraction of the row's sum.
 
-    Ours: a layer's own query chooses its clusters. Scores are a row's softmax, because raw products may be negative. The window
-    is always attended to; its clusters count in the sum, but are not fetched. A KV head fetches all clusters that the rows of
-    its query heads choose. Rows that leave the window are sealed as separate clusters.
+    Ours: a layer's own query chooses its clusters. A score is a softmax, because raw dot products may be negative. The window's
+    clusters count in a row's sum but are not fetched, because the window is always attended to. A KV head fetches all clusters
+    that the rows of its query heads choose. Rows that leave the window become separate clusters.
     """
 
     distance: int = setting(7, "largest number of bits in which a token differs from its cluster; Th_hp - 1", at_least=0)
@@ -203,7 +203,7 @@ class ReSV(Retrieval):
     def compacted(self) -> None:
         """Cluster the window again after its keys were rotated.
 
-        After the first re-indexing, sealed keys are compared as if they were in the middle of the working set's positions.
+        The first re-indexing also rotates the mean keys of sealed clusters to the middle of the working set's positions.
         """
         first, clusters = not self.working.contiguous, self.clusters
         super().compacted()
@@ -240,7 +240,7 @@ class ReSV(Retrieval):
     def _settle(self, layer: int, moved: Int32, merged: int, new: Block | None = None, home: Int32 | None = None) -> None:
         """Update the store after a call has changed the clusters of a layer.
 
-        new: the rows just sealed, grouped by cluster. home: the slot of each of these rows, ``[kv_heads, m]``.
+        new: the rows just sealed, grouped by cluster. home: the slot of each row in ``new``, ``[kv_heads, m]``.
         """
         self.merges += merged
         for head, of_old in enumerate(moved[:, : self.clusters.slots]):
@@ -294,7 +294,7 @@ class ReSV(Retrieval):
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
-    """Return the rows' positions, float32 ``[kv_heads, n, axes]``, less the patch's row and column if there are three axes."""
+    """Return float32 positions ``[kv_heads, n, axes]``; with three axes, the patch's row and column are subtracted."""
     position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
         position[..., 1] -= cache.row(layer)

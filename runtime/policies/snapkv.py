@@ -21,8 +21,8 @@ class SnapKV(FixedTarget):
     u_t is the sum of softmax(q_i K^T / sqrt(D))_t over the newest rows i and over the query heads of a KV head, max-pooled over
     neighbours along ``seq``. Each KV head keeps its own tokens with the highest u (InfiniPot-V, appendix D.1, eq. 1).
 
-    Ours: each KV head chooses once; the authors' code chooses for each query head. Scores are summed over a KV head's query
-    heads before pooling, which excludes the prefix and the newest rows. If |C| is below the window, the newest |C| tokens stay.
+    Ours: each KV head chooses once, by scores summed over its query heads; the authors' code chooses for each query head. The
+    prefix and the newest rows are not pooled. If |C| is less than ``window``, the newest |C| tokens stay.
     """
 
     window: int = setting(32, "number of newest rows that give queries and stay", at_least=1)

@@ -83,7 +83,7 @@ class ClusterPages(Stateful):
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
         """Update ``store`` after the clusters of a KV head have changed.
 
-        home: the new slot of each slot's sealed cluster, ``[slots]``; -1 for none. parts: the newly sealed rows by slot.
+        home: the new slot of the sealed cluster in each slot, ``[slots]``; -1 for no cluster. parts: newly sealed rows by slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]
@@ -152,7 +152,7 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
 def _join(store: Store, small: PageRun, large: PageRun) -> None:
     """Append the rows of ``small`` to ``large``.
 
-    Full pages are only renumbered consecutively. Only the last, partial page of each run is read and written again.
+    Full pages get new, consecutive numbers. Only the last, partial page of each run is read and written again.
     """
     tail = large.rows % PAGE_ROWS
     if large.block is None and 0 < tail <= PAGE_ROWS - small.rows:

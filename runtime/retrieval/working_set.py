@@ -1,12 +1,12 @@
 """Fetch rows from the store into the arena's free rows, where a decoder with per-layer graphs attends to them.
 
-The fetched rows are the working set. While S rows are appended, the arena of a layer and KV head with r fetched rows has::
+While a call appends S rows, the arena of one layer and KV head contains a working set of r fetched rows::
 
     [0, n)              valid rows of the cache: prefix, window, text
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
-After the call, rows of the working set make room for the new rows, which the cache commits at ``[n, n + S)``. Fetched rows keep
+After the call, :meth:`WorkingSet.settle` moves the new rows to ``[n, n + S)``, where the cache commits them. Fetched rows keep
 their stored positions until the stream is first re-indexed; afterwards they get contiguous positions, in temporal order,
 between the prefix and all other rows.
 """
@@ -61,7 +61,7 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
 
-        always: returns a layer's rows to place before the chosen ones, one block per KV head. Rows that do not fit are dropped.
+        always: a function that returns a layer's rows to place first, one block per KV head. Rows that do not fit are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -132,7 +132,7 @@ def contiguous(rows: Block, first: int) -> Int32:
 
 
 def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
-    """Rotate ``key`` ``[.., n, head_dim]`` by ``by`` ``[.., n, axes]`` positions. The pairs are ``(d, d + head_dim / 2)``."""
+    """Rotate ``key`` ``[.., n, head_dim]`` by ``by`` ``[.., n, axes]`` positions. Rotary pairs: ``(d, d + head_dim / 2)``."""
     angles = (by[..., :1] if pair_axis is None or by.shape[-1] == 1 else by[..., pair_axis]) * inv_freq
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     low, high = np.split(key, 2, -1)
@@ -151,7 +151,7 @@ def head_of(scale: Float32 | None, head: int) -> Float32 | None:
 
 
 def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = None) -> Float32:
-    """Return a block's un-rotated keys, float32 ``[H, n, head_dim]``. head: the KV head of a block with only one."""
+    """Return a block's un-rotated keys, float32 ``[H, n, head_dim]``. head: the block's KV head if it has only one."""
     scale = cache.key_scale(layer)
     key = dequantize(block.key, scale if head is None else head_of(scale, head))
     return rotate(key, -block.position, cache.inv_freq, cache.pair_axis)

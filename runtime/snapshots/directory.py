@@ -245,7 +245,7 @@ def _pyrage() -> Any:
 class SnapshotDirectory:
     """A folder of snapshots that only this process writes to until :meth:`close`, or an fsspec address.
 
-    key: encrypts new snapshots. Raises a one-line UserError if the folder cannot be written or another process uses it.
+    key: the key that encrypts new snapshots. Raises UserError if the folder cannot be written or another process uses it.
     """
 
     def __init__(self, path: str | Path, key: SnapshotKey | None = None) -> None:
@@ -276,9 +276,9 @@ class SnapshotDirectory:
     ) -> tuple[Snapshot | None, list[str]]:
         """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
 
-        take: called to restore a snapshot; if the call raises SnapshotError, the next older snapshot is tried. If no snapshot
-        fits, snapshots of a different version and, if ``begin_again`` is set, of a different session get the suffix OTHER.
-        Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different session.
+        take: a function that restores a snapshot; if it raises SnapshotError, the next older snapshot is tried. If no snapshot
+        is usable, snapshots of a different version get the suffix OTHER; with ``begin_again``, those of a different session do,
+        too. Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different session.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []

@@ -58,7 +58,7 @@ class Encrypted(OtherFormat):
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """The part of a snapshot's header that describes the stream. positions: five numbers; early snapshots have four."""
+    """The stream's part of a snapshot's header. positions: a mark of the stream's positions, shorter in early snapshots."""
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
     seq: Count
@@ -77,7 +77,7 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
-    """The part of a snapshot's header that describes the session. conversations: (question, answer) turns by name."""
+    """The session's part of a snapshot's header. conversations: each conversation's (question, answer) pairs by its name."""
 
     frames: Count
     chunks: Count

@@ -82,13 +82,13 @@ def policy_text(policy: Policy) -> str:
 
 
 def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], object]) -> None:
-    """Restore a snapshot by passing its header and arrays to ``take``. Raises SnapshotError if the snapshot does not fit."""
+    """Restore a snapshot by passing its header and arrays to ``take``. Raises SnapshotError if ``take`` fails."""
     about = snapshot.about
     try:
         take(about, snapshot.arrays)
     except MemoryError:
         raise
-    except Exception as error:  # any part of the snapshot may not fit
+    except Exception as error:  # any part of the snapshot may be incompatible
         by = "" if about["edgevlm"] == __version__ else f"was written by edgevlm {about['edgevlm'][:40]} and "
         raise OtherFormat(f"{by}does not fit this session ({_brief(error)})") from None
 
@@ -96,7 +96,7 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
 class CaptureBuffer:
     """A buffer for copies of a session's arrays: the stream waits for the copying, but not for the writing to disk.
 
-    The buffer's memory pages are allocated at once. The buffer grows if the arrays do not fit.
+    The buffer's memory pages are allocated up front. The buffer grows if the arrays do not fit.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -132,11 +132,11 @@ class Captured(Protocol):
 class SnapshotWriter:
     """A writer of one session's snapshots to a directory that no other process writes to.
 
-    every: the seconds between snapshots; a snapshot is skipped if the session has not changed. notify: called from any thread
-    with one line when a snapshot is resumed or refused, or when writing fails or works again; by default the line is logged.
-    source: the name of the session's source, without secrets. key: encrypts the snapshots. begin_again: start a new session if
-    the snapshots belong to a different one. By default, :meth:`attach` raises UserError for snapshots of a different session,
-    or of a source that is neither ``source`` nor the source named by :attr:`continues`.
+    every: the seconds between snapshots; a snapshot is skipped if the session has not changed. notify: a function that any
+    thread calls with one line when a snapshot is resumed or refused, or when writing fails or works again; by default the line
+    is logged. source: the name of the session's source, without secrets. key: the key that encrypts the snapshots. begin_again:
+    whether to start a new session if the snapshots belong to a different one. By default, :meth:`attach` raises UserError for
+    snapshots of a different session, or of a source that is neither ``source`` nor the source named by :attr:`continues`.
 
     Raises UserError if the directory cannot be used.
     """
@@ -180,10 +180,10 @@ class SnapshotWriter:
         return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
-        """Resume ``session`` from the newest snapshot that fits.
+        """Resume ``session`` from the newest usable snapshot. Raises UserError if the directory holds a different session.
 
-        nbytes: the size of the capture buffer. take: called to restore a snapshot; raises SnapshotError, and changes nothing,
-        if the snapshot does not fit. Raises UserError if the directory holds a different session.
+        nbytes: the size of the capture buffer. take: a function that restores a snapshot; if the snapshot does not match the
+        session, it raises SnapshotError and changes nothing.
         """
         self._session, self._identity = session, identity
 

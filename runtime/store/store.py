@@ -50,7 +50,7 @@ class StoreSettings:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters of blocks and bytes. hits, bytes_host: found in host memory. reads, bytes_disk: read from the file."""
+    """Counters of blocks and their bytes. hits, bytes_host: found in host memory. reads, bytes_disk: read from the file."""
 
     hits: int = 0
     bytes_host: int = 0
@@ -135,9 +135,9 @@ class Store:
     """A store of numbered blocks in host memory and in one file. A block that is in neither host memory nor the file is lost.
 
     Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, created if missing; ``temporary``
-    stands for an unnamed file, and None for host memory only. identity: identifies the stream that owns the blocks. notify:
-    called from any thread with messages for the user; by default they are logged. patience_s: the longest time that a caller
-    waits for one write. retry_s: the seconds between attempts to write while the disk fails.
+    for an unnamed file, None for host memory only. identity: the stream that owns the blocks. notify: a function that any
+    thread calls with a message for the user; by default messages are logged. patience_s: the longest time that a caller waits
+    for one write. retry_s: the seconds between attempts to write while the disk fails.
 
     Records are written to the file one after another from START. A record that would exceed the file's limit is written at
     START instead. ``_head`` is the offset of the next record. No block's record begins between ``_head`` and ``_cleared``.
@@ -283,7 +283,7 @@ class Store:
         self._send_messages()
 
     def state(self) -> Mapping[str, NDArray]:
-        """Return the arrays with which :meth:`restore` finds the blocks again.
+        """Return the arrays that :meth:`restore` needs.
 
         The array ``numbers`` includes blocks that could not be written to the file.
         """
@@ -564,10 +564,10 @@ class Store:
 
 
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
-    """Return the places of the state's blocks that are intact in the file, by block number.
+    """Return the places in the file of all blocks of ``state`` that are intact there, by block number.
 
-    Versions up to 2026-11-23 wrote several records per block. The store overwrites the part of the file after the head, then
-    the part before the head. On each side of the head, all records after the first intact record are intact.
+    Versions up to 2026-11-23 wrote several records per block. The store overwrites records in file order, from ``head`` to the
+    end and then from the start to ``head``. In each of these two parts, all records after the first intact record are intact.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
