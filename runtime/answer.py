@@ -32,14 +32,15 @@ Draw = Callable[[Float32], int]
 
 @dataclass(eq=False, slots=True)
 class Found:
-    """What is known about an answer so far; the model's thread fills it in.
+    """The facts known about an answer so far. The model's thread fills them in.
 
-    time_s: the stream's time when the question was asked. queued_ms: from ``ask`` until the model started on the question.
-    ttft_ms: from ``ask`` to the first token, including the wait for the chunk in progress. tpot_ms: mean time per token after
-    the first. prompt_tokens: the number of tokens in the question, its earlier turns and its pictures, without the memory.
-    probabilities: one for each choice, if the question had choices. logprobs: if requested, one for each token and one for the
-    stop token, which ``token_ids`` does not contain. dropped_turns: the number of oldest turns that did not fit. looked: the
-    question's attention; None before the first token, and for a question with pictures.
+    ``time_s``: the stream's time when the question was asked. ``queued_ms``: the time from ``ask`` until the model started on
+    the question. ``ttft_ms``: the time from ``ask`` to the first token, including the wait for the chunk in progress.
+    ``tpot_ms``: the mean time per token after the first. ``prompt_tokens``: the number of tokens in the question, its earlier
+    turns and its pictures, without the memory. ``probabilities``: the probability of each choice, if the question has choices.
+    ``logprobs``: if requested, an entry for each drawn token, including the stop token, which ``token_ids`` omits.
+    ``dropped_turns``: how many of the oldest turns did not fit in the prompt. ``looked``: the question's attention to the
+    frames; None before the first token, and for a question with pictures.
     """
 
     time_s: float
@@ -56,12 +57,12 @@ class Found:
 
 
 class Answer:
-    """The answer to one question. ``print(answer)`` waits for the whole answer; ``for`` and ``async for`` yield its pieces as
-    they come.
+    """The answer to one question. ``print(answer)`` waits for the whole answer; ``for`` and ``async for`` yield pieces of it as
+    they are generated.
 
     The model's thread generates the answer, so a slow reader never delays the stream. An error in generation is raised when the
-    text is read. An answer has every attribute of :class:`Found`; reading such an attribute waits for the answer's end. Reading
-    ``found`` or :attr:`so_far` (the text) does not wait.
+    text is read. An answer has every attribute of :class:`Found`; reading one of them waits for the answer's end. Reading
+    ``found`` or :attr:`so_far` (the text generated so far) does not wait.
     """
 
     time_s: float
@@ -167,7 +168,9 @@ class Answer:
         return self._cancelled.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the answer's end; return False if ``timeout`` seconds pass first. Raises any error that ended the answer."""
+        """Wait for the answer's end. Return False if ``timeout`` seconds pass first. Raises the error that ended the answer, if
+        any.
+        """
         finished = self.settle(timeout)
         self._raise()
         return finished
@@ -186,7 +189,7 @@ class Answer:
             refuse_fork(self._pid, "what answers this question")
 
     def cancel(self) -> None:
-        """Stop generating after the token in progress; a question that has not been started is withdrawn at once."""
+        """Stop generating after the current token. A question that has not started is withdrawn at once."""
         self._cancelled.set()
         if (future := self._future) is not None:
             future.cancel()
@@ -196,7 +199,7 @@ class Answer:
             raise self._error
 
     def _push(self, piece: str) -> None:
-        """Add a piece of text, on the model's thread."""
+        """Add a piece of text to the answer. Called on the model's thread."""
         with self._changed:
             self._pieces.append(piece)
         self._wake_readers()
@@ -232,9 +235,7 @@ class Answer:
         max_tokens: int,
         give_way: Callable[[], None],
     ) -> FinishReason:
-        """Append the prompt's rows, PIECE at a time, and draw tokens, on the model's thread. ``give_way`` is called between
-        pieces.
-        """
+        """Append the prompt's rows, PIECE at a time, then draw the answer's tokens. Call ``give_way`` between two pieces."""
         model, append = stream.model, stream.append_question
         while len(embeds) > PIECE and not self.cancelled:
             stream.score_text(embeds[:PIECE], ())

@@ -21,17 +21,17 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 
 DEFAULT_BUDGET = 6000  # the largest default budget, in vision tokens per layer
-LOW, ENOUGH = 1 / 16, 1 / 8  # chunks halve if the free fraction of memory is below LOW, and double if it is above ENOUGH
+LOW, ENOUGH = 1 / 16, 1 / 8
 INTERVAL = 1.0  # seconds between two checks of the free memory
 
 
 @dataclass(frozen=True, slots=True)
 class TextBudget:
-    """Tokens set aside at the start for each part of a question's turn, in addition to the memory.
+    """The tokens set aside at the start for the conversation, the question and the answer, in addition to the memory.
 
-    pictures: the number of pictures that have room set aside. most: the maximum length of a question with its conversation and
-    any further pictures, within the model's positions; 0 allows only what is set aside. If a question needs more than
-    is set aside, the extra memory is allocated when the question is asked and freed afterwards.
+    ``pictures``: how many pictures have room set aside. ``most``: the maximum number of tokens in a question, including its
+    conversation and further pictures; 0 allows only what is set aside. If a question needs more, the session allocates the
+    extra memory when the question is asked and frees it afterwards.
     """
 
     conversation: int
@@ -42,7 +42,7 @@ class TextBudget:
 
     @classmethod
     def fitting(cls, position_limit: int) -> TextBudget:
-        """Return a budget of 256 tokens for each part, or of a sixteenth of the model's positions if that is less."""
+        """Return a budget with 256 tokens for each part, or with a sixteenth of ``position_limit`` if that is less."""
         part = min(256, position_limit // 16)
         return cls(part, part, part)
 
@@ -53,12 +53,12 @@ class TextBudget:
 
 
 def longest_question(text: TextBudget, spare: int) -> int:
-    """Return the most tokens that a question may have. spare: the number of the model's positions that nothing else uses."""
+    """Return the maximum number of tokens in a question. ``spare``: how many of the model's positions nothing else uses."""
     return max(text.question, min(text.most, text.conversation + text.question + spare))
 
 
 def present_rows(model: Model, present: int = 1) -> int:
-    """Return how many rows a question appends for the ``present`` newest frames, if only changes enter the memory.
+    """Return how many rows a question appends for the ``present`` newest frames when only changed tokens enter the memory.
 
     With a tower that merges frames, a question also appends the changes of the group before an incomplete group.
     """
@@ -66,13 +66,15 @@ def present_rows(model: Model, present: int = 1) -> int:
 
 
 def default_budget(model: Model, policy: Policy, most: int) -> int:
-    """Return the default budget in whole frames: half the positions, at most DEFAULT_BUDGET; for ``full``, ``most``."""
+    """Return the default budget in tokens, rounded down to whole frames: half the model's positions, but at most DEFAULT_BUDGET
+    and ``most``. An unbounded policy gets ``most``.
+    """
     budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
     return max(budget // model.rows_per_frame, 1) * model.rows_per_frame
 
 
 def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, prefix: int, frame: int | None = None) -> None:
-    """Raise UserError for a budget that cannot work. frame: the number of rows of a frame and of the text around it."""
+    """Raise UserError for a budget that cannot work. ``frame``: the number of rows of a frame, including the text around it."""
     frame, limit = frame or bundle.vision.tokens_per_frame, bundle.limit
     smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max()) + policy.needs.working_rows
     least, what = (2 * frame, "two frames, which take") if policy.needs.keeps_first_frame else (frame, "one frame, which takes")
@@ -92,9 +94,9 @@ def allocate(
 ) -> KVCache:
     """Allocate one stream's cache in the bundle's KV precision, with keys and values on ``device``.
 
-    capture_bytes: the size of the buffer for snapshots. store_bytes: the host memory that a store may take. Raises UserError if
-    the cache, the snapshot buffer, the store and a chunk do not fit in the free memory, or if a CUDA device is needed but
-    cannot be used.
+    ``capture_bytes``: the size of the buffer for snapshots. ``store_bytes``: the host memory that a store may take. Raises
+    UserError if the cache, the snapshot buffer, the store and a chunk do not fit in the free memory, or if a CUDA device is
+    needed but cannot be used.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
@@ -121,12 +123,12 @@ def allocate(
 
 
 def chunk_bytes(frames: int, vision: VisionSpec) -> int:
-    """Return the bytes of a chunk's pixels: ``frames`` frames in float32."""
+    """Return the size in bytes of ``frames`` frames of float32 pixels."""
     return frames * 3 * vision.size[0] * vision.size[1] * 4
 
 
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
-    """Return how many bytes a snapshot copies: a chunk, and ``rows`` over all layers, with elements of ``item`` bytes.
+    """Return the size in bytes of a snapshot's copy of a chunk and ``rows`` rows. ``item``: the bytes of a stored number.
 
     The policy's own state is not counted; the snapshot buffer grows if needed.
     """
@@ -137,10 +139,11 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
 
 
 class Pressure:
-    """Sets a chunk's number of frames: ``most`` at first, halved if free memory falls below LOW, doubled again above ENOUGH.
+    """Sets the number of frames in a chunk: ``most`` at first, halved while the free fraction of memory is below LOW, and
+    doubled, up to ``most``, while that fraction is above ENOUGH.
 
-    group: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. notify: called each time
-    chunks shrink, and when they are back at ``most``. ``short`` tells whether chunks are smaller than ``most``.
+    ``group``: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. ``notify``: called each
+    time chunks shrink, and when they are back at ``most``. ``short``: whether chunks are smaller than ``most``.
     """
 
     def __init__(
@@ -157,7 +160,7 @@ class Pressure:
         self._next = clock()
 
     def look(self) -> int:
-        """Return the number of frames in the chunk that begins now."""
+        """Check the free memory if INTERVAL has passed, and return the number of frames for the next chunk."""
         if self._clock() < self._next:
             return self.frames
         self._next = self._clock() + INTERVAL

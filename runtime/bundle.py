@@ -1,7 +1,7 @@
 """A bundle: the folder that ``edgevlm export`` writes and everything else reads.
 
-``bundle.json`` describes the model and lists every file with its size and SHA-256; its ``checksum`` is the SHA-256 of this file
-with the checksum's 64 digits replaced by zeros. No byte of a bundle can change unnoticed.
+``bundle.json`` describes the model and lists every file with its size and SHA-256. Its ``checksum`` is the SHA-256 of
+``bundle.json`` with the checksum's own 64 digits replaced by zeros.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # graph names "full", "per-layer0", ..; since format 5, per-layer graphs compute no attention.
 FORMAT = 5
 READS = range(1, FORMAT + 1)
-FADING = ("20/19.5", "1.0/0.9")  # LLaVA's k and omega, from appendix D of HERMES
-_QWEN_FADING = ["20/12", "0.75/0.6"]  # Qwen's, for bundles whose manifest is too old to have "fading"
+FADING = ("20/19.5", "1.0/0.9")  # HERMES's k and omega for LLaVA, from the paper's appendix D
+_QWEN_FADING = ["20/12", "0.75/0.6"]
 MANIFEST = "bundle.json"
 AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -72,7 +72,17 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """The language model's dimensions and files. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``)."""
+    """The language model's dimensions and files. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``).
+
+    ``model_limit`` is the number of positions that the checkpoint's configuration allows, ``trained_length`` the number that
+    training covered. ``graphs`` maps each variant to its file; the variant ``full`` always exists. ``embedding`` is a .npy
+    file: float32 or float16 ``[vocab, hidden]``, or uint8 codes ``[vocab, B, size]`` if the float32 ``embedding_scales [vocab,
+    B]`` exist. With scales, an embedding is ``(code - 128) * scale``. With M-RoPE, ``rope_sections`` gives how many rotary
+    pairs turn by frame, by row and by column. If ``rope_interleaved`` is set, pairs alternate between the three axes (Qwen3-VL)
+    instead of forming three blocks. ``deepstack`` is the number of first layers that add features to vision rows. ``windows``
+    gives how many positions back each layer sees; 0 means all. ``local_inv_freq`` replaces ``inv_freq`` in layers with a
+    window. If ``whole_frames`` is set, each row of a frame sees all rows of the frame, including later rows.
+    """
 
     backbone: Word
     layers: Count
@@ -82,26 +92,22 @@ class DecoderSpec:
     hidden: Width
     vocab: Annotated[int, Ge(1), Le(1 << 24)]
     rope_theta: Positive
-    inv_freq: tuple[Finite, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
-    model_limit: Positions  # the number of positions that the checkpoint's configuration allows
-    trained_length: Positions  # how many positions training covered; a stream uses no more, and at most ``model_limit``
-    graphs: Mapping[str, str]  # variant -> file; the variant "full" always exists
-    embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
-    rope_sections: tuple[Annotated[int, Ge(0), Le(1024)], ...] | None = (
-        None  # how many rotary pairs turn by frame, by row and by column (M-RoPE); null for 1-D positions
-    )
-    rope_interleaved: bool = False  # pairs alternate between the three axes (Qwen3-VL) instead of forming three blocks
+    inv_freq: tuple[Finite, ...]
+    model_limit: Positions
+    trained_length: Positions
+    graphs: Mapping[str, str]
+    embedding: str
+    rope_sections: tuple[Annotated[int, Ge(0), Le(1024)], ...] | None = None
+    rope_interleaved: bool = False
     kv: KVType = "fp32"  # the type in which the graphs store keys and values
-    deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # how many of the first layers add features to vision rows
-    precision: str = "fp32"  # the weights' precision; see docs/internals/models.md
+    deepstack: Annotated[int, Ge(0), Le(1024)] = 0
+    precision: str = "fp32"
     rounding: str = "nearest"  # how the weights are rounded; "gptq" minimises the error for typical activations
-    fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep layer
-    windows: tuple[
-        Annotated[int, Ge(0), Le(1 << 24)], ...
-    ] = ()  # how many positions back each layer sees; 0 or an empty tuple means all
-    local_inv_freq: tuple[Finite, ...] = ()  # (head_dim / 2,), ``inv_freq`` of layers with a window, if it differs
-    whole_frames: bool = False  # each row of a frame sees all rows of the frame, including later rows
-    embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
+    fading: tuple[str, str] = FADING  # HERMES's k and omega: "value at the first middle layer/fall to the first deep layer"
+    windows: tuple[Annotated[int, Ge(0), Le(1 << 24)], ...] = ()
+    local_inv_freq: tuple[Finite, ...] = ()
+    whole_frames: bool = False
+    embedding_scales: str | None = None
 
     @property
     def axes(self) -> int:
@@ -110,7 +116,7 @@ class DecoderSpec:
 
     @property
     def rotary(self) -> int:
-        """The width of the cosine and sine tables: the frequencies of all layers, then those of layers with a window."""
+        """The width of the cosine and sine tables, a column for each number in ``inv_freq`` and ``local_inv_freq``."""
         return len(self.inv_freq) + len(self.local_inv_freq)
 
     @property
@@ -126,10 +132,11 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTowerSpec:
-    """The graph that encodes only the changed patches of a frame, and the arrays that it keeps between calls.
+    """The graph that encodes only the changed patches of a frame, and the layout of the cache that it keeps between calls.
 
-    ``grid``: (rows, columns) of patches, which may differ from the tokens' grid. The arrays hold each layer's keys, then its
-    values, ``[heads, positions, head_dim]`` of ``kv``, and finally float32 ``[patches, width]`` for each width in ``outputs``.
+    ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache holds each layer's keys and
+    then its values, ``[heads, positions, head_dim]`` of type ``kv``. Float32 arrays ``[patches, width]`` follow, one for each
+    width in ``outputs``.
     """
 
     graph: str
@@ -154,7 +161,7 @@ class ChangedTowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """The sizes that a tower takes: sides are multiples of ``factor``; ``frames`` frames have ``fewest`` to ``most`` pixels."""
+    """A tower's frame sizes: both sides are multiples of ``factor``; ``frames`` frames have ``fewest`` to ``most`` pixels."""
 
     factor: Count
     fewest: int
@@ -167,7 +174,9 @@ class PixelBudget:
             raise ValueError(f"a budget of {self.fewest} to {self.most} pixels")
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
-        """Return the allowed (height, width) nearest to a frame's. Raises UserError if one side is over 200 times the other."""
+        """Return the allowed (height, width) nearest to the given one. Raises UserError if one side is over 200 times the
+        other.
+        """
         if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
             raise UserError(
                 f"frames of {width} x {height} pixels cannot be used; give a size whose sides differ 200-fold at most"
@@ -193,16 +202,18 @@ class PixelBudget:
 class VisionSpec:
     """How a frame is converted to pixels, and how pixels become rows.
 
-    The pixels, float32 [3, height, width], are ``(frame * rescale - mean) / std`` of the RGB frame fitted to ``size``. ``fit``
-    is ``"stretch"`` (resize to ``size``), ``"crop"`` (resize the shorter edge to ``shortest_edge``, then cut ``size`` out of
-    the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then stretch).
+    The pixels, float32 ``[3, height, width]``, are ``(frame * rescale - mean) / std`` of the RGB frame fitted to ``size``.
+    ``fit`` is ``"stretch"`` (resize to ``size``), ``"crop"`` (resize the shorter edge to ``shortest_edge``, then cut ``size``
+    out of the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then stretch). ``group`` frames make one
+    grid of ``tokens_per_frame`` tokens (Qwen merges two; an odd last frame is repeated). ``closing`` is a .npy file with the
+    rows, float32 ``[n, hidden]``, that follow a video's last frame.
 
-    ``group`` frames make one grid of tokens (Qwen merges two; an odd last frame is repeated). ``positions`` sets how a frame's
-    tokens take positions. With ``"rows"``, each token takes the next position. With ``"video"``, the whole stream is one block
-    of (frame, row, column), and the frame coordinate advances by 1 per grid or, if ``tokens_per_second`` is set, by that number
-    per second of the stream. With ``"frame"``, each grid is a block. ``"transformers"`` differs from ``"video"`` only
-    in the position of the text after the video, which is that of transformers 5.23 and later. ``before`` and ``after`` are the
-    text around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` in them stand for the grid's time.
+    With ``positions="rows"``, each token takes the next position. With ``positions="video"``, the whole stream is one block of
+    (frame, row, column) positions. The block's frame coordinate advances by 1 per grid or, if ``tokens_per_second`` is set, by
+    that number per second of the stream. With ``positions="frame"``, each grid is a separate block.
+    ``positions="transformers"`` is like ``"video"`` but places the text after the video as transformers 5.23 and later do.
+    ``before`` and ``after`` are the texts before and after each grid. In these texts, ``{seconds}``, ``{minutes}`` and
+    ``{second}`` stand for the grid's time.
     """
 
     graph: str
@@ -213,23 +224,23 @@ class VisionSpec:
     rescale: Positive
     mean: tuple[Finite, Finite, Finite]
     std: tuple[Positive, Positive, Positive]
-    tokens_per_frame: Annotated[int, Ge(1), Le(1 << 20)]  # the tokens of a frame, or of a group of frames that make one grid
-    grid: tuple[Count, Count]  # (rows, columns) of a grid's tokens, which are in row-major order
-    closing: str | None  # .npy file, float32 [n, hidden]: rows that close a video; null for none
+    tokens_per_frame: Annotated[int, Ge(1), Le(1 << 20)]
+    grid: tuple[Count, Count]  # (rows, columns); tokens are in row-major order
+    closing: str | None
     group: Annotated[int, Ge(1), Le(64)] = 1
-    positions: Word = "rows"  # "rows" | "video" | "frame" | "transformers"
+    positions: Word = "rows"
     tokens_per_second: Positive | None = None
     before: Word = ""
     after: Word = ""
     longest_edge: Pixels | None = None
-    precision: Word = "fp32"  # the precision of the tower's linear layers: fp32 or int8
-    changed: ChangedTowerSpec | None = None  # None in bundles made before 0.2
+    precision: Word = "fp32"  # the precision of the tower's linear layers: fp32, fp16 or int8
+    changed: ChangedTowerSpec | None = None
     pixels: PixelBudget | None = None  # all sizes that the tower takes; None means only ``size``
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
-        """Return the spec for frames of a new size, without ``changed``, which works only at the bundle's size.
+        """Return the spec for frames of a new size, without ``changed``, because that graph works only at the bundle's size.
 
-        Returns this spec if the tower takes only one size. Raises UserError for an invalid size.
+        Returns this spec itself if the tower takes only one size. Raises UserError for an invalid size.
         """
         if self.pixels is None or (size := self.pixels.fitted(height, width)) == self.size:
             return self
@@ -241,8 +252,9 @@ class VisionSpec:
 class ChatSpec:
     """The checkpoint's chat template, and where the video goes in it.
 
-    The template is rendered with one content item ``{"type": content_type}`` for the whole stream; ``placeholder`` then appears
-    once in the text and is replaced by the rows of all frames and the closing rows.
+    The template is rendered with one content item ``{"type": content_type}`` for the whole stream. In the rendered text, the
+    rows of all frames and the closing rows replace ``placeholder``, which occurs once. ``opening`` and ``ending`` are the texts
+    before the first frame and after the last.
     """
 
     tokenizer: str
@@ -252,19 +264,19 @@ class ChatSpec:
     placeholder_id: Annotated[int, Ge(-1), Le(1 << 24)]
     special_tokens: Mapping[str, Word]  # name -> text of the special tokens that the template uses, such as bos_token
     stop_ids: tuple[TokenId, ...]
-    opening: Word = ""  # text before the first frame
-    ending: Word = ""  # text after the last frame
+    opening: Word = ""
+    ending: Word = ""
     adds_special: bool = False  # whether the tokenizer adds special tokens to a prompt that does not begin with bos_token
-    repetition_penalty: Penalty = 1.0  # divides positive logits of the prompt's and answer's tokens, multiplies negative ones
+    repetition_penalty: Penalty = 1.0
     no_repeat_ngram_size: Annotated[int, Ge(0), Le(1024)] = 0  # no run of this many tokens may repeat; 0 means no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A verified bundle. Get paths only from :meth:`file`.
+    """A verified bundle. Use :meth:`file` to get the path of a file.
 
-    profile: the kind of the bundle's graphs, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. shapes: the largest calls
-    that engines are built for; None with profile onnxruntime, whose graphs take calls of any size.
+    ``profile``: the kind of the bundle's graphs, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. ``shapes``: the
+    largest calls that engines are built for; None for the profile ``onnxruntime``, whose graphs take calls of any size.
     """
 
     path: Path
@@ -282,8 +294,9 @@ class Bundle:
     def load(cls, path: str | Path, *, verify: Verify = "full", progress: Notify | None = None) -> Bundle:
         """Read and verify the bundle in folder ``path``.
 
-        ``verify="full"`` hashes every file, ``"size"`` only compares sizes, ``"manifest"`` reads only ``bundle.json``, which is
-        always checked in full. Raises a one-line :class:`edgevlm.errors.BundleError` that names the file and the remedy.
+        ``verify="full"`` hashes every file, ``"size"`` only compares file sizes, and ``"manifest"`` reads only ``bundle.json``,
+        which every mode checks in full. Raises a one-line :class:`edgevlm.errors.BundleError` that names the file and the
+        remedy.
         """
         check_utf8(folder := Path(path))
         bundle = _checked(folder, _read_manifest(folder))
@@ -304,7 +317,7 @@ class Bundle:
 
     @property
     def inv_freq(self) -> NDArray[np.float32]:
-        """The rotary frequencies, float32 ``[decoder.rotary]``, bit for bit those of the checkpoint's own implementation."""
+        """The rotary frequencies, float32 ``[decoder.rotary]``, bit-identical to those of the original implementation."""
         return np.asarray(self.decoder.inv_freq + self.decoder.local_inv_freq, np.float32)
 
     @property
@@ -313,7 +326,7 @@ class Bundle:
         return min(self.decoder.model_limit, self.decoder.trained_length)
 
     def closing_rows(self) -> NDArray[np.float32]:
-        """Return the rows that close a video, float32 ``[n, hidden]``; n is 0 for most families."""
+        """Return the rows that follow a video's last frame, float32 ``[n, hidden]``; n is 0 for most families."""
         if self.vision.closing is None:
             return np.zeros((0, self.decoder.hidden), np.float32)
         rows = self.array(self.vision.closing, (None, self.decoder.hidden), np.float32)
@@ -322,7 +335,7 @@ class Bundle:
         return np.array(rows)
 
     def array(self, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike) -> NDArray[Any]:
-        """Map a .npy file of the bundle. Raises BundleError for a wrong dtype or shape; None in ``shape`` allows any size."""
+        """Map a .npy file of the bundle. None in ``shape`` allows any size. Raises BundleError for a wrong dtype or shape."""
         path = self.file(name)
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -373,7 +386,7 @@ class Bundle:
 
 
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
-    """Return the bytes of ``bundle.json`` for ``manifest``; a ``checksum`` in it is replaced."""
+    """Return the bytes of ``bundle.json`` for ``manifest``, with a newly computed ``checksum``."""
     body = {**{k: v for k, v in manifest.items() if k != "checksum"}, "checksum": _BLANK.decode()}
     raw = (json.dumps(body, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode()
     head, tail = raw.rsplit(_BLANK, 1)
@@ -392,7 +405,7 @@ def hash_file(path: Path) -> FileRecord:
 
 
 def check_target(out_dir: str | Path, force: bool) -> None:
-    """Raise UserError if a bundle must not be written to ``out_dir``. Call this cheap check before long work."""
+    """Raise UserError if a bundle must not be written to ``out_dir``. This check is cheap, so call it before long work."""
     target = Path(os.path.abspath(out_dir))
     found = look(target)
     if found == "nothing" and not target.is_symlink():

@@ -1,7 +1,7 @@
 """The KV cache, one block of memory per stream: rows are appended in place, and rows from the tail replace evicted ones.
 
-``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md explains why rows are unordered.
-Every misuse raises :class:`~edgevlm.errors.CacheError` before a byte is changed; rows that do not fit raise
+``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md explains why rows are unordered. Every misuse raises
+:class:`~edgevlm.errors.CacheError` before it changes a byte. Appending rows that do not fit raises
 :class:`~edgevlm.errors.CacheFull`.
 """
 
@@ -38,23 +38,24 @@ class Kind:
     PREFIX: Final = 0  # all rows before the first vision token, which are never evicted and do not count towards |M|
     VISION: Final = 1
     SUMMARY: Final = 2  # a row that a policy made from rows that it evicted; counts towards |M|
-    TEXT: Final = 3  # a row of a question, an answer, or text inside the stream
+    TEXT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Metadata of n new rows, the same in every layer and head, with the dtypes of :data:`ROW_DTYPES`.
+    """Metadata of n new rows, the same in every layer and head, as arrays ``[n]`` of the dtypes in :data:`ROW_DTYPES`.
 
-    seq: each token's place in the stream. frame, row, col: the token's frame (-1 for text outside frames) and patch. position:
-    the rotary position, 0 or more. The cache sets a new row's ``confirmed`` to its ``frame``.
+    ``kind`` holds numbers from :class:`Kind`. ``seq`` is each token's place in the stream. ``frame`` is the token's frame, or
+    -1 for text outside frames; ``row`` and ``col`` locate its patch. ``position``, ``[n, axes]``, holds rotary positions, 0 or
+    more. The cache sets a new row's ``confirmed`` to its ``frame``.
     """
 
-    kind: NDArray[np.uint8]  # [n], see Kind
-    seq: NDArray[np.int64]  # [n]
-    frame: NDArray[np.int32]  # [n]
-    row: NDArray[np.int16]  # [n]
-    col: NDArray[np.int16]  # [n]
-    position: NDArray[np.int32]  # [n, axes]
+    kind: NDArray[np.uint8]
+    seq: NDArray[np.int64]
+    frame: NDArray[np.int32]
+    row: NDArray[np.int16]
+    col: NDArray[np.int16]
+    position: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -74,7 +75,6 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """Concatenate rows."""
         return cls(*(np.concatenate(of) for of in zip(*(part.arrays for part in parts), strict=True)))
 
 
@@ -86,19 +86,19 @@ def row_bytes(axes: int) -> int:
 class KVCache(_native.Cache):
     """The keys, values and metadata of one stream, allocated once. ``csrc/bindings.cpp`` documents the inherited methods.
 
-    layers, kv_heads, head_dim: the decoder's. capacity: rows per layer, a single number or a list with a number for each layer.
-    inv_freq: float64 ``[head_dim / 2]``, the keys' rotary frequencies, followed by those of layers whose ``local`` is 1. axes:
-    the number of axes of a position: 1, or 3 for M-RoPE (frame, row, column). sections: with 3 axes, how many rotary pairs turn
-    by each axis, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL); without them, keys with 3 axes can be stored
-    but not turned. dtype: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
-    (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every dtype.
+    ``capacity``: the rows per layer, a single number or a list with a number for each layer. ``inv_freq``: the keys' rotary
+    frequencies, float64 ``[head_dim / 2]``, followed by those of layers whose ``local`` is 1. ``axes``: the number of axes of a
+    position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many rotary pairs turn by each axis, in
+    blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL). Without ``sections``, keys with 3 axes can be stored but not
+    turned. ``dtype``: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
+    (:mod:`edgevlm.runtime.kv`). With every ``dtype``, keys are turned in float32.
 
     Arrays that methods return are read-only views that keep the cache alive. A view shows the rows that were valid when it was
-    made: take a new one after anything that adds, removes or moves rows. Rows past the valid ones are free and never read; they
-    hold zeros or evicted values.
+    made: take a new view after anything that adds, removes or moves rows. Rows after the valid ones are free and never read;
+    they hold zeros or evicted values.
 
     The cache's long loops run without the GIL. Any number of threads may read a cache at once; only one may change it. A method
-    called while another thread changes the cache raises CacheError, as does a method given views of the memory that it changes.
+    raises CacheError if another thread is changing the cache, or if its arguments are views of the memory that it changes.
     """
 
     __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "local", "pair_axis")
@@ -117,7 +117,7 @@ class KVCache(_native.Cache):
 
     @classmethod
     def bytes_for(cls, *shape: Any, **rotary: Any) -> int:
-        """Return the ``nbytes`` of a cache made with the same arguments; ``scales`` is not needed. Allocates nothing."""
+        """Return the size (``nbytes``) of a cache with these arguments, without allocating it."""
         return _native.Cache._bytes_for(*native_shape(*shape, **rotary))
 
     def frequencies(self, layer: int) -> NDArray[np.float64]:
@@ -143,19 +143,20 @@ class KVCache(_native.Cache):
     def dequantize(
         self, part: Literal["key", "value"], layer: int, rows: slice | NDArray[np.bool_] = slice(None)
     ) -> NDArray[np.float32]:
-        """Return keys or values of ``rows`` as float32 ``[kv_heads, m, head_dim]``, a copy."""
+        """Return a copy of the keys or values of ``rows``, as float32 ``[kv_heads, m, head_dim]``."""
         stored, scale = (self.key, self.key_scale) if part == "key" else (self.value, self.value_scale)
         return _native.dequantize(stored(layer)[:, rows], scale(layer))
 
     def commit(self, rows: Rows) -> None:
-        """Commit the reserved rows. If ``rows`` is invalid, the rows stay reserved: call ``abort``, or commit again."""
+        """Commit the reserved rows. If ``rows`` is invalid, the rows stay reserved: call ``abort``, or commit valid rows."""
         self._commit(*rows.arrays)
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
         """Add rows that a policy made to one layer.
 
-        key (rotated to ``rows.position``) and value are float32 ``[kv_heads, n, head_dim]``, dense in the last axis, whatever
-        the cache's ``dtype``. Earlier results of :meth:`mark` are stale. Raises CacheFull if the layer has no room.
+        ``key`` (rotated to ``rows.position``) and ``value`` are float32 ``[kv_heads, n, head_dim]``, dense in the last axis,
+        whatever the cache's ``dtype``. Earlier marks from :meth:`mark` become invalid. Raises CacheFull if the layer has no
+        room.
         """
         self._append(layer, key, value, *rows.arrays)
 
@@ -166,12 +167,13 @@ class KVCache(_native.Cache):
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
         """Replace a layer's rows with what :meth:`held` returned for a cache of the same shape.
 
-        Earlier results of :meth:`mark` are stale. Raises CacheFull if there is no room, CacheError for wrong shapes or dtypes.
+        Earlier marks from :meth:`mark` become invalid. Raises CacheFull if there is no room, CacheError for wrong shapes or
+        dtypes.
         """
         self._load(layer, *(held[name] for name in PARTS))
 
 
-KVCache.__new__(KVCache)  # pybind11 registers a subclass when it makes the first instance; do this while memory is free
+KVCache.__new__(KVCache)  # pybind11 registers a subclass on its first instance, so make one while memory is free
 
 
 def sight_of(decoder: DecoderSpec, cache: KVCache, rows: Rows) -> dict[str, Any]:
@@ -212,7 +214,8 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return the position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``.
 
-    ``interleaved``: axes alternate, 0 1 2 0 1 2; when axis 1 or 2 has filled its section, axis 0 takes the pairs left over.
+    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. When axis 1 or 2 has filled its section, axis 0 takes the remaining
+    pairs.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

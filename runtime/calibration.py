@@ -32,13 +32,13 @@ Bound = Annotated[Number, "Upper bound of the loss."]
 
 @cache
 def _schema(kind: Any) -> Any:
-    from pydantic import TypeAdapter  # slow to import, so commands that load nothing skip it
+    from pydantic import TypeAdapter  # imported here because it is slow to import and few commands need it
 
     return TypeAdapter(kind)
 
 
 class JsonFile:
-    """A dataclass stored as a file of a bundle. ``_file`` holds the file's newest format number and a description."""
+    """A dataclass stored as a file of a bundle. ``_file`` holds the newest format number and a description of the file."""
 
     _file: ClassVar[tuple[int, str]]
 
@@ -49,7 +49,7 @@ class JsonFile:
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
-        """Read a file of this or an earlier format. Raises a one-line ValueError."""
+        """Parse a file of the newest or an earlier format. Raises a one-line ValueError for an invalid file."""
         from pydantic import ValidationError
         from pydantic_core import from_json
 
@@ -71,7 +71,7 @@ class JsonFile:
 
 @dataclass(frozen=True, slots=True)
 class Calibration(JsonFile):
-    """One model's measurements. docs/internals/calibration.md has the rules behind classes and depths."""
+    """One model's measurements. docs/internals/calibration.md explains how they determine the layers' classes."""
 
     _file = (1, "a calibration")
 
@@ -131,9 +131,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The policy chosen at a budget of |M| tokens. skipped: the policies that cannot run at this budget, each with the reason.
+    """The policy chosen at a budget of |M| tokens. ``skipped``: the policies that cannot run at this budget, each with the
+    reason.
 
-    chosen: None if no candidate is clearly better than the policy that ``auto`` falls back to.
+    ``chosen`` is None if no candidate is clearly better than the policy that ``auto`` falls back to.
     """
 
     budget: Count
@@ -148,7 +149,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AppendTrial:
-    """The measurements of one value of tau with full KV, compared with appending whole frames."""
+    """The measurements of one value of ``tau`` with full KV, compared with appending whole frames."""
 
     tau: Annotated[Number, "Threshold of --append changed, under full KV."]
     appended: Annotated[Number, "Fraction of the frames' tokens that entered the memory."]
@@ -159,7 +160,7 @@ class AppendTrial:
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """The tau that ``--append auto`` uses; None (whole frames) if no trial's loss is certain to stay within ``bound``."""
+    """The ``tau`` that ``--append auto`` uses; None (whole frames) if no trial's loss is certain to be within ``bound``."""
 
     tau: Annotated[Number | None, "What --append auto uses; null means all."]
     bound: Bound
@@ -182,7 +183,7 @@ class EncodeTrial:
 
 @dataclass(frozen=True, slots=True)
 class EncodeChoice:
-    """The setting that ``--encode auto`` uses; None (whole frames) if no trial's loss is certain to stay within ``bound``."""
+    """The setting that ``--encode auto`` uses; None (whole frames) if no trial's loss is certain to be within ``bound``."""
 
     setting: Annotated[str | None, "What --encode auto uses; null means all."]
     bound: Bound
@@ -191,10 +192,10 @@ class EncodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choices(JsonFile):
-    """The choices of ``edgevlm calibrate``, one per budget, in ascending order of budgets.
+    """The policies and settings that ``edgevlm calibrate`` chose; ``budgets`` holds one choice per budget, in ascending order.
 
-    watched: the names of the measured clips, or the number of demo worlds and their seed. frames: the number of frames in the
-    longest stream. known: every bounded policy that the calibrating version had, measured or not.
+    ``watched``: the names of the measured clips, or the number of demo worlds and their seed. ``frames``: the number of frames
+    in the longest stream. ``known``: every bounded policy that existed in the calibrating version, measured or not.
     """
 
     _file = (2, "choices")
@@ -221,7 +222,7 @@ class Choices(JsonFile):
             raise ValueError(f"a policy {unknown[0]!r} chosen that was not measured")
 
     def nearest(self, budget: int) -> Choice:
-        """Return the choice at the measured budget nearest to ``budget`` by ratio."""
+        """Return the choice at the measured budget nearest to ``budget``, compared by ratio."""
         return min(self.budgets, key=lambda choice: abs(math.log(choice.budget / max(budget, 1))))
 
 
@@ -229,8 +230,8 @@ class Choices(JsonFile):
 class EvidenceHeads(JsonFile):
     """The ``heads`` of ``layer`` that find an answer's evidence.
 
-    weights: one for each of ``QuestionAttention.features``, ``[3 x heads + 3]``, empty without a calibration. If the features'
-    weighted sum plus ``bias`` is above 0, the rule says that the memory holds the evidence.
+    ``weights``: one number for each of ``QuestionAttention.features``, ``[3 x heads + 3]``; empty without a calibration. If the
+    features' weighted sum plus ``bias`` is above 0, the memory holds the evidence.
     """
 
     _file = (1, "where evidence is found")
@@ -242,7 +243,7 @@ class EvidenceHeads(JsonFile):
 
     @classmethod
     def uncalibrated(cls, layers: int, heads: int, windows: Sequence[int] = ()) -> EvidenceHeads:
-        """Return all heads of the layer at two thirds of the depth, or of the nearest layer without a window."""
+        """Return all heads of the layer at two thirds of the model's depth, or of the nearest layer to it without a window."""
         whole = [layer for layer in range(layers) if not (windows and windows[layer])] or range(layers)
         return cls(min(whole, key=lambda layer: abs(layer - 2 * layers // 3)), tuple(range(heads)))
 

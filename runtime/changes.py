@@ -21,18 +21,18 @@ Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
 Levels = NDArray[np.uint8]
 
-FULL_FRAME_ABOVE = 0.7  # if more than this fraction of the patches changed, the whole frame is encoded
-MARGIN = 1.5  # a patch has changed if its distance exceeds this many times the noise
-LOUDEST = 0.5  # the noise is capped at this fraction of the distance between neighbouring patches
-MOST_WRONG = 0.01  # a kept token farther than this from the whole frame's token is wrong, whatever the noise
-WRONG = 0.05  # the fraction of kept tokens that may be wrong
-PROOF = 16  # after this many frames with correct kept tokens, the interval between whole frames grows by one
-MANY = 0.1  # a camera effect is considered only if more than this fraction of the patches seem changed
-EXPLAINED = 0.5  # a camera effect is accepted if it explains at least this fraction of the changes
-BRIGHTER = 4 / 3  # an exposure change by a larger factor, up or down, is ignored
-SHIFTED = 0.15  # the picture has shifted only if it moved by at least this many pixels
-STANDS_OUT = 3.0  # a token has changed if its distance exceeds this many times the noise
-MOST_NOISE = 0.25  # a token's limit from noise is at most this fraction of the distance between a frame's patches
+FULL_FRAME_ABOVE = 0.7  # a frame is encoded whole if more than this fraction of its patches changed
+MARGIN = 1.5
+LOUDEST = 0.5
+MOST_WRONG = 0.01
+WRONG = 0.05
+PROOF = 16
+MANY = 0.1  # camera effects are considered only if more than this fraction of the patches seem changed
+EXPLAINED = 0.5
+BRIGHTER = 4 / 3  # an exposure change by more than this factor, up or down, is ignored
+SHIFTED = 0.15
+STANDS_OUT = 3.0
+MOST_NOISE = 0.25
 
 
 class References(Stateful):
@@ -40,9 +40,9 @@ class References(Stateful):
 
     A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
     minus the cosine similarity. The camera's noise is the median distance of a frame whose references come from the previous
-    frame; a smaller median found later replaces it. A token has changed if its distance exceeds 1 - tau and three times the
-    noise. Three times the noise is capped at a quarter of the distance between a frame's patches, so that a scene that moves
-    everywhere is appended.
+    frame; a smaller median found later replaces it. A token has changed if its distance exceeds both 1 - tau and the noise
+    limit: STANDS_OUT times the noise, but at most MOST_NOISE times the distance between a frame's patches. Because of this
+    maximum, a scene that moves everywhere is appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -50,15 +50,13 @@ class References(Stateful):
     def __init__(self, settings: AppendChanged, tokens: int, width: int) -> None:
         self.settings = settings
         self._features = np.zeros((tokens, width), np.float32)
-        self._age = np.zeros(tokens, np.int32)  # frames since a patch was appended
+        self._age = np.zeros(tokens, np.int32)
         self.seq = np.full(tokens, -1, np.int64)  # the number of the token appended last at each patch
-        self._noise: NDArray[np.float32] | None = None  # shape []; None before the second frame
-        self._spread: NDArray[np.float32] | None = None  # shape []; the largest mean distance between two patches of a frame
+        self._noise: NDArray[np.float32] | None = None
+        self._spread: NDArray[np.float32] | None = None  # the largest mean distance so far between the patches of a frame
 
     def changed(self, features: Float32) -> Bool:
-        """Return the mask, bool ``[tokens]``, of a frame's tokens to append, given its ``features`` ``[tokens, width]``. The
-        first frame is appended whole.
-        """
+        """Return the mask, bool ``[tokens]``, of the tokens of a frame to append: at first all, later those that changed."""
         distances, noise, spread = self._compare(unit_features(features))
         least = 1 - self.settings.tau
         if noise is not None:
@@ -67,18 +65,18 @@ class References(Stateful):
         return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
 
     def _compare(self, unit: Float32) -> tuple[Float32, NDArray[np.float32] | None, NDArray[np.float32]]:
-        """Return the distances ``[tokens]`` of features of length 1 from their references, and the new noise and spread."""
+        """Return the distances ``[tokens]`` of unit-length features from their references, and the new noise and spread."""
         mean = unit.mean(0)
         spread = np.maximum(self._spread or 0, 1 - mean @ mean, dtype=np.float32)
         distances: Float32 = 1 - np.einsum("pw,pw->p", unit, self._features)
         if self._spread is None:
             return distances, None, spread
         noise = np.float32(np.median(distances))
-        is_next = 2 * np.count_nonzero(self._age == 0) > len(self._age)  # otherwise the median may include drift
+        is_next = 2 * np.count_nonzero(self._age == 0) > len(self._age)  # with older references, the median includes drift
         return distances, noise if self._noise is None or is_next else np.minimum(noise, self._noise), spread
 
     def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
-        """Record that a frame's ``changed`` tokens are now in the memory, with the numbers ``seq``."""
+        """Record that a frame's ``changed`` tokens are now in the memory with the sequence numbers ``seq``."""
         unit = unit_features(features)
         _, self._noise, self._spread = self._compare(unit)
         self.seq[changed] = seq
@@ -87,7 +85,6 @@ class References(Stateful):
         self._age[changed] = 0
 
     def copy(self) -> References:
-        """Return an independent copy."""
         other = copy.copy(self)
         other._features, other._age, other.seq = self._features.copy(), self._age.copy(), self.seq.copy()
         return other
@@ -101,30 +98,31 @@ def unit_features(features: Float32) -> Float32:
 
 
 class FrameChanges(NamedTuple):
-    """The result of comparing a frame with its references. The mask ``patches``, bool ``[n]``, selects the patches of
-    ``pixels`` ``[F, 3, H, W]`` to encode; ``changed``, bool ``[n]``, selects patches that changed or have a changed neighbour.
+    """The result of comparing a frame with its references. The mask ``patches``, bool ``[n]``, selects the patches of ``pixels
+    [F, 3, H, W]`` to encode. The mask ``changed``, bool ``[n]``, selects patches that changed or have a changed neighbour.
     """
 
     patches: Bool
     changed: Bool
     pixels: Float32
-    levels: Levels  # [3 F, H, W], shifted like the pixels
-    exposure: Float32  # [n]
+    levels: Levels
+    exposure: Float32
     noise: float  # in levels, 0 to 255
     size: tuple[int, int]
 
 
 class PatchChanges(Stateful):
-    """Holds the pixels from which each patch was last encoded, and finds a frame's patches that differ from them.
+    """Holds the pixels from which each patch was last encoded, and finds the patches of a new frame that differ from them.
 
-    A patch has changed if the tenth of its pixels that differ most differ by ``threshold`` levels on average, and by MARGIN
-    times the noise; its neighbours are encoded with it. The noise is the median patch's distance from the previous frame; a
-    smaller median found later replaces it. If a shift of the picture or a new exposure explains at least half of many changes,
-    the explained patches do not count as changed.
+    A patch has changed if the tenth of its pixels that differ most differ on average by at least ``threshold`` levels and
+    MARGIN times the noise. The patches around a changed patch are encoded with it. The noise is the median patch's distance
+    from the previous frame, but at most LOUDEST times the distance between neighbouring patches; a smaller median found later
+    replaces it. If many patches seem changed, and a shift of the picture or a new exposure explains half of the changes, the
+    explained patches do not count as changed.
 
     The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change size.
-    If ``interval`` is 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole
-    frames confirm the kept features; a whole frame that contradicts them resets it to 1.
+    If ``interval`` is 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames
+    confirm the kept features. A whole frame that contradicts the kept features resets the interval to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")
@@ -136,17 +134,17 @@ class PatchChanges(Stateful):
         self._patch = vision.size[0] // grid[0], vision.size[1] // grid[1]
         patches = grid[0] * grid[1]
         self._reference = np.zeros((3 * vision.group, *vision.size), np.uint8)
-        self._sums = np.zeros(patches, np.float32)  # sums of each patch's reference levels
-        self._exposure = np.ones(patches, np.float32)  # each patch's exposure when it was encoded
-        self._noise = 0.0  # in levels, 0 to 255
-        self._since = -1  # frames since a whole frame was encoded; -1 before the first
-        self._proven = 0  # how many frames confirmed the kept features
+        self._sums = np.zeros(patches, np.float32)  # the sum of each patch's reference levels
+        self._exposure = np.ones(patches, np.float32)
+        self._noise = 0.0
+        self._since = -1  # the number of frames since a whole frame was encoded; -1 before the first
+        self._proven = 0
         self._size = np.zeros(2, np.int32)
 
     def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
         """Find the patches to encode in a normalised frame ``[F, 3, H, W]`` (F frames if the tower merges F). Changes nothing.
 
-        size: (height, width) of the camera's picture.
+        ``size``: the (height, width) of the camera's picture.
         """
         levels = kernels.levels(pixels.reshape(-1, *pixels.shape[2:]), self._scale, self._offset)
         every = np.ones(len(self._exposure), bool)
@@ -174,9 +172,9 @@ class PatchChanges(Stateful):
         return FrameChanges(patches, patches, pixels, moved, exposure, noise, size)
 
     def encoded(self, changes: FrameChanges, right: bool | None = None) -> None:
-        """Make the encoded patches' pixels their references.
+        """Store the encoded patches' pixels as their references.
 
-        right: whether a whole frame confirms the kept features; None if the frame was not whole.
+        ``right``: whether a whole frame confirmed the kept features; None if the frame was not whole.
         """
         if changes.patches.all():
             self._reference[:] = changes.levels
@@ -198,7 +196,9 @@ class PatchChanges(Stateful):
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return each patch's exposure ``[n]``: the median of its row of patches, because lamps flicker in bands."""
+        """Return each patch's exposure ``[n]``, the median over its row of patches, because a lamp's flicker makes horizontal
+        bands.
+        """
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
@@ -211,7 +211,7 @@ class PatchChanges(Stateful):
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
         if gained:
             yield levels, self._reference, self._reference, gain
-        furthest = min(self._patch) // 2  # after a larger shift, a patch shows what its neighbour showed
+        furthest = min(self._patch) // 2  # beyond this shift, a patch shows mostly what its neighbour showed
         frames = range(0, len(levels), 3)
         shifts = [phase_shift(self._reference[at + 1], levels[at + 1], furthest) for at in frames]
         if max(abs(along) for shift in shifts for along in shift) >= SHIFTED:
@@ -228,7 +228,7 @@ def dilated(mask: Bool) -> Bool:
 
 
 def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
-    """Return the minimum and maximum of each pixel and its eight neighbours, which bound shifts of less than a pixel."""
+    """Return the minimum and maximum over each pixel and its eight neighbours, which bound shifts of less than a pixel."""
     return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
 
 
@@ -244,7 +244,8 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 
 
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
-    """Return how far ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest`` per axis.
+    """Return how far the picture ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest``
+    per axis.
 
     Uses phase correlation of the pictures' middles, at half size if they are large. A parabola through the peak gives fractions
     of a pixel.
@@ -269,7 +270,7 @@ def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, fl
 
 
 def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> tuple[int, int]:
-    """Return the whole-pixel shift near ``about`` that leaves the least difference between the pictures."""
+    """Return the whole-pixel shift near ``about`` that leaves the least difference between ``before`` and ``after``."""
 
     def difference(shift: tuple[int, int]) -> float:
         moved = before[None].copy()
@@ -281,13 +282,15 @@ def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> 
 
 
 def _vertex(three: NDArray[np.float64]) -> float:
-    """Return the x, limited to -0.5 to 0.5, at which a parabola with the values ``three`` at x = -1, 0 and 1 peaks."""
+    """Return where the parabola through the values ``three`` at x = -1, 0 and 1 peaks, limited to -0.5 to 0.5."""
     bend = three[0] - 2 * three[1] + three[2]
     return float(np.clip((three[0] - three[2]) / (2 * bend), -0.5, 0.5)) if bend < 0 else 0.0
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Copy ``levels [planes, H, W]`` to ``out``, moved back by ``down`` and ``across``; ``out`` keeps its uncovered edge."""
+    """Copy ``levels [planes, H, W]`` to ``out``, moved back by ``down`` and ``across`` pixels; ``out`` keeps its uncovered
+    edge.
+    """
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -295,7 +298,7 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether few enough ``kept`` tokens ``[n, width]`` differ from the ``whole`` frame's by more than noise."""
+    """Return whether few enough of the ``kept`` tokens ``[n, width]`` differ from the ``whole`` frame's by more than noise."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)
@@ -305,14 +308,14 @@ class ChangedEncoder(Stateful):
     """Encodes the frames of one stream in order. The encoder's state consists of the references, the features and the tower's
     cache.
 
-    A patch that is not encoded keeps its features, although patches that it attended to may have changed.
+    A patch that is not encoded keeps its features, even if patches that it attended to have changed.
     """
 
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Bind the tower. Raises UserError as ``Engine.bind_tower`` does, and if less memory is free than ``copies`` tower
-        caches take.
+        """Bind the tower. Raises UserError as ``Engine.bind_tower`` does, and if ``copies`` tower caches do not fit in the free
+        memory.
         """
         vision = bundle.vision
         if (spec := vision.changed) is None:
@@ -333,8 +336,8 @@ class ChangedEncoder(Stateful):
         self.changes = PatchChanges(settings, vision, spec.grid)
         self._features = np.zeros((vision.tokens_per_frame, bundle.decoder.row_width), np.float32)
         at = [(2 * np.arange(count) + 1) * of // (2 * count) for count, of in zip(vision.grid, spec.grid, strict=True)]
-        self._patch_of = np.add.outer(spec.grid[1] * at[0], at[1]).reshape(-1)  # the middle patch of each token
-        self.seen = self.computed = 0  # the numbers of patches received and encoded
+        self._patch_of = np.add.outer(spec.grid[1] * at[0], at[1]).reshape(-1)  # the patch at the middle of each token
+        self.seen = self.computed = 0  # numbers of patches
 
     @property
     def encoded(self) -> float:
@@ -342,9 +345,9 @@ class ChangedEncoder(Stateful):
         return self.computed / self.seen if self.seen else 1.0
 
     def encode(self, pixels: Float32, sizes: NDArray[np.int32], *, keep: bool = True) -> Float32:
-        """Encode frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]`` like ``Engine.encode``.
+        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``, like ``Engine.encode``.
 
-        sizes: (height, width) of each camera picture, ``[F, 2]``. keep: whether the encoder's state changes.
+        ``sizes``: the (height, width) of each camera picture, ``[F, 2]``. ``keep``: whether to keep the encoder's new state.
         """
         starts = range(0, len(pixels), self._group)
         features = [self._encode(pixels[at : at + self._group], sizes[at : at + self._group], keep) for at in starts]

@@ -17,17 +17,17 @@ from edgevlm.runtime.sandbox import render
 Turn = tuple[str, str]
 Message = Mapping[str, Any]
 MAX_CONVERSATIONS = 64
-LONGEST = 1 << 19  # the most characters of a conversation in a prompt
+LONGEST = 1 << 19  # the maximum length of a conversation in a prompt, in characters
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
     """A conversation that the caller keeps and passes in whole.
 
-    messages: dicts as chat templates take them, with ``role``, ``content`` (text, or None with tool calls), and tool calls
-    whose ``arguments`` are an object. tools: functions in OpenAI's format, for a template that supports tools. continues:
-    whether the answer continues the last message, which is then the assistant's. opening: the text with which the answer
-    begins.
+    ``messages``: dicts in the format of chat templates, with ``role`` and ``content``, which is None in a message with tool
+    calls. The ``arguments`` of a tool call are an object. ``tools``: functions in OpenAI's format, for a template that supports
+    tools. ``continues``: whether the answer continues the last message, which must then be the assistant's. ``opening``: the
+    text with which the answer begins.
     """
 
     messages: tuple[Message, ...]
@@ -46,7 +46,7 @@ class Dialogue:
         return next((each["content"] or "" for each in reversed(self.messages) if each["role"] == "user"), "")
 
     def with_text(self, text: str) -> Dialogue:
-        """Return a copy of the chat with the user's last message replaced by ``text``."""
+        """Return a copy of the dialogue with the user's last message replaced by ``text``."""
         last = max((place for place, each in enumerate(self.messages) if each["role"] == "user"), default=len(self.messages))
         said = ({**each, "content": text} if place == last else each for place, each in enumerate(self.messages))
         return replace(self, messages=tuple(said))
@@ -58,11 +58,11 @@ class Dialogue:
 
     @property
     def turns(self) -> int:
-        """The number of the user's messages."""
+        """The number of messages from the user."""
         return sum(each["role"] == "user" for each in self.messages)
 
     def without(self, turns: int) -> Dialogue:
-        """Return the conversation without its ``turns`` oldest turns; each user message starts a turn."""
+        """Return the dialogue without its ``turns`` oldest turns; each user message starts a turn."""
         starts = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
         first = starts[turns] if turns else 0
         system = (each for each in self.messages[:first] if each["role"] == "system")
@@ -72,7 +72,7 @@ class Dialogue:
 class Chat:
     """Renders prompts and encodes them to two lists of token ids: a prefix before the stream and a suffix after it.
 
-    A prompt is encoded whole and then split at the video's token, because tokenizers treat the beginning of a text differently.
+    A prompt is encoded whole and then split at the video's token, because tokenizers treat the start of a text differently.
     """
 
     def __init__(self, spec: ChatSpec, tokenizer: Tokenizer, system: str | None = None) -> None:
@@ -85,7 +85,7 @@ class Chat:
 
     @cached_property
     def knows_tools(self) -> bool:
-        """Return whether the template writes the tools passed to it."""
+        """Return whether the template's output includes the tools passed to it."""
         name = "a_tool_that_is_none"
         function = {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}
         try:
@@ -96,15 +96,15 @@ class Chat:
             return False
 
     def suffix(self, turns: Sequence[Turn], question: str | Dialogue) -> list[int]:
-        """Return the ids after the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
+        """Return the ids that follow the vision tokens: earlier turns (oldest first), the question, the generation prompt."""
         return self._split(self._checked(turns, question))[1]
 
     def text_only(self, turns: Sequence[Turn], question: str | Dialogue) -> list[int]:
-        """Return the ids of a whole prompt without a video."""
+        """Return the token ids of a whole prompt without a video."""
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the whole prompt as text, with ``video`` as the placeholder. Raises UserError if the template has no video."""
+        """Return the whole prompt as text, with ``video`` for the video. Raises UserError if the template has no video."""
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
@@ -126,7 +126,7 @@ class Chat:
                 raise UserError(f"a prompt cannot hold {found!r}, which stands for the video; leave it out")
 
     def _render(self, asked: Dialogue, *, video: bool, ends: bool = False) -> str:
-        """Render the template. ends: whether to leave out the generation prompt."""
+        """Render the template. ``ends``: whether to omit the generation prompt."""
         messages: list[dict[str, Any]] = []
         if self.system is not None and asked.messages[0]["role"] != "system":
             messages.append({"role": "system", "content": [_text(self.system)]})
@@ -134,7 +134,7 @@ class Chat:
             shown = [{"type": self.spec.content_type}] if video and message["role"] == "user" else []
             video = video and not shown
             text = message["content"] or ""
-            is_plain = message["role"] == "tool" or message.get("tool_calls")  # templates accept only text here
+            is_plain = message["role"] == "tool" or message.get("tool_calls")  # for these, templates accept only plain text
             messages.append({**message, "content": text if is_plain else [*shown, _text(text)]})
         tools = {"tools": list(asked.tools)} if asked.tools else {}
         special, adds = self.spec.special_tokens, not (asked.continues or ends)
@@ -147,9 +147,9 @@ class Chat:
         return text + asked.opening
 
     def _parts(self, asked: Dialogue) -> tuple[str, str]:
-        """Return the texts before and after the video, which is in the user's first message or in a new message.
+        """Return the prompt's texts before and after the video, which is in the user's first message or in a new message.
 
-        A request's tools and system messages come after the video, because the memory's prefix contains neither.
+        A request's tools and system messages come after the video, because the prefix already in the memory has neither.
         """
         if asked.messages[0]["role"] == "user" and not asked.tools:
             before, placeholder, after = self._render(asked, video=True).partition(self.spec.placeholder)
@@ -170,7 +170,7 @@ class Chat:
         return ids[:place], ids[place + 1 :]
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a whole prompt as transformers' processors do: special tokens are added unless the prompt begins with one."""
+        """Encode a whole prompt as transformers' processors do: add special tokens unless it begins with ``bos_token``."""
         begins = text.startswith(self.spec.special_tokens.get("bos_token") or "\0")
         return encode(self._tokenizer, text, special=self.spec.adds_special and not begins)
 
@@ -182,7 +182,7 @@ def video_mark(tokenizer: Tokenizer, spec: ChatSpec) -> str:
 
 
 def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
-    """Encode text inside a prompt, after a token of the video. Raises UserError as :func:`encode` does."""
+    """Encode text that follows a token of the video in a prompt. Raises UserError as :func:`encode` does."""
     mark = video_mark(tokenizer, spec)
     ids = encode(tokenizer, mark + text)
     return ids[_place(ids, spec) + 1 :] if mark else ids
@@ -197,10 +197,10 @@ def _place(ids: list[int], spec: ChatSpec) -> int:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
-    """Encode ``text`` to token ids. special: include the tokens that the tokenizer's post-processor adds.
+    """Encode ``text`` to token ids. ``special``: include the tokens that the tokenizer's post-processor adds.
 
-    Raises UserError for text with lone surrogates, which stand for bytes that are not UTF-8, and for text on which the
-    tokenizer fails.
+    Raises UserError for text with lone surrogates, which stand for bytes that are not UTF-8, and for text that the tokenizer
+    cannot encode.
     """
     try:
         text.encode()
@@ -230,8 +230,9 @@ def _strings(value: Any) -> Iterator[str]:
 class Conversations:
     """The turns of each conversation, as text. The oldest turns and the least recently used conversations are dropped first.
 
-    history_tokens: how many tokens earlier turns may take in a prompt. most: if not 0, how many tokens turns and question may
-    take together, in place of ``history_tokens``. dropped: the number of turns that did not fit in the newest prompt.
+    ``history_tokens``: the maximum number of tokens that earlier turns take in a prompt. ``most``: unless 0, the maximum number
+    of tokens that turns and question take together, in place of ``history_tokens``. ``dropped``: the number of turns that did
+    not fit in the newest prompt.
     """
 
     def __init__(self, chat: Chat, history_tokens: int, most: int = 0) -> None:
@@ -248,10 +249,11 @@ class Conversations:
         text_only: bool = False,
         taken: int = 0,
     ) -> list[int]:
-        """Return the suffix's ids, with the newest turns that fit; older turns are forgotten.
+        """Return the ids of the prompt's suffix, with the newest turns that fit; the conversation's older turns are forgotten.
 
-        history: the turns, oldest first, if there is no ``conversation``. text_only: return the whole prompt without a video
-        instead. taken: how many tokens of the limit are already used. Raises UserError if the template omits the video.
+        ``history``: the turns, oldest first, if there is no ``conversation``. ``text_only``: return the ids of the whole
+        prompt, without a video, instead of the suffix. ``taken``: how many tokens of ``most`` are already used. Raises
+        UserError if the template omits the question or the video.
         """
         known = self.turns.get(conversation, []) if conversation is not None else history
         asked = question if isinstance(question, Dialogue) else Dialogue.of(known, question)
@@ -272,7 +274,7 @@ class Conversations:
         return prompt(self.dropped)
 
     def add(self, conversation: str, turn: Turn) -> None:
-        """Add a turn. If there are more than MAX_CONVERSATIONS, forget the least recently used conversation."""
+        """Add a turn. If there are then more than MAX_CONVERSATIONS, forget the least recently used conversation."""
         self.turns[conversation] = [*self.turns.pop(conversation, []), turn]
         if len(self.turns) > MAX_CONVERSATIONS:
             del self.turns[next(iter(self.turns))]

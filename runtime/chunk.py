@@ -19,8 +19,9 @@ Float64 = NDArray[np.float64]
 
 
 class Encoded(NamedTuple):
-    """Encoded groups of frames, each with one grid. ``features``: ``[G, tokens_per_frame, width]``. ``seconds``: the times of
-    each group's first and last frame, ``[G, 2]``. ``coming``: how many groups of the chunk are still to come.
+    """Groups of frames after encoding, each with one grid of tokens. ``features``: ``[G, tokens_per_frame, width]``.
+    ``seconds``: the times of each group's first and last frame, ``[G, 2]``. ``coming``: how many groups of the chunk are not
+    watched yet.
     """
 
     features: Float32
@@ -32,14 +33,15 @@ class Chunk:
     """A buffer of up to ``frames`` frames, which are encoded together when the buffer is full or a question is asked.
 
     A tower that merges frames takes ``group`` frames at once. For a question, an incomplete group is encoded with its last
-    frame repeated, and encoded again when the group is complete. limit: the frames in the current chunk, a multiple of
-    ``group`` up to ``frames``; set it between chunks. encoder: encodes frames one by one in place of the engine's whole tower.
+    frame repeated, and encoded again when the group is complete. ``limit``: the number of frames in the current chunk, a
+    multiple of ``group`` up to ``frames``; set it between chunks. ``encoder``: encodes frames one by one in place of the
+    engine's tower.
     """
 
     def __init__(self, engine: Engine, bundle: Bundle, frames: int, encoder: ChangedEncoder | None = None) -> None:
         vision = bundle.vision
         self.limit, self.group, self.encoder = frames, vision.group, encoder
-        self.encode_ms = 0.0  # time spent encoding since the stream was opened
+        self.encode_ms = 0.0  # the time spent encoding since the stream was opened
         self._engine = engine
         self._pixels = np.empty((frames, 3, *vision.size), np.float32)
         self._seconds = np.empty(frames)
@@ -48,16 +50,16 @@ class Chunk:
         self.clear()
 
     def clear(self) -> None:
-        """Start the next chunk. Frames that were not appended are lost."""
-        self.taken = self._encoded = 0  # the numbers of frames received and, in complete groups, encoded
+        """Start the next chunk and discard frames that were not appended."""
+        self.taken = self._encoded = 0
         self._features = self._nothing  # features of groups that are encoded but not appended
-        self._incomplete: Float32 | None = None  # features of the incomplete group
+        self._incomplete: Float32 | None = None
 
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
-        """Return, for a snapshot, the numbers of frames taken and encoded, and views of the frames not in the memory.
+        """Return, for a snapshot, the numbers of frames received and encoded, and views of the frames not in the memory.
 
         The views are the features ``[G, tokens_per_frame, width]`` of complete groups, the pixels and (height, width) of frames
-        not encoded, the float64 seconds of each frame, and the encoder's state.
+        that are not encoded, the float64 seconds of each frame, and the encoder's state.
         """
         kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
         return {"taken": self.taken, "encoded": self._encoded}, {**self._unsaved(), "features": self._features, **kept}
@@ -96,13 +98,13 @@ class Chunk:
         return self.taken - self._encoded + self.group * len(self._features)
 
     def add(self, pixels: Float32, seconds: float = 0.0, size: tuple[int, int] = (0, 0)) -> None:
-        """Add one normalised frame ``[3, H, W]``, seen at ``seconds``. size: the original (height, width)."""
+        """Add one normalised frame ``[3, H, W]``, seen at ``seconds``. ``size``: the original (height, width)."""
         self._pixels[self.taken], self._seconds[self.taken], self._sizes[self.taken] = pixels, seconds, size
         self.taken += 1
         self._incomplete = None
 
     def encode(self, *, complete: bool = False) -> Encoded:
-        """Encode the groups that are not in the memory. complete: skip an incomplete group."""
+        """Encode the groups that are not in the memory. ``complete``: whether to skip an incomplete group."""
         features, end = self._features, self.taken - self.taken % self.group
         if self._encoded < end:
             new = self._run_tower(self._encoded, end)
@@ -122,9 +124,7 @@ class Chunk:
         self._features = self._features[groups:]
 
     def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:
-        """Encode frames. keep: whether to keep the encoder's new state; False for an incomplete group, which is encoded
-        again.
-        """
+        """Encode frames. ``keep``: whether to keep the encoder's new state, which an incomplete group must not change."""
         started = time.perf_counter()
         if self.encoder is None:
             features = self._engine.encode(self._pixels[start:end])

@@ -1,5 +1,5 @@
-"""The interface of every backend. A backend computes vision features and token embeddings, and has a decoder that appends to
-its caller's KV buffers.
+"""The interface of every backend. A backend computes vision features and token embeddings, and its decoder appends to the
+caller's KV buffers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ DEFAULT_ENGINE = "onnxruntime-cpu"
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-KVDevice = Literal["host", "cuda"]  # the device that holds keys and values
+KVDevice = Literal["host", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
 class KVBuffer:
     """One layer's key and value memory, owned by the caller. Keys and values are dense ``[1, kv_heads, capacity, head_dim]`` of
-    ``dtype`` at the given addresses. ``owner`` keeps the memory alive for as long as an engine is bound to it, because a bound
-    address holds no reference. With int8, a number is its code times the channel's ``key_scale`` or ``value_scale``, float32
-    ``[kv_heads, head_dim]``.
+    ``dtype`` at the given addresses. ``owner`` keeps the memory alive for as long as an engine holds the buffer. With int8, a
+    number is its code times the channel's ``key_scale`` or ``value_scale``, float32 ``[kv_heads, head_dim]``.
     """
 
     key_address: int
@@ -56,9 +55,9 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 class FramePattern:
     """The part of the cache that the rows of a sparse call see. A sparse call appends whole frames of p rows.
 
-    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame's rows up to itself, and the row of the same
-    patch in the previous frame. For the call's first frame, the previous frame's row is in slot ``previous[l, head, place]``;
-    -1 means none.
+    A row sees the first ``shared`` slots of every layer and KV head, its own frame's rows up to itself, and the row of the same
+    patch in the previous frame. For the call's first frame, that previous row is in slot ``previous[l, head, place]``; -1 means
+    none.
     """
 
     shared: int
@@ -69,9 +68,9 @@ class FramePattern:
 class Sight:
     """Which rows the new rows see, for a decoder that is not causal in every layer.
 
-    until: int32 ``[S]``, how many of the call's rows each row sees. place: int32 ``[S]``, the new rows' positions. held: the
-    positions of the rows already in each layer, int32 ``[kv_heads, n]``. In a layer with a window of w positions, a row sees
-    the rows that are fewer than w positions back.
+    ``until``: how many of the call's rows each row sees, int32 ``[S]``. ``place``: the new rows' positions, int32 ``[S]``.
+    ``held``: the positions of the rows already in each layer, int32 ``[kv_heads, n]``. In a layer with a window of w positions,
+    a row sees the rows that are fewer than w positions back.
     """
 
     until: Int32
@@ -81,8 +80,8 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a decoder step. ``logits``: float32 ``[requested rows, vocabulary]``. ``probes``: rotated queries float32
-    ``[heads, S, head_dim]`` by layer, for the layers named when the decoder was bound.
+    """The result of a decoder step. ``logits``: float32 ``[requested rows, vocabulary]``. ``probes``: rotated queries, float32
+    ``[heads, S, head_dim]``, by layer.
     """
 
     logits: Float32
@@ -111,14 +110,15 @@ class Decoder(Protocol):
     ) -> StepResult:
         """Append S rows to the buffers in place and return the requested logits.
 
-        embeds: ``[S, hidden]``, or ``[S, row_width]`` from a tower; cos, sin: ``[S, rotary]`` of the new rows; past_len:
-        ``[layers]``, the valid rows of each layer before the step. Afterwards rows ``[past_len[l], past_len[l] + S)`` of layer
-        ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows``: indices into the S rows, negative
-        from the end; ``()`` requests no logits. ``pattern`` may be given to a decoder that was bound with ``sparse``.
+        ``embeds``: ``[S, hidden]``, or ``[S, row_width]`` from a tower. ``cos``, ``sin``: the new rows' tables ``[S, rotary]``.
+        ``past_len``: the number of valid rows in each layer before the step, ``[layers]``. After the step, rows ``[past_len[l],
+        past_len[l] + S)`` of layer ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows``: the
+        requested rows, as indices into the S rows, negative from the end; ``()`` requests no logits. ``pattern`` is only for a
+        decoder that was bound with ``sparse``.
 
-        For a ``by_layer`` engine, ``rows[l][h]`` (int32, without duplicates) are the valid rows of a layer and KV head that the
-        new rows see; with ``fetch``, the new rows follow the fetched ones. ``sight`` is set if the decoder is not causal.
-        Raises CacheFull or CacheError before a byte is changed.
+        For a ``by_layer`` engine, ``rows[l][h]`` (int32, without duplicates) lists the valid rows of layer ``l`` and KV head
+        ``h`` that the new rows see. With ``fetch``, the new rows follow the fetched rows. ``sight`` is required if the decoder
+        is not causal. Raises CacheFull or CacheError before a byte is changed.
         """
         ...
 
@@ -127,8 +127,8 @@ class Decoder(Protocol):
 class TowerBuffer:
     """A tower's cache for one stream's frames, owned by the caller: ``size`` bytes at ``address``.
 
-    ``owner`` keeps the memory alive for as long as an engine is bound to it. Every byte is state: a copy, restored
-    at any address, continues as the original would.
+    ``owner`` keeps the memory alive for as long as an engine holds the buffer. A copy of the bytes, restored at any address,
+    continues as the original would.
     """
 
     address: int
@@ -137,7 +137,7 @@ class TowerBuffer:
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8]) -> TowerBuffer:
-        """Allocate dense host memory of ``VisionSpec.changed.cache_bytes`` bytes."""
+        """Return a buffer for ``memory``, ``VisionSpec.changed.cache_bytes`` dense bytes."""
         return cls(memory.ctypes.data, memory.nbytes, memory)
 
 
@@ -147,9 +147,10 @@ class ChangedTower(Protocol):
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
         """Encode patches ``[n]`` of a frame; return features ``[t, row_width]`` and the numbers ``[t]`` of their tokens.
 
-        pixels: a whole frame ``[3, H, W]``, normalised, or ``[group, 3, H, W]`` for towers that merge frames. patches:
-        row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. Patches not given keep their keys and values. The
-        tokens are those that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
+        ``pixels``: a whole normalised frame ``[3, H, W]``, or ``[group, 3, H, W]`` for towers that merge frames. ``patches``:
+        the patches' numbers, row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. Other patches keep their
+        keys and values. The returned tokens are those that contain any of ``patches``, sorted and row-major in
+        ``VisionSpec.grid``.
 
         The first call on fresh memory must have all patches. A call with all patches returns the same features as
         :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before a byte is changed.
@@ -160,7 +161,8 @@ class ChangedTower(Protocol):
 class Engine(Protocol):
     """One loaded bundle on one backend.
 
-    kv_device: the device of the cache buffers. by_layer: whether decoders take ``rows``, ``fetch`` and ``sight``.
+    ``kv_device``: the device that must hold the cache buffers. ``by_layer``: whether decoders accept ``rows``, ``fetch`` and
+    ``sight``.
     """
 
     kv_device: KVDevice
@@ -169,13 +171,13 @@ class Engine(Protocol):
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to language-space features ``[G, tokens_per_frame, row_width]``.
 
-        G is F, or the number of groups for towers that merge ``group`` frames; the last frame is then repeated to fill its
-        group. Frames have ``VisionSpec.size`` or, if ``VisionSpec.pixels`` is set, any size that it allows.
+        G is F, or the number of groups for towers that merge ``group`` frames. The last frame is repeated to fill its group.
+        Frames have ``VisionSpec.size`` or, if ``VisionSpec.pixels`` is set, any size that it allows.
         """
         ...
 
     def capacity(self, rows: int) -> int:
-        """Return how many rows each layer's buffer must have to hold ``rows``: ``rows`` itself, or the fixed number of the
+        """Return how many rows each layer's buffer must have to hold ``rows``: ``rows`` itself, or the fixed number in the
         backend's graphs. Raises UserError if the graphs have too few rows.
         """
         ...
@@ -185,22 +187,22 @@ class Engine(Protocol):
         ...
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """Bind the decoder to one buffer per layer; bindings persist until the decoder is dropped.
+        """Bind the decoder to one buffer per layer. The binding persists until the returned decoder is dropped.
 
-        probes: the layers whose queries each step returns. sparse: whether steps may have a pattern. Raises UserError if the
-        bundle lacks the graphs that are needed.
+        ``probes``: the layers whose queries each step returns. ``sparse``: whether steps may have a pattern. Raises UserError
+        if the bundle lacks a graph that this needs.
         """
         ...
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
         """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache until the returned tower is dropped.
 
-        Raises UserError for a bundle without that graph, and on a backend that cannot run it.
+        Raises UserError if the bundle lacks that graph or the backend cannot run it.
         """
         ...
 
     def release_memory(self, short: bool) -> None:
-        """Set whether to free the working memory after each call; ``short`` means that system memory is short."""
+        """Set whether to free the working memory after each call. ``short``: whether the system is short of memory."""
         ...
 
     def close(self) -> None: ...
@@ -209,8 +211,8 @@ class Engine(Protocol):
 def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
     """Load ``bundle`` on the backend ``name``: an entry point of ``edgevlm.engines``, or ``./file.py:Class``.
 
-    options: the backend's settings, such as ``threads`` for the CPU. Raises UserError for an unknown name, a package that is
-    not installed, and a bundle that the backend refuses.
+    ``options``: the backend's settings, such as ``threads`` for the CPU. Raises UserError for an unknown name, a package that
+    is not installed, and a bundle that the backend refuses.
     """
     made = load_class("engines", name)
     with blamed(f"engine {name}", made):

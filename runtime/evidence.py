@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
-The query of the question's last row is a probe, like policies' queries, so every engine returns it. On the demo model two heads
-of the last layer attend to the object in question (docs/internals/evidence.md); for other models the right heads are unknown.
+Every engine returns that row's query as a probe, like the queries for policies. On the demo model, two heads of the last layer
+attend to the object in question (docs/internals/evidence.md). Which heads do so in other models is unknown.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.stateful import State, Stateful
 
-MOMENTS = 3  # an answer's evidence names at most this many frames
-LEAST = 0.02  # a frame is named if it gets at least this fraction of the attention to all frames
-LEAST_ROW = 1e-3  # rows below this fraction of the best row's weight are ignored
-LIT = 0.25  # the box covers patches with at least this fraction of the weight of the frame's best patch
-KNOTS = 4096  # at most this many knots (frames with a recorded time) are kept
-CLOSE_S = 0.5  # a knot is kept if interpolating its time would be off by more than this many seconds
+MOMENTS = 3
+LEAST = 0.02
+LEAST_ROW = 1e-3
+LIT = 0.25
+KNOTS = 4096
+CLOSE_S = 0.5
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -37,9 +37,9 @@ Integers = NDArray[np.integer]
 class Moment:
     """A frame that an answer was read from.
 
-    frame: the frame's number. last_frame: the last frame before the attended patches changed. time_s, until_s: the times of
-    these two frames, in seconds of the stream. weight: fraction of the attention to all frames, 0 to 1. box: left, top, right,
-    bottom of the attended patches, as fractions of the picture.
+    ``frame``: the frame's number. ``last_frame``: the last frame before the attended patches changed. ``time_s``, ``until_s``:
+    the times of these two frames, in seconds of the stream. ``weight``: the fraction of the attention to all frames, 0 to 1.
+    ``box``: the left, top, right and bottom of the attended patches, as fractions of the picture.
     """
 
     frame: int
@@ -54,8 +54,8 @@ class Moment:
 class Evidence:
     """The moments that an answer was read from, best first.
 
-    held: False if a calibrated rule finds that the answer's frames are no longer in memory; None without a calibrated rule, or
-    for a question about a time window.
+    ``held``: False if a calibrated rule finds that the answer's frames are no longer in the memory. ``held`` is None without a
+    calibrated rule, and for a question about a time window.
     """
 
     moments: tuple[Moment, ...]
@@ -63,7 +63,7 @@ class Evidence:
 
 
 class SeenRows(NamedTuple):
-    """The frames' n rows that one KV head saw: keys ``[n, head_dim]``, float32, and their metadata."""
+    """The n rows of frames that one KV head saw: keys, float32 ``[n, head_dim]``, and metadata."""
 
     key: Float32
     frame: Integers
@@ -73,7 +73,9 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """Return copies of the frames' rows that a layer's KV head holds; float32 keys may be a view that later steps change."""
+    """Return the rows of frames that a layer's KV head holds, as copies; only float32 keys may be a view that later steps
+    change.
+    """
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -85,9 +87,9 @@ def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
 class QuestionAttention:
     """A copy of the attention of one row of a question; :meth:`evidence` evaluates it on demand.
 
-    groups: the queries ``[h, head_dim]`` of each KV head, and the rows the head saw. grid: (rows, columns) of a frame's tokens.
-    group: the number of frames that share one grid. logits: those of the token after the row, ``[vocabulary]``. lossless:
-    whether no row has left the memory.
+    ``groups``: for each KV head, the queries ``[h, head_dim]`` and the rows that the head saw. ``grid``: the (rows, columns) of
+    a frame's tokens. ``group``: the number of frames that share one grid. ``logits``: the logits ``[vocabulary]`` of the token
+    after the row. ``lossless``: whether no row has left the memory.
     """
 
     def __init__(
@@ -102,9 +104,7 @@ class QuestionAttention:
     ) -> None:
         self._heads, self._grid, self._group, self._times, self._lossless = heads, grid, group, copy(times), lossless
         self._sure = _certainty(logits)
-        self.scores: list[
-            tuple[Float32, Float32, Sequence[Integers]]
-        ] = []  # each: scores [heads, rows], queries' lengths, rows
+        self.scores: list[tuple[Float32, Float32, Sequence[Integers]]] = []  # scores [heads, rows], query lengths, rows
         for queries, parts in groups:
             seen = parts[0] if len(parts) == 1 else SeenRows(*map(np.concatenate, zip(*parts, strict=True)))
             score = np.ascontiguousarray((seen.key @ (queries.T / np.float32(np.sqrt(queries.shape[1])))).T)
@@ -117,17 +117,17 @@ class QuestionAttention:
 
     @property
     def features(self) -> Float64:
-        """Return ``[3 x heads + 3]`` numbers: each head's best score, median score and query length, then the next token's
-        logit, log-probability and entropy.
+        """Return ``[3 x heads + 3]`` numbers: each head's best score, median score and query length, followed by the next
+        token's logit, log-probability and entropy.
         """
         parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self.scores)
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
-        """Return the distinct tokens (``frame * tokens + patch``), the frame that last showed each, and each token's weight.
+        """Return the distinct tokens (``frame * tokens + patch``), the last frame that showed each, and the weight of each.
 
-        A token's weight is the softmax of the queries over the frames' rows, averaged over heads: the layer's attention,
-        restricted to these rows. Rows with less than a thousandth of the largest weight are skipped.
+        A token's weight is the softmax of the queries over the rows of frames, averaged over heads. Rows below LEAST_ROW times
+        the largest weight are skipped.
         """
         token, confirmed, weight = [], [], []
         for score, _, known in self.scores:
@@ -139,7 +139,7 @@ class QuestionAttention:
             confirmed.append(last)
             weight.append(carried[lit])
         heads = sum(len(score) for score, *_ in self.scores)
-        if len(token) == 1:  # a single KV head holds each token only once
+        if len(token) == 1:  # one KV head holds each token only once
             return token[0], confirmed[0], weight[0] / heads
         found, place = np.unique(np.concatenate(token), return_inverse=True)
         last_shown = np.zeros(len(found), np.int64)
@@ -147,7 +147,7 @@ class QuestionAttention:
         return found, last_shown, np.bincount(place, np.concatenate(weight)) / heads
 
     def evidence(self) -> Evidence:
-        """Return the frames with the most weight."""
+        """Return the MOMENTS frames with the most weight, without frames below LEAST."""
         rule, times, (rows, columns) = self._heads, self._times, self._grid
         if self.blind:
             return Evidence((), False if rule.weights else None)
@@ -187,11 +187,11 @@ def _certainty(logits: Float32) -> Float64:
 
 
 class FrameTimes(Stateful):
-    """The times of frames, in seconds, interpolated between at most ``KNOTS`` recorded times.
+    """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    If there are too many times, those that their neighbours predict within ``CLOSE_S`` are dropped; if none is,
-    every second time of the older half is dropped. Arrays are replaced, never modified, so later additions leave a shallow copy
-    unchanged.
+    If there are too many times, those that their neighbours predict within CLOSE_S seconds are dropped. If there are no such
+    times, every second time of the older half is dropped. Arrays are replaced, never modified, so later additions leave a
+    shallow copy unchanged.
     """
 
     state_fields = ("frame", "seconds")
@@ -205,14 +205,14 @@ class FrameTimes(Stateful):
             raise ValueError("invalid times of frames")
 
     def add(self, frame: int, seconds: float) -> None:
-        """Record a frame's time; drop the recorded times of this frame and of later frames."""
+        """Record a frame's time, and drop the recorded times of this frame and of later frames."""
         count = int(np.searchsorted(self.frame, frame))
         kept = self._thinned() if count == KNOTS else slice(count)
         self.frame, self.seconds = np.append(self.frame[kept], frame), np.append(self.seconds[kept], seconds)
 
     @property
     def newest(self) -> int:
-        """The newest frame whose time is recorded; -1 if there is none."""
+        """The newest frame whose time is recorded, or -1 if none is."""
         return int(self.frame[-1]) if len(self.frame) else -1
 
     def at(self, frame: int) -> float:
@@ -220,11 +220,11 @@ class FrameTimes(Stateful):
         return float(np.interp(frame, self.frame, self.seconds)) if len(self.frame) else 0.0
 
     def first_from(self, seconds: float) -> int:
-        """Return the first frame seen at ``seconds`` or later; if there is none, the newest frame's number plus 1."""
+        """Return the first frame seen at ``seconds`` or later, or the newest frame's number plus 1 if there is none."""
         return bisect_left(range(self.newest + 1), seconds, key=self.at)
 
     def _thinned(self) -> Int64:
-        """Return the knots to keep."""
+        """Return the indices of the recorded times to keep."""
         frame, seconds, middle = self.frame, self.seconds, np.arange(1, KNOTS - 1, 2)
         between = seconds[middle - 1] + (seconds[middle + 1] - seconds[middle - 1]) * (
             (frame[middle] - frame[middle - 1]) / (frame[middle + 1] - frame[middle - 1])

@@ -29,8 +29,8 @@ PRIVATE = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Found = Literal["file", "folder", "other", "nothing"]
 
-_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # one slash, because Path reduces two slashes to one
-_NO_SPACE = 1 << 20  # a disk with fewer free bytes counts as full
+_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # a single slash, because Path turns ``//`` into ``/``
+_NO_SPACE = 1 << 20
 _FULL = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -39,11 +39,8 @@ _FULL = {
 _FOLDER, _KEY, _JOURNAL, _OLD = "bundle", "key", "journal", "old"
 
 
-# paths that users gave
-
-
 def look(path: str | Path) -> Found:
-    """Return the kind of file at ``path``, following links. Raises UserError if the kind cannot be determined."""
+    """Return the kind of file at ``path``, following links. Raises UserError if the file system cannot read ``path``."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -56,7 +53,9 @@ def look(path: str | Path) -> Found:
 
 
 def is_utf8(path: str | Path) -> bool:
-    """Return whether a name is UTF-8. Python holds bytes that are not UTF-8 as lone surrogates, which few libraries accept."""
+    """Return whether a name is UTF-8. Python turns bytes that are not UTF-8 into lone surrogates, which few libraries
+    accept.
+    """
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -71,15 +70,13 @@ def check_utf8(path: str | Path) -> None:
 
 
 def refuse_address(path: str | Path) -> None:
-    """Raise UserError if an address is given instead of a path. The message does not repeat the address, which may hold a
-    password.
-    """
+    """Raise UserError if ``path`` is an address. The message does not repeat the address, because it may hold a password."""
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
         raise UserError("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these")
 
 
 def open_file(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading without blocking, following links. Raises OSError, including for irregular files."""
+    """Open a regular file for reading without blocking, following links. Raises OSError for any other file."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is not a file")
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
@@ -90,7 +87,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def home() -> Path:
-    """Return the user's home folder. Raises UserError if the user has no home, like a nameless user in a container."""
+    """Return the user's home folder. Raises UserError if the user has no home folder, as in a container without a user name."""
     try:
         found = Path.home()
     except RuntimeError:
@@ -101,7 +98,7 @@ def home() -> Path:
 
 
 def private_folder(path: Path) -> None:
-    """Make a missing folder and its missing parents, accessible to the user only. Raises OSError."""
+    """Make a missing folder and its missing parents, accessible only to the user. Raises OSError."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
@@ -110,16 +107,13 @@ def private_folder(path: Path) -> None:
 
 
 def refuse_unmapped(path: Path, error: Exception) -> None:
-    """Raise UserError if ``error`` means that the file system cannot map files, as some FUSE, 9p and network mounts cannot."""
+    """Raise UserError if ``error`` means that the file system cannot map files, as on some FUSE, 9p and network mounts."""
     if isinstance(error, OSError) and "No such device" in str(error):
         raise UserError(f"{path}: its file system cannot map files into memory; copy the folder to a local disk") from None
 
 
-# files and folders that appear whole or not at all
-
-
 def reason(error: OSError, place: Path) -> str:
-    """Describe a failure to write. If the error has no errno, a full disk is recognised by the free space at ``place``."""
+    """Describe a failure to write. Without an errno, a disk with under _NO_SPACE bytes free at ``place`` counts as full."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))
@@ -128,7 +122,7 @@ def reason(error: OSError, place: Path) -> str:
 def flush(path: Path) -> None:
     """Flush a file or folder to the disk. Raises OSError.
 
-    Does nothing for a folder if its file system flushes only files, like CIFS and vboxsf, which return EINVAL.
+    Does nothing for a folder on a file system that flushes only files, such as CIFS and vboxsf, which return EINVAL.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -144,7 +138,7 @@ def flush(path: Path) -> None:
 def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Yield a stream whose content replaces the file at ``path`` if the block succeeds. Raises OSError.
 
-    Only one process may write a path at a time; a killed process leaves a file ``path`` + UNFINISHED.
+    Only one process at a time may write ``path``. A killed process leaves a file whose name ends in UNFINISHED.
     """
     unfinished, flags, mode = path.with_name(path.name + UNFINISHED), PRIVATE if private else 0, 0o600 if private else 0o666
     try:
@@ -171,11 +165,11 @@ def atomic_directory(
 ) -> Iterator[Path]:
     """Yield an empty folder next to ``out_dir``, which becomes ``out_dir`` if the block succeeds.
 
-    check: a function that raises UserError if ``out_dir`` must not be replaced; called at the start and before the replacement.
-    key: if set, a block that is killed, or ends with an error in ``keep``, leaves its folder. The next call with the same key
-    then yields that folder again; the journal at :func:`journal_of` lists the folder's finished files. Leftovers of other calls
-    are removed. Raises UserError for every failure to write. A kill between the two renames of a replacement leaves nothing at
-    ``out_dir``. The next call, or loading the bundle, then restores the old folder with :func:`put_back`.
+    ``check`` raises UserError if ``out_dir`` must not be replaced; it is called at the start and before the replacement. If
+    ``key`` is set, a block that is killed, or that ends with an error in ``keep``, leaves its folder. The next call with the
+    same ``key`` then yields that folder again, and the journal at :func:`journal_of` lists its finished files. The folders of
+    other stopped calls are removed. Raises UserError for every failure to write. A kill between the replacement's two renames
+    leaves nothing at ``out_dir``. The next call, or loading the bundle, then restores the old folder with :func:`put_back`.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -214,7 +208,7 @@ def atomic_directory(
 
 
 def put_back(target: Path) -> None:
-    """Undo a replacement of ``target`` that was killed between its two renames; wait for a replacement that is in progress."""
+    """Undo a replacement of ``target`` that was killed between its two renames. Wait for a replacement that is in progress."""
     if os.path.lexists(target):
         return
     for old in target.parent.glob(f"{_prefix(target)}*/{_OLD}"):
@@ -224,7 +218,7 @@ def put_back(target: Path) -> None:
 
 
 def journal_of(folder: Path) -> Path:
-    """Return the path of the journal next to a folder that :func:`atomic_directory` yielded; the commit removes the journal."""
+    """Return the path of the journal next to a folder that :func:`atomic_directory` yielded."""
     return folder.with_name(_JOURNAL)
 
 
@@ -233,9 +227,9 @@ def _prefix(target: Path) -> str:
 
 
 def lock_file(file: int | BinaryIO | TextIO, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
-    """Lock a file for this process; return False if the disk does not support locks, like some network disks.
+    """Lock a file for this process. Return False if the disk does not support locks, as some network disks do not.
 
-    Raises OSError, and BlockingIOError if another process holds the lock.
+    Raises OSError, which is a BlockingIOError if another process holds the lock.
     """
     try:
         fcntl.flock(file, how)
@@ -257,7 +251,7 @@ def _locked(folder: Path, how: int) -> Iterator[int]:
 
 
 def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, int]:
-    """Return the work folder of a stopped call with this key, or a new folder, and its lock; remove all other work folders."""
+    """Return a stopped call's work folder with this key, or a new folder, and its lock. Remove all other work folders."""
     found: tuple[Path, int] | None = None
     for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
         with suppress(OSError), _locked(work, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
@@ -293,14 +287,11 @@ def _replace(folder: Path, target: Path) -> None:
         raise
 
 
-# JSON lines
-
-
 class JsonLines:
     """A file of JSON lines that only grows, written by one process, so that a stopped run can continue.
 
     The first line is the header, if there is one. An incomplete last line, left by a kill, is dropped. ``records`` holds the
-    values by key, those of earlier runs first; without ``key`` it stays empty.
+    values by key, those of earlier runs first; without ``key``, ``records`` is empty.
     """
 
     def __init__(
@@ -312,10 +303,10 @@ class JsonLines:
         resume: bool = True,
         sync: bool = False,
     ) -> None:
-        """Open or create ``path``; None keeps the records in memory only.
+        """Open or create ``path``. If ``path`` is None, keep the records only in memory.
 
-        header: names the file's kind (``journal``) and all settings that its records depend on.
-        key: returns a record's key; LookupError and TypeError mean that the record is invalid. sync: flush each record to the
+        ``header``: names the file's kind (``journal``) and all settings that its records depend on. ``key``: a function that
+        returns a record's key; if it raises LookupError or TypeError, the record is invalid. ``sync``: flush each record to the
         disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, exists
         without ``resume``, is damaged, or has a different header. A refused file is not changed.
         """
@@ -341,7 +332,7 @@ class JsonLines:
         if raw and not resume:
             raise UserError(f"{path}: is there already; add --resume to continue it, or name another file")
         if header is not None and _line(header).startswith(raw):
-            os.truncate(path, 0)  # the file holds at most a part of the header
+            os.truncate(path, 0)  # the file is empty or holds part of the header
             self._write(header)
             return
         try:
@@ -379,7 +370,7 @@ class JsonLines:
     def close(self) -> None:
         """Close the file, so that another process may write to it."""
         if self._file is not None and not self._file.closed:
-            lock_file(self._file, fcntl.LOCK_UN)  # a process forked in the meantime also has the file open
+            lock_file(self._file, fcntl.LOCK_UN)  # closing is not enough: a forked process may also have the file open
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -390,9 +381,9 @@ class JsonLines:
 
 
 def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
-    """Return the values of a file's lines; empty lines and an incomplete last line, left by a kill, are skipped.
+    """Return the values in a file of JSON lines. Empty lines and an incomplete last line, left by a kill, are skipped.
 
-    finite: refuse NaN and infinities. Raises OSError, and a ValueError that names the first line that is not JSON.
+    ``finite``: refuse NaN and infinities. Raises OSError, or a ValueError that names the first line that is not JSON.
     """
     return _parse(path.read_bytes(), finite=finite)
 

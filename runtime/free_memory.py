@@ -9,27 +9,27 @@ from typing import NamedTuple
 import psutil
 
 ROOT = Path("/")
-GROUPS = (  # v2, v1: controller in /proc/self/cgroup, its folder, files with limit and usage, cache's name in memory.stat
+GROUPS = (  # for v2 and v1: controller, folder, file of the limit, file of the usage, name of the page cache in memory.stat
     ("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
 class Available(NamedTuple):
-    """The available and the total memory, in bytes."""
+    """The available and total memory, in bytes."""
 
     free: int
     total: int
 
 
 def available() -> Available:
-    """Return the memory of this system or of a control group of this process, whichever has the least available."""
+    """Return the memory of the system or of one of this process's control groups, whichever has the least available."""
     memory = psutil.virtual_memory()
     return min([Available(memory.available, memory.total), *group_limits()], key=lambda each: each.free)
 
 
 def group_limits(root: Path | None = None) -> list[Available]:
-    """Return the memory of each control group (v1 or v2) of this process that has a limit. root: replaces ``/``."""
+    """Return the memory of each control group (v1 or v2) that limits this process. ``root`` replaces ``/``."""
     root, own, found = root or ROOT, dict[str, str](), []
     with suppress(OSError, ValueError):
         lines = (line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines())

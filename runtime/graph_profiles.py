@@ -1,5 +1,5 @@
-"""Profiles: the kinds of graphs that a bundle may have, named after the first TensorRT version that takes such graphs.
-docs/internals/engines.md lists their inputs and outputs.
+"""Profiles: the kinds of graphs that a bundle may have. Each TensorRT profile is named after the first TensorRT version that
+accepts its graphs. docs/internals/engines.md lists the graphs' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from edgevlm.errors import UserError, nearest
 ONNXRUNTIME = "onnxruntime"
 TENSORRT_10_3 = "tensorrt-10.3"
 TENSORRT_10_15 = "tensorrt-10.15"
-PROFILES = (ONNXRUNTIME, TENSORRT_10_3, TENSORRT_10_15)  # the oldest profile comes first
-TOWERS = {ONNXRUNTIME: ("fp32", "int8"), TENSORRT_10_3: ("fp32", "fp16"), TENSORRT_10_15: ("fp32", "fp16")}  # tower precisions
+PROFILES = (ONNXRUNTIME, TENSORRT_10_3, TENSORRT_10_15)
+TOWERS = {ONNXRUNTIME: ("fp32", "int8"), TENSORRT_10_3: ("fp32", "fp16"), TENSORRT_10_15: ("fp32", "fp16")}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineShapes:
     """The largest calls that a bundle's engines take; longer calls are split into pieces.
 
-    frames: the frames in a vision call, a multiple of the tower's group. rows: the rows in a decoder call that appends frames.
-    question: the rows in a decoder call that appends text.
+    ``frames``: the frames in a vision call, a multiple of the tower's group. ``rows``: the rows in a decoder call that appends
+    frames. ``question``: the rows in a decoder call that appends text.
     """
 
     frames: int
@@ -29,8 +29,8 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """Return the profile for a TensorRT version such as ``10.16``, or for ONNX Runtime (None). Raises UserError for a version
-    below 10.3.
+    """Return the profile for a TensorRT version such as ``10.16``, or for ONNX Runtime if ``tensorrt`` is None. Raises
+    UserError for a version below 10.3.
     """
     if tensorrt is None:
         return ONNXRUNTIME
@@ -48,7 +48,7 @@ def check_profile(name: str) -> None:
 
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
-    """Return a tower's precision, by default the one for ``precision``. Raises UserError if the profile does not allow it."""
+    """Return the tower's precision, by default the one for ``precision``. Raises UserError if the profile does not allow it."""
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
     if chosen not in TOWERS[profile]:

@@ -1,4 +1,4 @@
-"""Call functions in a helper process, which may crash, hang or run out of memory without harming this one."""
+"""Call functions in a helper process, which may crash, hang or run out of memory without harming the calling process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.progress import StandardError, guard_streams
 
-LONGEST = 1 << 23  # the longest line of a call or a result, in bytes
-END_S = 5.0  # seconds that a process gets to end before it is killed
+LONGEST = 1 << 23  # the maximum length of a call or a result, in bytes
+END_S = 5.0
 
 
 class HelperEnded(UserError):
-    """A helper process ended during a call. ``code``: the exit status, negative for a signal (-9: usually out of memory)."""
+    """A helper process ended during a call. ``code``: its exit status, negative for a signal (-9: usually out of memory)."""
 
     def __init__(self, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"status {code}"
@@ -31,11 +31,12 @@ class HelperEnded(UserError):
 class Helper:
     """A process that runs ``module:function`` calls one at a time. The first call starts the process; threads take turns.
 
-    Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new one.
+    Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new process.
+    The helper's import path is the caller's without the current folder. Ctrl-C reaches only the calling process, which then
+    ends the helper.
 
-    The helper has this process's import path without the current folder. Ctrl-C reaches only this process, which then ends the
-    helper. memory: how many bytes the helper may map after its ``imports``. cpu_s: the most processor seconds of a call.
-    wait_s: the longest wait for a line, in seconds.
+    ``memory``: how many bytes the helper may map after its ``imports``. ``cpu_s``: the maximum processor time of a call, in
+    seconds. ``wait_s``: the maximum wait for a line, in seconds.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class Helper:
         self.close()
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Return what ``module:function`` returns. Options that are callables run in this process, with the arguments that the
-        function passes.
+        """Return what ``module:function`` returns. Options that are callables run in the calling process, with the arguments
+        that the function passes to them.
 
-        Raises UserError as the function does, and HelperEnded if the process ends, exceeds a limit or does not answer.
+        Raises the function's UserError, or HelperEnded if the process ends, exceeds a limit or does not answer.
         """
         result = None
         callbacks = {name: options.pop(name) for name in list(options) if callable(options[name])}
@@ -77,13 +78,13 @@ class Helper:
                 yield values[0]
 
     def _leave_to_parent(self) -> None:
-        """After a fork, forget the parent's helper; the next call starts a new one."""
+        """After a fork, forget the parent's helper, so that the next call starts a new process."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.Lock()
             self.process: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
-        """End the process; a later call starts a new one."""
+        """End the helper process. A later call starts a new process."""
         self._leave_to_parent()
         process, self.process = self.process, None
         if process is not None:
@@ -108,7 +109,7 @@ class Helper:
             except (OSError, ValueError, StopIteration):
                 self.close()
                 raise HelperEnded(process.returncode) from None
-            except BaseException:  # after an interrupt, the rest of this answer must not be read as the next answer
+            except BaseException:  # after an interrupt, the next call must not read the rest of this answer
                 self.close()
                 raise
         if line[0] == "error":
@@ -116,7 +117,7 @@ class Helper:
         yield line
 
     def _read(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        """Yield lines until the process ends, writes a line that is too long, or writes no line in time."""
+        """Yield lines until the process ends, writes a line longer than LONGEST, or writes nothing for ``wait_s`` seconds."""
         assert process.stdout is not None
         rest = b""
         poll = select.poll()
@@ -132,7 +133,7 @@ class Helper:
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.close()
-            # while OpenCV is imported, sys.path holds a package's folder, whose ``typing`` would hide Python's
+            # while OpenCV is being imported, sys.path has a package's folder, whose ``typing`` would hide Python's
             paths = [path for path in sys.path if not os.path.exists(os.path.join(path, "__init__.py"))]
             code = f"import sys; sys.path[:] = {paths!r}; from {__name__} import serve; serve(**{self._settings!r})"
             try:
@@ -157,7 +158,7 @@ def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
 
 
 def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
-    """Answer the calls on stdin, in the helper process. Printed text goes to stderr, or is dropped if there are limits."""
+    """Answer the calls on stdin, in the helper process. Printed text goes to stderr, or is dropped if ``memory`` is set."""
     import resource
     import signal
 
@@ -173,7 +174,7 @@ def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
             mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + memory,) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the signal kills the process even within one long call
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the default action kills the process, even during a long call into C
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         try:
@@ -188,7 +189,7 @@ def _answer(answers: int, function: str, arguments: list[Any], options: dict[str
 
     def send(*values: Any) -> None:
         nonlocal last
-        if values != last or values[0] == "line":  # skip repeats: a download reports every block, rounded to whole MB
+        if values != last or values[0] == "line":  # skip repeats, because a download reports whole MB after every block
             raw = json.dumps(values, default=str).encode() + b"\n"
             while raw:
                 raw = raw[os.write(answers, raw) :]

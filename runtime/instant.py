@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 @cache
 def boot_id() -> str:
-    """Return the id of the current boot, or an empty text if the system has none."""
+    """Return the id of the current boot, or an empty string if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -19,9 +19,8 @@ def boot_id() -> str:
 
 
 class Instant(NamedTuple):
-    """A point in time. boot: the id of the machine's boot at that time. boot_s: seconds since boot, including sleep.
-
-    wall: seconds since 1970.
+    """A point in time. ``boot``: the id of the machine's boot. ``boot_s``: seconds since that boot, including sleep. ``wall``:
+    seconds since 1970.
     """
 
     boot: str
@@ -30,13 +29,12 @@ class Instant(NamedTuple):
 
     @classmethod
     def now(cls) -> Instant:
-        """Return the current instant."""
         return cls(boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
     def since(self, then: Instant, most: float = math.inf) -> float:
         """Return the seconds from ``then`` to this instant, 0 or more.
 
-        Across a reboot, the result is the wall clock's difference, at most ``most``.
+        If the machine was restarted in between, the result is the difference of the wall clocks, at most ``most``.
         """
         if self.boot and self.boot == then.boot:
             return max(0.0, self.boot_s - then.boot_s)

@@ -1,15 +1,15 @@
 """The scoring and selection kernels of policies, which run in C++ without the GIL.
 
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be float32 or float16 and dense
-in their last axis. Arrays other than keys and values are copied if their rows are not dense. A wrong dtype raises CacheError.
-Kernels on a view of a cache use that cache's scratch memory, one call at a time, and allocate only the result.
-tests/reference.py has a plain numpy version of each kernel, in float64. Rows and caches on a CUDA device use the kernels there
-(:mod:`edgevlm.runtime.cuda.kernels`), which give the same scores within float32 rounding, and the same choices.
+in their last axis. Other arrays are copied if their rows are not dense. A wrong dtype raises CacheError. A kernel that gets a
+view of a cache uses that cache's scratch memory, so only one call at a time may use it. Such a kernel allocates only its
+result. Rows and caches on a CUDA device use the kernels in :mod:`edgevlm.runtime.cuda.kernels`, which give the same scores
+within float32 rounding, and the same choices. tests/reference.py has a plain numpy version of each kernel, in float64, and
 ``help(edgevlm.runtime.kernels)`` documents each kernel.
 
-Inner loops use the processor's best instruction set: avx512, avx2, neon or scalar, or the set that ``EDGEVLM_SIMD`` names when
+Inner loops use the processor's best instruction set (avx512, avx2, neon or scalar), or the set that ``EDGEVLM_SIMD`` names when
 this module is imported. Heads and layers are divided among :func:`set_threads` threads, by default one. Results are
-bit-identical for any number of threads; between instruction sets, sums may differ in the last places.
+bit-identical for any number of threads. Between instruction sets, sums may differ in the last digits.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if _wanted := os.environ.get("EDGEVLM_SIMD"):
 
 
 def cuda_twin(held: Any) -> Any:
-    """Return the kernels of the device that holds ``held``, a cache or a view of one, or None for the host."""
+    """Return the kernels of the CUDA device that has ``held``, a cache or a view of one, or None if ``held`` is on the host."""
     return getattr(held, "kernels", None)
 
 
 def _on_either(native: Callable[P, R]) -> Callable[P, R]:
-    """Return a kernel that runs on the device that holds its arguments' rows."""
+    """Return a kernel that runs on the device that has its arguments."""
 
     @wraps(native)
     def run(*arguments: P.args, **others: P.kwargs) -> R:

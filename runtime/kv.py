@@ -1,9 +1,9 @@
 """Storage types of keys and values: ``fp32``, ``fp16``, or ``int8`` codes with a scale per channel.
 
 A stored number is ``code * scale``, and codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and
-channel, and equal for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. Rotation keeps a pair's length, so a
-scale that fits the length fits every rotation of the pair. A scale fitted to the pair's largest number would have to be sqrt(2)
-times larger. Keys stored as codes are rotated in float32, then rounded to integers.
+channel. A key's rotary pair, ``d`` and ``d + head_dim / 2``, has one scale for both halves. Rotation keeps a pair's length, so
+a scale that fits the length fits every rotation of the pair. Keys stored as codes are rotated in float32, then rounded to
+integers.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-KVType = str  # a name in DTYPES: how keys and values are stored
+KVType = str
 DTYPES: dict[KVType, np.dtype] = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 KV_TYPES = tuple(DTYPES)
-SCALES = "kv-scales.npy"  # the scales' file in a bundle
+SCALES = "kv-scales.npy"
 MOST = 127  # the largest code whose negative is also a code
 
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """The scales of keys and of values, each float32 ``[layers, kv_heads, head_dim]``, finite and above 0."""
+    """The scales of keys and values, each float32 ``[layers, kv_heads, head_dim]``, finite and above 0."""
 
     key: NDArray[np.float32]
     value: NDArray[np.float32]
 
     @classmethod
     def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
-        """Return scales for keys with rotary pairs up to the length ``key`` and values up to ``value``.
+        """Return scales for keys whose rotary pairs have lengths up to ``key``, and for values with magnitudes up to ``value``.
 
-        key: lengths ``[layers, kv_heads, head_dim / 2]``. value: magnitudes ``[layers, kv_heads, head_dim]``. headroom: a
-        factor by which the scales are multiplied. The values of a head share the scale of the head's largest channel: with one
-        scale per channel, more inputs saturate (docs/internals/models.md).
+        ``key``: ``[layers, kv_heads, head_dim / 2]``. ``value``: ``[layers, kv_heads, head_dim]``. ``headroom``: a factor by
+        which the scales are multiplied. All values of a head get the scale of its largest channel, because with one scale per
+        channel, more inputs saturate (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))
@@ -65,12 +65,12 @@ class KVScales:
 
 
 def codes(numbers: NDArray[np.floating], scale: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Round ``numbers [kv_heads, n, head_dim]`` to saturated codes with ``scale [kv_heads, head_dim]``; ties go to even."""
+    """Round ``numbers [kv_heads, n, head_dim]`` to saturated codes of ``scale [kv_heads, head_dim]``; halves round to even."""
     return np.clip(np.rint(numbers / scale[:, None]), -MOST - 1, MOST).astype(np.int8)
 
 
 def _usable(scale: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Replace zeros in ``scale [..., channels]`` with the head's largest scale, or 1; return float32."""
+    """Replace zeros in ``scale [..., channels]`` with the head's largest scale, or with 1 if all are zero. Return float32."""
     most = scale.max(-1, keepdims=True)
     filled = np.where(scale > 0, scale, np.where(most > 0, most, 1.0))
     return np.maximum(filled, np.finfo(np.float32).tiny).astype(np.float32)
