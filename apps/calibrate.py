@@ -56,7 +56,7 @@ class CalibrateRequest(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Measurements of the layers, the policies and an int8 cache's scales; None if not requested or not applicable."""
+    """What was measured of the layers, the policies and an int8 cache's scales; None where nothing was measured."""
 
     layers: Calibration | None
     policies: Choices | None
@@ -65,7 +65,7 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A clip's frames, uint8 RGB ``[H, W, 3]``; each iteration starts from the beginning. video: None for a demo world."""
+    """A clip's frames, uint8 RGB ``[H, W, 3]``, or a demo world's if ``video`` is None. Each iteration starts over."""
 
     video: str | None
     seed: int = 0
@@ -95,7 +95,7 @@ def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) ->
 def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:
     """Measure a bundle, write the results into it, and return its folder and the results.
 
-    Raises UserError. A stopped run leaves a checkpoint next to the bundle; the next run continues from the checkpoint.
+    A run that is stopped leaves its results so far next to the bundle, and the next run continues from them. Raises UserError.
     """
     if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
@@ -121,8 +121,8 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
-    """Return the settings that a checkpoint depends on, except policies and budgets, which have separate records."""
-    written = (CHOICES, CALIBRATION, SCALES) if request.layers else (CHOICES,)  # a killed run may have replaced these files
+    """Return the settings with which a stopped run must be continued. Policies and budgets may change."""
+    written = (CHOICES, CALIBRATION, SCALES) if request.layers else (CHOICES,)  # files that the stopped run may have written
     files = {name: record for name, record in model.bundle.files.items() if name not in written}
     identity = model_hash(replace(model.bundle, files=files))
     return {
@@ -134,7 +134,7 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify, notify: Notify
 ) -> Findings:
-    """Measure an int8 cache's scales, then the layers, then the policies; skip what a stopped run has measured."""
+    """Measure an int8 cache's scales, then the layers, then the policies. Skip what a stopped run measured."""
     layers, scales, choices, spec = None, None, None, model.bundle.decoder
     if request.layers and spec.kv == "int8":
         try:
@@ -160,7 +160,7 @@ def _measure(
 
 
 def clips_of(videos: list[Path]) -> list[Clip]:
-    """Return clips of the videos, sampled as ``edgevlm run`` does; without videos, demo worlds with one question of each kind.
+    """Return the videos as clips, sampled as by ``edgevlm run``, or demo worlds if there are no videos.
 
     Raises SourceError for a missing file.
     """
@@ -174,9 +174,7 @@ def clips_of(videos: list[Path]) -> list[Clip]:
 
 
 def rows(choices: Choices) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield events and their fields: for each budget a row per policy and the choice, then the trials and choices of append and
-    encode.
-    """
+    """Yield the event and fields of each JSON line: each budget's candidates and choice, then those of append and encode."""
     measure = {"measure": choices.measure}
     for choice in choices.budgets:
         budget = {"budget": choice.budget}
@@ -194,14 +192,14 @@ def rows(choices: Choices) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def as_json(written: Path, found: Findings) -> str:
-    """Return the lines of ``--json``: first the bundle and its layers, then the policies."""
+    """Return the text that ``--json`` prints: a line for the bundle and its layers, then the rows of the policies."""
     layers = asdict(found.layers) if found.layers else {}
     first = ("calibration", {"bundle": str(written), **layers})
     return "\n".join(json_line(*row) for row in (first, *(rows(found.policies) if found.policies else ())))
 
 
 def describe(written: Path, found: Findings) -> str:
-    """Return a readable report: layers, a table for each kind of row, and choices."""
+    """Return a readable report."""
     lines = ["layers: left as they were"]
     if (layers := found.layers) is not None:
         tau = "/".join(f"{threshold:.4f}" for threshold in layers.thresholds)

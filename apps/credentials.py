@@ -34,7 +34,7 @@ def mask_argv() -> None:
 NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # names of URL parameters that hold secrets
 PARAMETER = re.compile(r"(?<![\w-])([\w-]+)=")
 VALUE = re.compile(r"[^&;\s]*[^&;\s:]")
-# match up to a URL's last @, because passwords may contain @ or /; a URL parsed as a path has a single slash left
+# matches up to a URL's last @, because passwords may contain @ or /; pathlib.Path reduces :// to :/
 LOGIN = re.compile(r"(?<![\w+.-])([\w+.-]+:/{1,2})\S*@")
 SETTING = re.compile(
     r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])"
@@ -44,7 +44,7 @@ SETTING = re.compile(
 def mask_credentials(text: str) -> str:
     """Replace each URL's user and password, and each value whose name suggests a secret, with ``***``.
 
-    Takes linear time, because the text may come from a client. Escapes bytes of file names that are not UTF-8.
+    Bytes that are not UTF-8, as in file names, are escaped.
     """
     return _mask(text).encode(errors="backslashreplace").decode()
 
@@ -75,7 +75,7 @@ def with_login(address: str, username: str | None, password: str | None) -> str:
 
 
 def state_key(reference: str | None) -> SnapshotKey | None:
-    """Return the key that ``--state`` encrypts snapshots with, given as for :func:`secret`. Raises UserError."""
+    """Return the key that encrypts the snapshots of ``--state``; ``reference`` is as for :func:`secret`. Raises UserError."""
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     return None if reference is None else SnapshotKey(secret(reference))

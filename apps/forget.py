@@ -1,4 +1,4 @@
-"""``edgevlm forget``: delete a period from a state folder that is not in use."""
+"""``edgevlm forget``: delete what was seen in a period from a state folder that is not in use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 
 OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*", f"*{OTHER}")
-MARK = "forgotten"  # name of the file that marks a forgotten camera: its recording must not be watched again
+MARK = "forgotten"  # a file of this name keeps a server from watching a forgotten recording again
 Forgotten = dict[str, int]
 
 
@@ -32,9 +32,10 @@ def in_words(name: str, counts: Forgotten) -> str:
 
 
 def forget_folder(state: str, span: Span, stream: str | None = None, key: SnapshotKey | None = None) -> dict[str, Forgotten]:
-    """Delete a period from the state folder of ``run`` or ``serve``; return the counts by camera.
+    """Delete what was seen in a period from the state folder of ``run`` or ``serve``; return the counts by camera.
 
-    Raises UserError. state: the folder, or the address of one camera's snapshots. stream: only this camera of a server.
+    ``state`` is the folder, or the address of one camera's snapshots. ``stream`` limits the deletion to one camera of a server.
+    Raises UserError.
     """
     if is_address(state):
         return {state.rstrip("/").rpartition("/")[2]: forget_camera(state, span, key)}
@@ -60,7 +61,7 @@ def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None) -> Forgotten:
-    """Delete a period from a camera's unused folder or address; return the counts. Raises UserError."""
+    """Delete what a camera saw in a period. Its folder or address must not be in use. Return the counts. Raises UserError."""
     with closing(SnapshotDirectory(where, key)) as directory:
         counts = Forgotten() if directory.folder is None else forget_pictures(directory.folder, span)
         if span.everything:
@@ -69,7 +70,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
         if not found:
             if directory.storage.snapshots():
                 raise UserError(f"{where}: no snapshot can be read; --all deletes them")
-            directory.clear()  # also deletes files of other versions
+            directory.clear()  # deletes what other versions left behind
             return {"rows": 0, **counts}
         about, arrays = dict(found[0].about), {name: array.copy() for name, array in found[0].arrays.items()}
         offset = about["written"] - about["session"]["time_s"]
@@ -83,7 +84,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
 
 
 def forget_pictures(folder: Path, span: Span) -> Forgotten:
-    """Delete the thumbnails of a period; without a period, delete everything next to a camera's snapshots. Raises UserError."""
+    """Delete the thumbnails of a period. For all time, delete all files next to a camera's snapshots. Raises UserError."""
     count = 0
     if (folder / Thumbnails.FILE).exists():
         with closing(Thumbnails(folder)) as thumbnails:
@@ -97,7 +98,7 @@ def forget_pictures(folder: Path, span: Span) -> Forgotten:
 
 
 def mark(folder: Path) -> None:
-    """Mark a folder as completely forgotten until a user resumes watching. Raises UserError."""
+    """Mark a folder as forgotten until a user resumes watching. Raises UserError."""
     try:
         private_folder(folder)
         os.close(os.open(folder / MARK, os.O_CREAT | PRIVATE, 0o600))

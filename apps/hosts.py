@@ -1,4 +1,4 @@
-"""Limit the hosts to which clients' addresses, redirects and references in streams may lead."""
+"""Limit the hosts that addresses given by clients, redirects and references in streams may reach."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from edgevlm.errors import SourceError, SourceRefused
 
-HERE = [  # this machine, link-local, multicast, addresses that embed IPv4, cloud metadata
+HERE = [  # addresses of this machine, its link and its cloud's services, multicast, and IPv6 addresses that embed IPv4
     ip_network(each)
     for each in (
         "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "224.0.0.0/3", "100.100.100.200", "168.63.129.16",
@@ -28,9 +28,9 @@ class AllowedHosts:
     """
 
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
-        """Parse the list. private: whether None includes private networks. also: a host that is always allowed.
+        """Parse ``allowed``. Raises ValueError. ``also`` is a host that is always allowed.
 
-        Raises ValueError.
+        ``private`` is whether private networks are allowed when ``allowed`` is None.
         """
         self._private, self._also = private, also.lower().rstrip(".")
         self._names: set[str] | None = None
@@ -39,7 +39,7 @@ class AllowedHosts:
             self._networks = [ip_network(each) for each in allowed if is_network(each)]
 
     def resolve(self, host: str, port: int) -> str:
-        """Resolve an allowed host's name to an address. Raises SourceRefused if forbidden, SourceError if unknown."""
+        """Return the address of an allowed host. Raises SourceRefused for any other host, SourceError for an unknown name."""
         found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address in found:
@@ -77,7 +77,7 @@ def reach(text: str) -> Literal["here", "private", "public"]:
 
 
 def _is_own(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether the address is this machine's own: packets sent to it then come from the same address."""
+    """Return whether the address is this machine's own: the system would use it also as the source address of packets to it."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((str(address), 9))  # connecting a UDP socket sends no packet

@@ -1,4 +1,4 @@
-"""The journal: lines in which the model describes what it saw, with full-text search. Lines outlive the memory."""
+"""The journal: lines in which the model describes what it saw, with full-text search."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgevlm.apps.store import TimedDatabase
 
 COLUMNS = "camera, time, text, evidence"
 HEADING = "Notes from before, by the clock:"
-WORDS = 64  # most words of a search
+WORDS = 64  # words of a search text that are used
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line about what a camera saw at ``time``, in seconds since 1970. evidence: moments, as in an answer's JSON."""
+    """A line about what a camera saw at ``time`` (seconds since 1970). ``evidence`` has moments as in an answer's JSON."""
 
     camera: str
     time: float
@@ -45,7 +45,7 @@ class Journal(TimedDatabase):
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:
-        """Store a line, unless anything was :attr:`forgotten` since the line was requested. Raises no disk errors."""
+        """Store a line, unless rows were deleted after :attr:`forgotten` was ``since``. Raises no disk errors."""
 
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))
@@ -69,10 +69,10 @@ class Journal(TimedDatabase):
     ) -> list[Line]:
         """Return the lines that contain all words of ``search``, newest first.
 
-        since, until: seconds since 1970, both included. any_word: return lines with any of the words, the best match (BM25)
-        first.
+        ``since`` and ``until`` are in seconds since 1970 and both included. With ``any_word``, return lines with any of the
+        words instead, best match (BM25) first.
         """
-        words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # quotes keep words from being operators
+        words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # in quotes, AND, OR and NOT are words
         if search is not None and not words:
             return []
         match = (" OR " if any_word else " ").join(words) or None
@@ -81,7 +81,7 @@ class Journal(TimedDatabase):
         return [Line(camera, at, text, tuple(json.loads(evidence))) for camera, at, text, evidence in found]
 
     def _purge(self) -> None:
-        self._run("INSERT INTO lines(lines) VALUES ('rebuild')")  # without a rebuild the index keeps words of deleted lines
+        self._run("INSERT INTO lines(lines) VALUES ('rebuild')")  # or the index would keep words of deleted lines
 
 
 def with_notes(question: str, lines: list[Line]) -> str:

@@ -34,16 +34,13 @@ from edgevlm.runtime.snapshots.writer import written_at
 
 FULL = "full"
 DEMO_FRAMES = 384
-DEMO_BUDGET = 512  # tokens for the demo on a terminal: 32 frames, so that the demo soon forgets frames
+DEMO_BUDGET = 512  # tokens for the demo on a terminal: it holds only 32 frames, so the demo soon forgets
 DEMO_SPEED = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run's settings after they were resolved for this terminal, before anything is opened.
-
-    compares: whether the demo shows three memories side by side.
-    """
+    """A run's settings, resolved for this terminal. ``compares`` is whether the demo shows three memories side by side."""
 
     settings: RunSettings
     plan: RunPlan
@@ -81,7 +78,7 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False,
         if run.shutdown.forced:
             raise
     except OSError:
-        if not silence_if_gone():  # if stdout has lost its reader, end silently
+        if not silence_if_gone():
             raise
 
 
@@ -113,7 +110,7 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
 
 
 def open_run(start: Start) -> RunLoop:
-    """Open a run's model, source, session and output. On UserError everything is closed again."""
+    """Open a run's model, source, session and output. If that fails, close what was opened."""
     settings, plan = start.settings, start.plan
     with ExitStack() as opened:
         writer = None
@@ -121,7 +118,7 @@ def open_run(start: Start) -> RunLoop:
             writer = SnapshotWriter(settings.state, settings.state_every, start.notify, key=state_key(settings.state_key))
             opened.callback(writer.close)
         choice = export_choice(start)
-        with progress("reading the model") as step:  # includes the export of a checkpoint, the first time
+        with progress("reading the model") as step:  # exports a checkpoint if it has not been exported yet
             bundle = resolve_model(settings.model, step, start.notify, settings.engine, choice)
             size = frame_size(bundle, choice, asked=settings.frame_size is not None)
         if choice.asks and choice.plan is None and settings.engine == DEFAULT_ENGINE:
@@ -157,7 +154,7 @@ def open_run(start: Start) -> RunLoop:
         run.check()
         for line in opening_lines(start, run):
             output.notice(line)
-        opened.pop_all()  # from here on the run closes what was opened
+        opened.pop_all()  # the run closes what was opened
     return run
 
 
@@ -167,7 +164,7 @@ def export_choice(start: Start) -> ExportChoice:
     budget: Any = settings.budget
 
     def frame_shape() -> tuple[int, int] | None:
-        """Return the (height, width) of the first frame. Opens and closes the source; stdin can be opened only once."""
+        """Open the source and return the (height, width) of its first frame, or None for stdin, which opens only once."""
         if settings.is_stdin_source:
             return None
         with closing(start.open_source(realtime=False, rule=None)) as source:
@@ -183,7 +180,10 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """Return the frame size to open a bundle at, None for the bundle's own. Raises UserError if the bundle has a fixed size."""
+    """Return the frame size for a bundle that takes any size, else None.
+
+    Raises UserError if a size was asked for (``asked``) and the bundle has a different fixed size.
+    """
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
         return choice.size
@@ -207,14 +207,14 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
         yield f"Watching {source.name}."
     if session.model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
-    if session.basis and (start.verbose or not start.drawn):  # on a drawn terminal, /policy shows the basis
+    if session.basis and (start.verbose or not start.drawn):  # with the panel, /policy shows the reason
         yield session.basis if start.verbose else session.basis.partition("; ")[0]
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:
-    """Advance ``source`` and ``plan`` to the time of the resumed snapshot; for a live source add the seconds since then.
+    """Advance ``source`` and ``plan`` to the time of the resumed snapshot. A live source continues at the present time.
 
-    Questions planned for earlier times have been asked already.
+    Questions planned for earlier times are dropped.
     """
     if writer.resumed is None:
         return
@@ -222,7 +222,7 @@ def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> N
     time_s = about["session"]["time_s"]
     plan.at = [(at, question) for at, question in plan.at if at >= time_s]
     if about.get("source", source.name) not in ("", source.name) and not source.live:
-        plan.since = time_s  # a different video is watched from its beginning
+        plan.since = time_s  # watch a different video from its beginning
         return
     with progress(f"going to {time_s:.1f} s of {source.name}"):
         if not source.skip(time_s):

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJso
 from edgevlm.runtime.files import atomic_write, private_folder
 
 ID = r"^[a-z0-9][a-z0-9_-]{0,63}$"
-HASHED = 55  # a longer id is cut to this many characters and a hash
+HASHED = 55  # largest number of characters of an id before its hash
 MAX_NAME = 100
 
 
@@ -58,7 +58,7 @@ def slug(text: str) -> str:
 
 def program_id(folder: Path, new: str = "") -> str:
     """Return the program's id stored in a state folder; if there is none yet, store ``new`` or a random id."""
-    path = folder / "program.id"  # no camera can have this name, because it contains a dot
+    path = folder / "program.id"  # the dot distinguishes it from cameras' folders
     with suppress(OSError, ValueError):
         if re.fullmatch("[0-9a-f]{8}", found := path.read_text().strip()):
             return found
@@ -67,6 +67,6 @@ def program_id(folder: Path, new: str = "") -> str:
         private_folder(folder)
         with atomic_write(path, private=True) as stream:
             stream.write(made.encode())
-    except OSError:  # derive an id that stays the same until the folder is moved
+    except OSError:  # without a file, derive an id that is the same every time
         return new or short_hash(f"{platform.node()} {folder.resolve()}")
     return made

@@ -1,4 +1,4 @@
-"""Proxies and certificates that environment variables set for HTTP clients."""
+"""Read and check the environment variables that set proxies and certificates for HTTP clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL = (".local", ".lan", ".internal", ".home.arpa")
 
 
 def is_private(host: str) -> bool:
-    """Return whether a host is this machine or in its network; such hosts are reached without a proxy."""
+    """Return whether a host is this machine or in its network, and so is reached without a proxy."""
     if host.lower().endswith(LOCAL):
         return True
     with suppress(OSError, UnicodeError):
@@ -35,7 +35,7 @@ def proxy_variables(*schemes: str) -> str:
 
 
 def environment_problem(error: Exception) -> str:
-    """Return which environment variable prevents an HTTP client, and the fix; empty for other errors."""
+    """Explain an HTTP client's error that an environment variable causes, and its fix. Return "" for other errors."""
     why, proxies = " ".join(str(error).split())[:200], proxy_variables("http", "https")
     files = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
     if isinstance(error, ssl.SSLError | FileNotFoundError | PermissionError) and error.filename is None and files:

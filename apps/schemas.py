@@ -13,12 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from edgevlm.runtime import calibration
 
-SCHEMA = 1  # increased when a field is removed or changes its meaning; readers ignore unknown fields
-ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(ud[89a-f]..)|.)")  # a JSON escape; the group is an unpaired surrogate
+SCHEMA = 1  # increased when a field is removed or changes its meaning, but not when a field is added
+ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(ud[89a-f]..)|.)")
+"""Matches a JSON escape; the group matches an unpaired surrogate."""
 
 
 def json_line(event: str, fields: Mapping[str, object]) -> str:
-    """Return a line of ASCII JSON: ``event``, the schema's version and ``fields``. Lone surrogates become text, ``\\udce9``."""
+    """Return a line of ASCII JSON: ``event``, the schema's version and ``fields``.
+
+    An unpaired surrogate becomes six characters of text, such as ``\\udce9``.
+    """
     line = json.dumps({"event": event, "schema": SCHEMA, **fields})
     return ESCAPE.sub(lambda found: f"\\{found[0]}" if found[1] else found[0], line)
 
@@ -70,7 +74,7 @@ class Answer(Timed):
 class Stats(Timed):
     frames: int = field("Frames watched.")
     dropped: int = field("Frames that were due and were lost.")
-    drops: dict[str, Any] = field("Dropped frames by cause: replaced, corrupt, keyframe, late.")
+    drops: dict[str, Any] = field("Dropped frames by cause: replaced, corrupt, keyframe, repeated, late.")
     fps: float = field("Frames watched per second since the last line; in a summary, over the whole run.")
     policy: str = field("The policy in use; under auto, the one it chose.")
     cache_tokens: int = field("Vision tokens held in the fullest layer.")
@@ -287,7 +291,7 @@ class Snapshot(Record):
 
 
 def record(name: str, kind: Any, /, *, optional: bool = False, without: str = "", **more: Any) -> type[Record]:
-    """Make the model of a line from ``more`` fields and a dataclass whose fields are ``Annotated`` with their meaning."""
+    """Make the model of a JSON line from ``more`` fields and a dataclass whose fields are ``Annotated`` with descriptions."""
     types, fields = get_type_hints(kind), dict[str, Any](more)
     for each in dataclasses.fields(kind):
         if each.name != without:
@@ -342,7 +346,7 @@ LINES: dict[str, tuple[type[Record], ...]] = {
 
 
 def kind_of(model: type[Record]) -> str:
-    """Return the value of ``event`` in a line of this model."""
+    """Return the ``event`` of the JSON lines that ``model`` describes."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
 
 
@@ -353,7 +357,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_of(model: type[BaseModel], kind: dict[str, Any], name: str = "event") -> dict[str, Any]:
-    """Return the JSON Schema of a line. name, kind: the field that distinguishes kinds of lines, and that field's schema."""
+    """Return the JSON Schema of a line. Its field ``name``, with the schema ``kind``, distinguishes the kinds of lines."""
     schema = model.model_json_schema()
     version = {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."}
     schema["properties"] = {name: kind, "schema": version, **schema["properties"]}

@@ -19,9 +19,9 @@ class Shown(NamedTuple):
 
 
 def parse_size(text: Any, option: str = "") -> Any:
-    """Parse ``1280x720`` as (width, height), and ``auto`` as None.
+    """Parse ``1280x720`` as (width, height) and ``auto`` as None.
 
-    Raises UserError, beginning with ``option``, for any other text.
+    For any other text, raises UserError with a message that begins with ``option``.
     """
     if not isinstance(text, str) or text == "auto":
         return None if text == "auto" else text
@@ -31,7 +31,7 @@ def parse_size(text: Any, option: str = "") -> Any:
 
 
 def parse_ask_at(text: str) -> tuple[float, str]:
-    """Parse ``60:Who came in?`` as a question at 60 seconds. Raises UserError for anything else."""
+    """Parse ``60:Who came in?`` as a question at 60 seconds. Raises UserError for any other text."""
     time_s, _, question = text.partition(":")
     if not re.fullmatch(r"\s*\d{1,12}(\.\d*)?\s*", time_s) or not question.strip():
         raise UserError(f"{text}: give seconds, a colon and the question, like 60:'who came in?'")
@@ -60,7 +60,7 @@ Name = Annotated[str, Metavar("NAME")]
 
 
 class RunSettings(SessionSettings):
-    """The settings of a run, except those of its session. Sizes are (width, height)."""
+    """The settings of a run, added to those of its session. Sizes are (width, height)."""
 
     camera: Annotated[str | None, Metavar("SRC"), Shown("demo")] = Field(
         None, description="Watch 0, csi://0, a URL, a pipeline, - or demo."
@@ -118,5 +118,5 @@ class RunSettings(SessionSettings):
 
     @property
     def state_key(self) -> str | None:
-        """Return the reference to the key of snapshots, for :func:`edgevlm.apps.credentials.state_key`."""
+        """Return the reference from which :func:`edgevlm.apps.credentials.state_key` reads the snapshots' key."""
         return None if self.state_key_file is None else f"file:{self.state_key_file}"

@@ -24,19 +24,19 @@ VERSION = 1  # schema version of the database
 DAY_S = 86_400.0
 CLOCK = """
 CREATE TABLE IF NOT EXISTS days (day INTEGER PRIMARY KEY, last INTEGER, passed REAL, boot TEXT, boot_s REAL, wall REAL);
-"""  # one row per elapsed day: the day's last row number and the clock's readings
+"""  # for each elapsed day, the number of its last row and the readings of the clocks
 
 NO_LOCKS = "?vfs=unix-none"  # for disks without file locks, where SQLite cannot map WAL's index into memory
 WAL = "journal_mode = WAL"
 
 
 class TimedDatabase:
-    """A table of rows with times, in a separate file.
+    """A table of rows with times, in a separate SQLite file in ``folder``, or in memory if ``folder`` is None.
 
     Any thread may call any method. A damaged file is renamed, and a new file is begun. ``notify`` gets one line when the disk
-    refuses writes, and another once writes succeed again. folder: None keeps the rows in memory. days: how long to keep rows
-    (default DAYS), in elapsed time, so that setting the clock deletes nothing. cap: most bytes in use (default CAP), above
-    which :attr:`SPARE` is deleted. Raises UserError if the file cannot be opened, or another process uses it.
+    refuses writes, and another once writes succeed again. Rows are kept for ``days`` of elapsed time, so that setting the clock
+    deletes nothing. When the file takes more than ``cap`` bytes, the statements of :attr:`SPARE` delete rows. Raises UserError
+    if the file cannot be opened or another process uses it.
     """
 
     FILE: ClassVar[str]
@@ -47,7 +47,7 @@ class TimedDatabase:
     MEANWHILE: ClassVar[str]
     TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns with times; a row is in a period if any of the row's times is
     HAS_CAMERA: ClassVar[bool] = True
-    MAY_GO: ClassVar[str] = "1"  # SQL condition for the expired rows that may be deleted
+    MAY_GO: ClassVar[str] = "1"  # SQL condition that an expired row must meet to be deleted
     SPARE: ClassVar[tuple[str, ...]]
     PRAGMAS: ClassVar[tuple[str, ...]] = ("secure_delete = ON",)  # overwrite deleted rows
 
@@ -86,7 +86,7 @@ class TimedDatabase:
                 path.unlink(missing_ok=True)
             try:
                 deleted = self._open().execute(f"DELETE FROM {self.TABLE} WHERE ({of_time}) AND {of_camera}", values)
-                self._run(f"UPDATE days SET last = min(last, {self._newest})")  # later rows may reuse the deleted numbers
+                self._run(f"UPDATE days SET last = min(last, {self._newest})")  # new rows may get the deleted rows' numbers
                 self._purge()
                 self._flush()
             except sqlite3.Error as error:
@@ -95,7 +95,7 @@ class TimedDatabase:
             return deleted.rowcount
 
     def prune(self) -> None:
-        """Delete rows that are too old, a day at a time, and rows above the cap."""
+        """Delete rows that are too old, a day at a time, and further rows while the file is too large."""
         now, found = Instant.now(), self._run("SELECT passed, boot, boot_s, wall FROM days ORDER BY day DESC LIMIT 1")
         passed = found[0][0] + now.since(Instant(*found[0][1:]), DAY_S) if found else 0.0
         self._run(f"INSERT OR REPLACE INTO days VALUES (?, {self._newest}, ?, ?, ?, ?)", passed // DAY_S, passed, *now)
@@ -125,10 +125,10 @@ class TimedDatabase:
         return self._rows(statement, *given.values(), limit)
 
     def _purge(self) -> None:
-        """Delete the traces of deleted rows in a table."""
+        """Delete the traces that deleted rows leave in the table. A subclass may override this."""
 
     def _flush(self) -> None:
-        """Flush deletions to the disk."""
+        """Write changes to the disk. A subclass may override this."""
 
     def _used(self) -> int:
         pages, free, size = (self._run(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count", "page_size"))
@@ -136,7 +136,7 @@ class TimedDatabase:
 
     @property
     def _newest(self) -> str:
-        """Return SQL for the newest row's number."""
+        """Return an SQL expression for the number of the newest row."""
         return f"coalesce((SELECT rowid FROM {self.TABLE} ORDER BY rowid DESC LIMIT 1), 0)"
 
     @property
@@ -146,7 +146,7 @@ class TimedDatabase:
     def _open(self) -> sqlite3.Connection:
         if self._database is not None:
             return self._database
-        if self.path is not None:  # SQLite gives its journal files the same mode
+        if self.path is not None:  # SQLite gives its journal files the permissions of the database file
             self._held.close()
             self._held = open(self.path, "rb", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600))  # noqa: SIM115
             self._has_locks = lock_file(self._held)
@@ -171,11 +171,11 @@ class TimedDatabase:
 
     def _mended(self, work: Callable[[], T]) -> T:
         """Do the work and return its result. If the file is damaged, rename it and do the work in a new file."""
-        for again in (True, False):  # one failed read is not proof of damage
+        for again in (True, False):  # a single error does not prove damage
             try:
                 return work()
             except sqlite3.DatabaseError as error:
-                if type(error) is not sqlite3.DatabaseError or self.path is None:  # only this class means damage
+                if type(error) is not sqlite3.DatabaseError or self.path is None:  # subclasses have other causes
                     raise
                 if self._database is not None:
                     self._database.close()

@@ -22,13 +22,13 @@ from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.model import bundle_folder
 from edgevlm.runtime.settings import parse_budget
 
-ROUND = 64  # a memory's capacity is rounded up to a multiple of this many rows
+ROUND = 64  # the cache's capacity is rounded up to a multiple of 64 rows
 
 
 def build(
     name: str, budget: str | None, workspace: int, probes: bool, force: bool, progress: Notify
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Build missing engines; yield a line and JSON fields about each engine. workspace: memory limit, MB. Raises UserError."""
+    """Build missing engines. Yield a line and JSON fields about each. Raises UserError. workspace: MB of memory per layer."""
     bundle = Bundle.load(bundle_folder(name), progress=progress)
     builder = needed("edgevlm.engines.tensorrt.build", "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
@@ -40,7 +40,7 @@ def build(
 
 
 def capacity_for(bundle: str, budget: int | None) -> int:
-    """Return the cache's rows per layer at a budget (by default, a run's default): prefix + |M| + text budget.
+    """Return the number of rows in each layer's cache at ``budget``, by default that of a run.
 
     Raises UserError for a budget that is impossible with this model.
     """
@@ -53,7 +53,7 @@ def capacity_for(bundle: str, budget: int | None) -> int:
 
 
 class ExportTarget(NamedTuple):
-    """Export options, and a line that explains them. precision: None for the exporter's default."""
+    """Export options, and a line that explains them. A ``precision`` of None is the exporter's default."""
 
     profile: str
     precision: str | None
@@ -64,9 +64,9 @@ class ExportTarget(NamedTuple):
 def target_for(
     checkpoint: Path, name: str, jetpack: str | None, precision: str | None, kv: KVType | None, camera: tuple[int, int]
 ) -> ExportTarget:
-    """Choose export options for a device. jetpack: a release, by default the newest. precision, kv: override the choice.
+    """Choose export options for the device ``name``. ``jetpack`` is a release, by default the newest.
 
-    On a Jetson ``edgevlm plan`` chooses the weights' precision. Raises UserError for an unknown device, release or precision.
+    On a Jetson, ``edgevlm plan`` chooses the default precision. Raises UserError for an unknown device, release or precision.
     """
     device, kept = load_device(name), kv or "fp16"
     if precision is not None:

@@ -25,7 +25,7 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.model import bundle_folder
 
-DIGITS = 10  # digits of each hash (checkpoint, options) in a cached bundle's name
+DIGITS = 10  # number of digits of each of the two hashes in a cached bundle's name
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None, "camera": (480, 640), "precision": None, "vision_precision": None, "kv": "fp16",
     "profile": ONNXRUNTIME, "positions": "trained", "gptq": False,
@@ -40,7 +40,7 @@ def cache_folder() -> Path:
 
 
 def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, **options: Any) -> Path:
-    """Return a checkpoint's cached bundle for :data:`DEFAULTS` updated with ``options``; if missing or ``force``, export it."""
+    """Return a checkpoint's cached bundle for ``options`` and :data:`DEFAULTS`. Export it if it is missing or if ``force``."""
     target = cached_path(checkpoint, **options)
     with locked(target, "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
@@ -51,7 +51,7 @@ def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: 
 
 
 def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notify, **options: Any) -> None:
-    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises the UserErrors of an export."""
+    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises UserError."""
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
@@ -72,7 +72,7 @@ def cached_path(checkpoint: Path, **options: Any) -> Path:
 
 
 def plain_name(text: str) -> str:
-    """Turn ``text`` into the first part of a cached bundle's name."""
+    """Make the first part of a cached bundle's name from ``text``."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".-")[:64] or "checkpoint"
 
 
@@ -114,7 +114,7 @@ def remove_bundles(name: str) -> list[Path]:
 
 
 def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
-    """Check every byte of these bundles (by default all cached ones) against their manifests; yield a line for each bundle."""
+    """Check every byte of ``bundles`` (by default of all cached ones). Yield a line about each, and whether it is intact."""
     for folder in [find(each) for each in bundles] or cached():
         try:
             loaded = Bundle.load(folder, progress=progress)
@@ -144,7 +144,7 @@ def is_complete(target: Path) -> bool:
 
 @contextmanager
 def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
-    """Hold a lock on ``made``, using a file next to it; notify ``waiting`` if another process holds it. Raises UserError."""
+    """Lock a file next to ``made``. Send ``waiting`` to ``notify`` if another process holds the lock. Raises UserError."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         file = open(made.with_name(f".{made.name}.lock"), "a")  # noqa: SIM115

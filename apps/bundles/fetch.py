@@ -25,7 +25,7 @@ A bundle of {source} for [edgevlm](https://github.com/edgevlm/edgevlm): {family}
 
 
 def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
-    """Fetch a bundle, or only a checkpoint's config.json; return the folder. Raises HubError."""
+    """Download a bundle, but only config.json of a checkpoint; return the folder. Raises HubError."""
     repository = Repository(parse_id(name), notify)
     return pull(repository, progress, notify) if repository.is_bundle else fetch_config(repository, progress)
 
@@ -62,7 +62,7 @@ def fetch_config(repository: Repository, progress: Report) -> Path:
 
 
 def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify: Notify) -> None:
-    """Download the files of a hub checkpoint that an export reads, without pickles or second copies of the weights.
+    """Download those files of a hub checkpoint that an export reads, but no pickles or second copies of the weights.
 
     Raises HubError if the checkpoint has no safetensors, or if the files do not fit on the disk.
     """

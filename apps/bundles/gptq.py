@@ -25,9 +25,9 @@ from edgevlm.runtime.plugins import load_class
 def export_by_gptq(
     checkpoint: Path, out: Path, *, precision: str | None, progress: Notify, force: bool, **options: Any
 ) -> Path:
-    """Export like :func:`edgevlm.export.export_checkpoint`; keep the samples, so that the same command can resume.
+    """Export like :func:`edgevlm.export.export_checkpoint`. If interrupted, the samples are kept for the next attempt.
 
-    Raises UserError, before exporting anything, for a precision without rounding and for a missing engine.
+    Before exporting, raises UserError for a precision without rounding and for a missing engine.
     """
     rounded_layout(precision or "fp32", options.get("profile", ONNXRUNTIME))
     load_class("engines", DEFAULT_ENGINE)
@@ -35,7 +35,7 @@ def export_by_gptq(
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
 
     def sampled(folder: Path) -> Samples:
-        """Read samples from ``folder``, or make them with the folder's fp32 bundle; then delete that bundle."""
+        """Return the samples in ``folder``. If there are none, make them with an fp32 bundle, which is then deleted."""
         file, plain = folder / "samples.npz", folder / "fp32"
         if not file.exists():
             if not plain.exists():
@@ -53,6 +53,6 @@ def export_by_gptq(
 
 
 def source() -> str:
-    """Identify the text that is sampled, and the program that samples it."""
+    """Return an identifier of the sampled text and of the code that samples it."""
     program = hashlib.sha256(Path(activations.__file__).read_bytes()).hexdigest()
     return f"sampled over the help topics of Python {platform.python_version()} by {program}"

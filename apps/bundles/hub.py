@@ -1,7 +1,6 @@
-"""Models named by their repository on the Hugging Face hub, ``ORG/NAME[@revision]``, downloaded into the hub's usual cache.
+"""Download models from the Hugging Face hub, named ``ORG/NAME[@revision]``, into the cache that all hub programs share.
 
-The ``huggingface_hub`` library handles endpoint, token, proxies, cache and protocol. This module transfers the files, because
-the library cannot resume a file in a later run and checks no hashes.
+This module downloads the files itself, because ``huggingface_hub`` cannot resume a download in a later run or check hashes.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.files import atomic_write, look
 
 TIMEOUT_S = 10.0
-PAUSES_S = (1, 2, 4, 8, 8)  # seconds before the next attempt, by the number of fruitless attempts in a row
+PAUSES_S = (1, 2, 4, 8, 8)
+"""``PAUSES_S[n]`` is the pause in seconds after n attempts in a row that brought nothing new."""
 ATTEMPTS = 64
-SLOW_S, SLOW_BYTES = 300.0, 300_000  # give up if fewer than SLOW_BYTES new bytes arrive in SLOW_S
+SLOW_S, SLOW_BYTES = 300.0, 300_000  # give up if fewer than SLOW_BYTES bytes arrive in SLOW_S seconds
 MB = 1_000_000
 CONFIG = "config.json"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # huggingface_hub reads this when it is imported
@@ -35,7 +35,7 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubError(UserError):
-    """A failed request to the hub. ``what``: the message without its advice."""
+    """A failed request to the hub. ``what`` is the part of the message before the advice."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
@@ -53,7 +53,7 @@ class HubId(NamedTuple):
 
 
 class HubFile(NamedTuple):
-    """A file of a repository. digest: a large file's SHA-256, a small file's git SHA-1; also the blob's name in the cache."""
+    """A file of a repository. ``digest`` (SHA-256, or git SHA-1 for small files) is the name of its blob in the cache."""
 
     name: str
     bytes: int
@@ -68,7 +68,7 @@ def parse_id(name: str) -> HubId:
 
 
 def hub_id(model: str) -> HubId | None:
-    """Return the repository that ``model`` names, or None for a folder. A folder named ``model`` takes precedence.
+    """Return the repository that ``model`` names, or None for a folder. If both exist, the folder is meant.
 
     ``hf:ORG/NAME`` always names a repository. Raises UserError for ``hf:`` without a repository's name.
     """
@@ -77,10 +77,10 @@ def hub_id(model: str) -> HubId | None:
 
 
 class Repository:
-    """A hub repository at one commit. ``folder``: its downloaded files in the hub's cache."""
+    """A hub repository at one commit."""
 
     def __init__(self, name: HubId, notify: Notify, commit: str | None = None) -> None:
-        """Ask the hub for the revision's commit, unless it is known already; offline, use the last downloaded commit.
+        """Ask the hub for the revision's commit, unless the commit is known. Offline, use the last downloaded commit.
 
         Raises HubError.
         """
@@ -104,7 +104,7 @@ class Repository:
 
     @property
     def folder(self) -> Path:
-        """The folder of the repository's files, which are links to blobs in the cache."""
+        """The folder of the repository's downloaded files, in the hub's cache."""
         return self.home / "snapshots" / self.commit
 
     @property
@@ -178,7 +178,7 @@ class Repository:
                 stream.write(self.commit.encode())
 
     def _ask(self, revision: str) -> Mapping[str, HubFile]:
-        """Ask the hub for a revision's commit and top-level files; keep the error, if any."""
+        """Ask the hub for a revision's commit and top-level files. On failure, store the error in :attr:`problem`."""
         from huggingface_hub import HfApi
 
         self._listed = {}
@@ -203,9 +203,10 @@ class Repository:
 
 
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
-    """Append a file's missing bytes to ``part``. Retry after pauses, up to ATTEMPTS times, while attempts bring bytes.
+    """Download the rest of a file and append it to ``part``. Raises HTTPError.
 
-    Slow transfers are not retried. An attempt is fruitless if the server sends the file from its start. Raises HTTPError.
+    Makes up to ``ATTEMPTS`` attempts, but gives up if the transfer is slow or if ``len(PAUSES_S)`` attempts in a row bring
+    nothing new.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
@@ -226,7 +227,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
                         stream.truncate(0)
                         stream.seek(0)
                     for block in response.iter_bytes():
-                        stream.write(block[: file.bytes + 1 - stream.tell()])  # a single extra byte gives a wrong hash
+                        stream.write(block[: file.bytes + 1 - stream.tell()])  # an extra byte makes the hash wrong
                         tell(stream.tell())
                         if stream.tell() > file.bytes:
                             return
@@ -250,7 +251,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
 
 
 def explain(error: Exception, name: HubId, folder: Path) -> HubError:
-    """Describe a repository's error and its fix in one line. folder: where the downloaded files were written."""
+    """Describe an error and its fix in one line. ``folder`` is where the download was written."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, HubError):

@@ -1,4 +1,4 @@
-"""Resolve a model's name (``demo``, a folder or ``ORG/NAME[@revision]`` on the hub) to a bundle; checkpoints are exported."""
+"""Find or make the bundle of a model that is named by ``demo``, a folder or ``ORG/NAME[@revision]`` on the hub."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Size = tuple[int, int]  # (height, width)
 
 @dataclass
 class ExportChoice:
-    """Chooses the export options that were not given.
+    """Chooses the export options that were not given. ``plan`` is None until a choice is needed.
 
-    ``plan``: the resulting plan, None until a choice is needed. frame_shape: returns the size of the source's frames or None
-    if unknown; it is called once, and only if the model keeps a frame's aspect and ``frame_size`` is None.
+    ``frame_shape`` returns the size of the source's frames, or None if unknown. It is called at most once, if ``frame_size`` is
+    None and the model keeps a frame's aspect.
     """
 
     request: PlanRequest
@@ -65,7 +65,7 @@ class ExportChoice:
         return self.frame_size or self.frame_shape()
 
     def _plan(self, model: PlannedModel) -> DevicePlan:
-        """Plan with the requested budget, limited to what a plan accepts; the policy may still refuse the budget."""
+        """Make a plan. A requested budget is limited to what a plan accepts, even if the policy will refuse it."""
         asked = self.request.budget
         budget = None if asked is None else min(max(asked, model.least_budget), model.most_budget)
         self.plan = plan = choose(model, self.device or this_cpu(Machine()), replace(self.request, budget=budget))
@@ -93,12 +93,12 @@ class ExportChoice:
 
     @property
     def asks(self) -> bool:
-        """Return whether any option was given that only an export can apply."""
+        """Return whether an option was given that only applies to an export."""
         return any((self.request.precision, self.request.vision_precision, self.request.kv))
 
     @property
     def budget(self) -> int | None:
-        """Return a smaller budget if a run's default does not fit this model, else None."""
+        """Return the planned budget if it is below a run's default, else None."""
         if self.plan is None or self.request.budget is not None:
             return None
         return self.plan.budget if self.plan.budget < default_budget(self.plan.roofline.model) else None
@@ -118,8 +118,8 @@ def resolve_model(
 ) -> str:
     """Return the bundle for ``--model``; download a hub model and export a checkpoint into the cache.
 
-    A cached bundle that ``engine`` can run is used: the one with the options of ``choice`` (or the defaults), else the only
-    suitable one. Raises UserError if several bundles suit, the engine cannot run the export, or the hub has no such model.
+    A checkpoint is exported only if the cache has no bundle of it that ``engine`` can run and that suits ``choice``. Raises
+    UserError if the cache has several, the engine cannot run the export, or the hub has no such model.
     """
     refuse_address(model)
     folder = Path(model)

@@ -1,4 +1,4 @@
-"""Options that several commands share, declared here or made from the fields of settings."""
+"""Declare the options that several commands share, and make options from the fields of settings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edgevlm.errors import UserError, reason
 
 
 def check_finite(param: typer.CallbackParam, value: Any) -> Any:
-    """Return a number that was typed. Raises UserError for NaN, infinity and numbers too large or small to use."""
+    """Return the option's value. Raises UserError for NaN, infinity, and numbers that are too large or too small."""
     if isinstance(value, float) and not (value == 0 or 1e-9 <= abs(value) <= 1e15):
         raise UserError(f"{param.opts[0]} {value:g}: give an ordinary number")
     return value
 
 
 def values_of(name: str) -> Callable[..., list[str]] | None:
-    """Return the shell completion of option ``name``: its values, or file names if no value matches."""
+    """Return a function that completes the values of option ``name`` in the shell."""
 
     def complete(incomplete: str) -> list[str]:
         from edgevlm.engines.devices import device_names
@@ -47,7 +47,7 @@ def values_of(name: str) -> Callable[..., list[str]] | None:
 
 
 def option(metavar: str | None, help: str, default: str | bool = True, panel: str | None = None, **more: Any) -> Any:
-    """Return an option for typer. default: a description of an unclear default. panel: the option's heading in ``--help``."""
+    """Return an option for typer. ``default`` describes the default in words. ``panel`` is its heading in ``--help``."""
     more.setdefault("callback", check_finite)
     return typer.Option(metavar=metavar, help=help, show_default=default, rich_help_panel=panel, **more)
 
@@ -71,17 +71,17 @@ KV = Annotated[Literal["fp32", "fp16", "int8"] | None, option("fp32|fp16|int8", 
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Return the options that were typed."""
+    """Return those of ``values`` that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def of_file(path: Path | None) -> str | None:
-    """Return the reference to a secret in a file, in the form that :func:`edgevlm.apps.credentials.secret` reads."""
+    """Return ``file:PATH``, from which :func:`edgevlm.apps.credentials.secret` reads a secret."""
     return None if path is None else f"file:{path}"
 
 
 def lines(variable: str) -> list[str]:
-    """Return the values in an environment variable, one per line; click would split the text at every blank."""
+    """Return the lines of an environment variable, because click would split its text at every blank."""
     return os.environ.get(variable, "").splitlines()
 
 
@@ -99,9 +99,10 @@ HelpAll = Annotated[bool, flag("--help-all", "Show all options.", is_eager=True,
 def with_settings(
     model: Any, panels: Mapping[str | None, Iterable[str]], rare: Iterable[str] = (), *, typed_only: bool = False
 ) -> Callable[[Any], Any]:
-    """Add an option for each field to a command, under its panel. The command gets a ``model`` of the values as ``settings``.
+    """Add an option to a command for each field of ``model`` that ``panels`` lists by heading.
 
-    typed_only: pass a dict of the typed options instead. rare: fields that only ``--help-all`` shows.
+    The command gets the values as ``settings``: an instance of ``model`` or, with ``typed_only``, a dict of the typed options.
+    Only ``--help-all`` shows the fields in ``rare``.
     """
     shown = {name: panel for panel, fields in panels.items() for name in fields}
     lists = {name for name in shown if get_origin(model.model_fields[name].annotation) is list}
@@ -142,7 +143,7 @@ def checked(model: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _parameter(field: Any, name: str, panel: str | None, hidden: bool, typed_only: bool) -> Parameter:
-    """Make a field's option with its type, help and default; the model checks the value."""
+    """Make the option of a field, with the field's type, help and default."""
     is_list = get_origin(field.annotation) is list
     first = get_args(field.annotation)[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
     words = {type(each).__name__: each for each in (*getattr(first, "__metadata__", ()), *field.metadata)}

@@ -30,7 +30,7 @@ class PlainCommand(PlainHelp, TyperCommand):
 
 
 class LazyGroup(PlainHelp, TyperGroup):
-    """Lists its commands by name and summary. ``targets``: each command's ``module:attribute``, a function or a Typer."""
+    """A group of commands. ``targets`` has each command's ``module:attribute``, a function or a Typer."""
 
     targets: ClassVar[Mapping[str, str]] = {}
 
@@ -53,13 +53,13 @@ class LazyGroup(PlainHelp, TyperGroup):
 
 
 def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.Typer:
-    """Return a Typer of ``commands``: name -> (``module:attribute``, summary[, heading])."""
+    """Return a Typer of ``commands``, by name. Each has a ``module:attribute``, a summary and perhaps a heading."""
 
     class Group(LazyGroup):
         targets: ClassVar[Mapping[str, str]] = {name: about[0] for name, about in commands.items()}
 
     def listed() -> None:
-        raise NotImplementedError  # resolve_command replaces this stand-in with the real command
+        raise NotImplementedError  # resolve_command loads the real command
 
     app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
     for name, (_, summary, *heading) in commands.items():
@@ -90,7 +90,7 @@ def with_default(text: str) -> str:
 
 
 def load_command(name: str | None, target: str) -> Any:
-    """Return the command at ``module:attribute``. The module's ``EPILOG``, if any, ends its help."""
+    """Return the command at ``module:attribute``. If the module has an ``EPILOG``, the command's help ends with it."""
     module, _, attribute = target.partition(":")
     found, epilog = getattr(import_module(module), attribute), getattr(import_module(module), "EPILOG", None)
     if isinstance(found, typer.Typer):

@@ -82,7 +82,7 @@ def power(
 
 
 def show(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Read what run --state kept there.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Read snapshots from this folder or address.")],
     state_key_file: StateKeyFile = None,
     json: Json = False,
 ) -> None:
@@ -126,9 +126,9 @@ def show(
 
 
 def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="Write the key to this file.")]) -> None:
-    """Make a key that encrypts snapshots.
+    """Make an age key that encrypts snapshots.
 
-    Keep a copy elsewhere: without the key no snapshot can be read. The key is an age key.
+    Keep a copy elsewhere: without the key no snapshot can be read.
     """
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 

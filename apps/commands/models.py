@@ -97,7 +97,7 @@ def models(
 
 
 def export(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Export this folder, or ORG/NAME of the hub.")],
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Export this folder, or ORG/NAME on the hub.")],
     out: Annotated[Path | None, option("DIR", "Write the bundle there.", "the bundle cache")] = None,
     force: Annotated[bool, flag("--force", "Replace an existing bundle.")] = False,
     device: Annotated[
@@ -155,7 +155,7 @@ def export(
 
 
 def build(
-    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Build this bundle, of edgevlm export --device.")],
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Build this bundle, exported with --device.")],
     budget: Annotated[str | None, option("N|6k", "Allow budgets up to this.", "as run")] = None,
     workspace: Annotated[int, option("MB", "Allow each layer this much workspace.", min=1)] = 1024,
     probes: Annotated[bool, flag("--probes/--no-probes", "Support policies that look at attention.")] = True,
@@ -194,7 +194,7 @@ def verify(
 ) -> None:
     """Check every byte of bundles against their manifests.
 
-    A run compares sizes only. Exits with status 1 if a bundle is damaged.
+    Commands that run a bundle compare only file sizes. Exits with status 1 if a bundle is damaged.
     """
     intact = True
     with progress("starting") as step:
@@ -230,7 +230,7 @@ def push(
 ) -> None:
     """Upload a bundle to the hub, and print its address.
 
-    Needs a token that may write (HF_TOKEN). The repository is created private unless it exists.
+    Needs a token that may write (HF_TOKEN). A new repository is private unless --public is given.
     """
     with progress("starting") as step:
         from edgevlm.apps.bundles import fetch
@@ -240,7 +240,7 @@ def push(
 
 
 def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME|all", help="Remove this, or all and unfinished exports.")],
+    name: Annotated[str, typer.Argument(metavar="NAME|all", help="Remove this bundle; all also removes unfinished exports.")],
 ) -> None:
     """Remove cached bundles."""
     from edgevlm.apps.bundles.cache import remove_bundles
@@ -266,7 +266,7 @@ def policies(
 
 
 def list_policies(as_json: bool, name: str | None = None) -> str:
-    """Return one policy, or all policies (including installed ones) and auto, as JSON lines or as readable text."""
+    """Return the text that ``edgevlm policies`` prints about the policy ``name``, or about all policies and ``auto``."""
     from edgevlm.apps.schemas import json_line
     from edgevlm.runtime.opening import AUTO, FALLBACK
     from edgevlm.runtime.plugins import names
@@ -314,8 +314,8 @@ def calibrate(
 ) -> None:
     """Choose the best policy for a model.
 
-    Measures each layer, compares the policies at equal bytes, and finds how much of each frame can be skipped. The bundle keeps
-    the result, for --policy, --append and --encode auto. After an interrupt, the same command resumes.
+    Measures each layer, compares the policies at equal bytes, and finds how much of each frame can be skipped. --policy auto,
+    --append auto and --encode auto use the result from the bundle. After an interrupt, the same command resumes.
     """
     with progress("starting") as step:
         from edgevlm.apps import calibrate as command

@@ -87,12 +87,12 @@ RARE = (
     "chunk", "frame_size", "size", "pixel_format", "camera_fps", "open_timeout", "read_timeout", "stall_timeout",
     "reindexing", "store_bytes", "host_bytes", "vision_precision", "kv", "engine", "stats_every",
 )  # fmt: skip
-DEMO_SEED = 10  # this world shows a red square within seconds
 Server = Annotated[str, option("URL", "Talk to the server at this address.")]
 Stream = Annotated[str | None, option("NAME", "Use this camera only.", "all")]
 Since = Annotated[str | None, option("10m|14:03", "Begin 10 minutes ago, or at 14:03.")]
 Until = Annotated[str | None, option("5m|14:10", "End 5 minutes ago, or at 14:10.", "now")]
 LOCAL = "http://127.0.0.1:8000"
+DEMO_SEED = 10  # the demo world with this seed shows a red square within seconds
 
 
 @with_settings(RunSettings, PANELS, RARE)
@@ -121,7 +121,7 @@ def run(
 @with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "threads")}, typed_only=True)
 def watch(
     settings: dict[str, Any],
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="Question that is asked repeatedly.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="Ask this question repeatedly.")],
     camera: Annotated[
         str, option("SRC", "Watch demo, 0, /dev/video0, URL or a file.", autocompletion=values_of("camera"))
     ] = "demo",
@@ -248,7 +248,7 @@ config = plain_app({"check": check}, name="config", help="Check a server's confi
 
 def ask(
     question: Annotated[
-        str | None, typer.Argument(metavar="QUESTION", help="Ask this; without it, or with -, read stdin.")
+        str | None, typer.Argument(metavar="QUESTION", help="Ask this question; default: the lines of stdin.")
     ] = None,
     stream: Annotated[str | None, option("NAME", "Ask about this camera.", "the only one")] = None,
     url: Server = LOCAL,
@@ -317,7 +317,7 @@ def digest(
 ) -> None:
     """Show what happened while you were away.
 
-    Lists a running server's journal lines and the periods in which watches were open, by time.
+    Lists a running server's journal lines and the periods in which watches were open, in order of time.
     """
     from edgevlm.apps.serve.client import show_digest
 
@@ -336,7 +336,7 @@ def journal(
 ) -> None:
     """Show the journals of cameras.
 
-    A server writes a journal where its configuration has [journal] every = MINUTES. The oldest line comes first.
+    A server writes a journal only if its configuration sets [journal] every = MINUTES. The oldest line comes first.
     """
     from edgevlm.apps.journal import Line
     from edgevlm.apps.run.clock import moment

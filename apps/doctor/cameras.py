@@ -18,10 +18,7 @@ from edgevlm.runtime.plugins import names
 
 @dataclass(frozen=True, slots=True)
 class CameraEntry:
-    """A camera. ``camera``: the value for --camera. ``problem``: why the camera cannot be used, or None.
-
-    ``mode``: the mode that the camera was opened in.
-    """
+    """A camera. ``camera`` is its name for ``--camera``. ``problem`` is why it cannot be used, or None."""
 
     camera: str
     kind: str
@@ -55,7 +52,7 @@ def look_around(root: Path = ROOT) -> list[CameraEntry]:
 
 
 def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
-    """Take one picture; return why that failed (None on success) and the camera's mode."""
+    """Take one picture. Return the reason if that failed, else None; and the camera's mode."""
     try:
         connection = UsbConnection(str(path), SourceOptions(), root)
     except UserError as error:
@@ -77,7 +74,7 @@ def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
 
 
 def check_cameras(machine: Machine) -> list[Outcome]:
-    """Check that every camera except the demo gives a picture; report the reason for each camera that does not."""
+    """Check that every camera except the demo gives a picture."""
     found = machine.within(lambda: look_around(machine.root))
     if found is None:
         return [("warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again")]

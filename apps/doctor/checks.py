@@ -35,7 +35,7 @@ from edgevlm.runtime.free_memory import group_limits
 
 OLDEST = (3, 10)
 KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))
-LITTLE, SCARCE = 500_000, 2_000_000  # limits of available memory, kB
+LITTLE, SCARCE = 500_000, 2_000_000  # fail below LITTLE and warn below SCARCE kB of available memory
 FULL, NARROW = 0.2e9, 2e9
 ON_CPU = {"onnxruntime-cpu"}  # engines that need no GPU
 NVIDIA = "0x10de"
@@ -48,10 +48,10 @@ try: import {{module}}
 except Exception as error: print({REFUSED!r}, *str(error).split())
 """
 FASTER = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
-CUDNN = "9"  # the major version of cuDNN that onnxruntime-gpu needs since onnxruntime-gpu 1.19
+CUDNN = "9"  # the major version of cuDNN that onnxruntime-gpu 1.19 and newer needs
 FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/cuda/lib64", "usr/local/lib")
 CMA_KB = 64_000
-SMALL_KB = 9_000_000  # devices with less memory need swap for building and loading
+SMALL_KB = 9_000_000  # a device with less memory needs swap for building engines and loading models
 JETPACK = "sudo apt install nvidia-jetpack"
 
 
@@ -81,7 +81,7 @@ def extension(machine: Machine) -> Outcome:
 
 
 def import_problem(machine: Machine, module: str) -> str:
-    """Import a module in a separate process, in case the import crashes; return why it fails, or an empty text."""
+    """Import a module in a separate process, in case the import crashes. Return why the import fails, or an empty text."""
     said = machine.run([sys.executable, "-c", IMPORT.format(path=sys.path, module=module)])
     if said is None:
         return f"importing {module} crashes, or takes more than {machine.limit_s:g} s"
@@ -329,7 +329,7 @@ OPENCV = partial(
 CUDA = partial(of_release, name="cuda", find=toolkit_of, fix=f"{JETPACK}, and /usr/local/cuda/bin in PATH")
 TENSORRT = partial(of_release, name="tensorrt", find=lambda of: _debs(of, "libnvinfer10").get("libnvinfer10"), fix=JETPACK)
 Applies = Callable[[Machine], bool]
-CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outcome] | None]]] = {  # None: on any machine
+CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outcome] | None]]] = {
     "python": (None, python), "extension": (None, extension), "onnxruntime": (None, ONNXRUNTIME), "opencv": (None, OPENCV),
     "cpu": (None, cpu), "memory": (None, memory), "disk": (None, disk),
     "device": (is_jetson, device), "jetpack": (is_jetson, jetpack), "cuda": (is_jetson, CUDA),
@@ -342,9 +342,9 @@ CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outco
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check. status: ``ok``, ``warn`` (a run works, but badly) or ``fail`` (a run would fail).
+    """The result of a check.
 
-    fix: what to do; may be empty.
+    ``status`` is ``ok``, ``warn`` (a run works, but badly) or ``fail`` (a run would fail). ``fix`` may be empty.
     """
 
     check: str
@@ -358,7 +358,7 @@ class Finding:
 
 
 def examine(machine: Machine | None = None) -> Iterator[Finding]:
-    """Yield the findings of every check, in the order of :data:`CHECKS`. A check that crashes counts as a finding."""
+    """Yield the findings of all checks, in the order of :data:`CHECKS`. If a check crashes, yield a warning."""
     machine = machine or Machine()
     for name, (applies, check) in CHECKS.items():
         try:
@@ -373,7 +373,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def report(as_json: bool, machine: Machine | None = None, more: Sequence[Finding] = ()) -> tuple[list[str], bool]:
-    """Return the lines that ``edgevlm doctor`` prints, and whether this machine is ready for a run. more: findings to add."""
+    """Return the lines that ``edgevlm doctor`` prints, with the findings of ``more``; and whether this machine is ready."""
     found = [*examine(machine), *more]
     statuses = [finding.status for finding in found]
     if as_json:

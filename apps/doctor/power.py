@@ -35,10 +35,9 @@ def clocks_of(machine: Machine) -> dict[str, float]:
 def show_power(
     interval_s: float, seconds: float | None, as_json: bool, machine: Machine | None = None
 ) -> Iterator[tuple[bool, str]]:
-    """Yield a line every ``interval_s``, and whether the line is data rather than a note; the last line is a summary.
+    """Yield a line every ``interval_s`` seconds and, after ``seconds`` or at ctrl-C, a summary.
 
-    Ends after ``seconds`` or at ctrl-C. A line's watts are the mean since the previous line; without a meter the watts are
-    null, or "not measured".
+    With each line, yield whether it is data rather than a note. A line's watts are the mean since the previous line.
     """
     machine = machine or Machine()
     meter, missing = find_meter(machine)

@@ -18,27 +18,26 @@ from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.settings import LONGEST_QUESTION
 
 FLOAT = 4
-THUMBNAILS = 2000 << 10  # memory that SQLite uses for the thumbnails' file, bytes
+THUMBNAILS = 2000 << 10  # bytes of memory that SQLite uses for the thumbnails' file
 CPU_RUNTIME = 27_600_000
+"""Bytes of ONNX Runtime and our own code, graphs and sessions on an x86-64 CPU: between the demo's and a small tower's."""
 EXPORT = 1 << 29  # bytes that an export needs in addition to the model's largest layer
-"""ONNX Runtime and our own code, graphs and sessions on a CPU: between the demo's and a small tower's, x86-64."""
 POLICY_ROW = 12  # most bytes that a policy keeps per row, layer and KV head: a float32 score and an int64 seq
 BANDWIDTH_EFFICIENCY = 0.75
 """Fraction of memory bandwidth that kernels which stream weights reach. Chosen before any comparison."""
 COMPUTE_EFFICIENCY = 0.5
 """Fraction of peak arithmetic that products of some hundred rows reach. Chosen before any comparison."""
-QUESTION = 32  # rows of a question's text, including the template's
+QUESTION = 32  # assumed length of a question in tokens, including the chat template
 COMPRESSION_READS = 4.0
 MOST_CAMERAS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """Bytes of each part of memory while a stream runs, and the peaks of export and build.
+    """Predicted memory in bytes: each part while a stream runs, and the peaks of an export and of TensorRT's builder.
 
-    kv: the cache's arena. policy: the policy's state. activations: the decoder's working memory. vision: the tower's working
-    memory, with pixels and features. runtime: libraries, graphs, sessions. snapshots: a server's copies of memories, and
-    thumbnails. export_peak: the peak of ``edgevlm export``. build_peak: the peak of TensorRT's builder, or 0.
+    ``activations`` is the decoder's working memory. ``vision`` is the tower's working memory, pixels and features.
+    ``snapshots`` counts a server's snapshot copies and thumbnails.
     """
 
     weights: int
@@ -59,7 +58,10 @@ class PlannedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of the decoder's layers, embedding table, head (0 if the head shares the table) and vision tower."""
+    """The sizes in bytes of the decoder's layers, the embedding table, the head and the vision tower.
+
+    ``head`` is 0 if the head shares the embedding table.
+    """
 
     layers: int
     embedding: int
@@ -84,7 +86,7 @@ class RooflineCall:
 
     @property
     def term(self) -> str:
-        """Return which takes longer, ``compute`` or ``memory bandwidth``."""
+        """Return what limits the call: ``compute`` or ``memory bandwidth``."""
         return "compute" if self.compute > self.traffic else "memory bandwidth"
 
 
@@ -92,8 +94,8 @@ class RooflineCall:
 class Speed:
     """A stream's speed at a budget.
 
-    j_per_frame: an upper bound (the device's largest power budget times the time of a frame), or None. bound_by: the largest
-    part of a frame's time: vision, compute or memory bandwidth.
+    ``j_per_frame`` is an upper bound: the device's largest power budget times the time of a frame.
+    ``bound_by`` is the largest part of a frame's time: vision, compute or memory bandwidth.
     """
 
     prefill_fps: float
@@ -109,10 +111,11 @@ class Speed:
 def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
     """Return the weights of ``model`` at a precision, in a bundle or (on a Jetson) in TensorRT's engines.
 
-    A bundle's weights at its precision have its files' sizes. Raises UserError for rounded weights at a different precision.
+    For a bundle's own precision, the sizes are those of the bundle's files. Raises UserError if the weights are already
+    rounded to a different precision.
     """
     stored = load_precision(precision)
-    engine = kind == "jetson" and stored.tensorrt is not None  # ONNX Runtime runs all other precisions
+    engine = kind == "jetson" and stored.tensorrt is not None  # if TensorRT lacks the precision, ONNX Runtime runs it
     layouts = stored.tensorrt if engine and stored.tensorrt else stored.onnxruntime
     table = round(model.table * layouts.table.bytes_per_weight())
     head = 0 if model.tied else table
@@ -122,7 +125,7 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
         raise UserError(f"{model.name}: its weights are {model.precision} already; leave --precision out")
     other = 2 if engine and precision != "fp32" else FLOAT  # bytes per number in the tower, norms and biases
     tower = model.tower
-    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # parameters of one byte
+    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # one byte each
     rounded = (model.matrices - model.floats) * layouts.matrices.bytes_per_weight(model.group)
     layers = round(rounded + model.floats * FLOAT + model.vectors * other)
     return Weights(layers, table, head, round(linears + other * (tower.parameters - linears)))
@@ -140,11 +143,11 @@ def policy_bytes(model: PlannedModel, budget: int) -> int:
 
 
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
-    """Return the decoder's working memory in the largest call: ``chunk`` frames into an empty memory, up to the budget.
+    """Return the decoder's working memory in its largest call, which appends up to ``chunk`` frames to an empty memory.
 
-    I, E, Q and K are the widths of MLP, residual stream, all queries and all keys. On a CPU, in float32, a row takes 6 I + 3 E
-    + 3 Q + 4 K numbers: the MLP's product, halves, gate and activation, and attention's rows. Three copies of the inputs, E (1
-    + deepstack) numbers per row, are added. On a GPU, in fused float16, a row takes 3 I + 4 E numbers and the inputs once.
+    I is the width of the MLP, and E of the residual stream. Q and K are the total widths of all query heads and all key heads.
+    On a CPU, each row takes 6 I + 3 E + 3 Q + 4 K float32 numbers, plus three copies of its input, E (1 + deepstack) numbers.
+    On a GPU, each row takes 3 I + 4 E float16 numbers, plus one copy of its input.
     """
     frame = model.tower.rows
     rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))
@@ -156,9 +159,7 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
 
 
 def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
-    """Return the bytes of ``copies`` copies of a stream's pixels ``[chunk, 3, height, width]`` and of a chunk's float32
-    features.
-    """
+    """Return the bytes of a chunk's float32 features and of ``copies`` copies of its pixels ``[chunk, 3, height, width]``."""
     tower = model.tower
     grids = max(1, chunk // tower.group)
     features = grids * tower.tokens * model.hidden * (1 + model.deepstack)
@@ -168,8 +169,9 @@ def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
 def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     """Return the tower's working memory for ``chunk`` frames, including their features and two copies of their pixels.
 
-    N patches have width W; the MLP has width I. On a CPU, a grid takes 4 N W float32 numbers for attention and N (3 I + 2 W)
-    for the MLP; a float32 tower runs all grids at once, other towers one by one. A GPU grid takes N (I + 4 W) float16 numbers.
+    N is the number of patches in a grid, W the width of the tower and I the width of its MLP. On a CPU, a grid takes 4 N W
+    float32 numbers for attention and N (3 I + 2 W) for the MLP. A float32 tower runs all grids at once; other towers run them
+    one by one. On a GPU, a grid takes N (I + 4 W) float16 numbers.
     """
     tower = model.tower
     if kind != "cpu":
@@ -179,7 +181,7 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
 
 
 def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return the bytes of a snapshot's copy of prefix + ``budget`` rows and a chunk, and of thumbnails."""
+    """Return the bytes of a snapshot: copies of the cache (prefix and ``budget`` rows) and of a chunk, and the thumbnails."""
     row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
     return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk) + THUMBNAILS
 
@@ -191,7 +193,7 @@ def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
 
 
 def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the most bytes that a long question takes: a copy of the cache with room for it, or 0 if no positions are left."""
+    """Return the bytes of the cache's copy with room for the longest question, or 0 if no positions are left."""
     set_aside, spare = model.text_rows - model.closing, model.most_budget - budget
     longer = min(LONGEST_QUESTION, set_aside + spare) - set_aside
     return arena_bytes(model, budget + longer, kv) if longer > 0 else 0
@@ -199,7 +201,7 @@ def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model at a precision on a device. kv: type of keys and values. served: number of cameras on a server; 0 for a run."""
+    """A model at a precision on a device. ``served`` is the number of a server's cameras, or 0 for ``edgevlm run``."""
 
     model: PlannedModel
     device: DeviceProfile
@@ -215,8 +217,8 @@ class Roofline:
     def resident_weights(self) -> int:
         """Return the bytes of memory that the weights take while a stream runs.
 
-        On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed, and the embedding is read
-        from its file row by row. TensorRT keeps weights as stored.
+        On a CPU, ONNX Runtime repacks matrices for its kernels (float16 as float32), including a tied head. The embedding
+        stays on disk. TensorRT keeps weights as stored.
         """
         weights, layouts, group = self.weights, load_precision(self.precision).onnxruntime, self.model.group
         if self.device.kind != "cpu":
@@ -244,8 +246,8 @@ class Roofline:
     def _rate(self, integer: bool, wide: bool) -> float:
         """Return how many operations of matrix products the device does per second.
 
-        integer: whether the matrices are bytes with a scale per row and column, or 4 bits in blocks of 32. A CPU multiplies
-        float16 and all other integers as fast as float32. A GPU multiplies all integers as float16.
+        ``integer`` is whether a CPU multiplies the matrices as int8. ``wide`` is whether a GPU multiplies in float32, not
+        float16.
         """
         if self.device.kind == "cpu":
             found = self.device["int8_tops" if integer else "fp32_tflops"]
@@ -259,10 +261,10 @@ class Roofline:
         return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
 
     def vision(self) -> RooflineCall:
-        """Return the cost of one grid through the vision tower.
+        """Return the cost of encoding one grid with the vision tower.
 
-        Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, and B blocks of width W in which
-        a patch attends to A others. The tower's weights are read once.
+        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. P counts
+        parameters, N patches, R projected rows and B blocks of width W. Each patch attends to A patches.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
@@ -274,15 +276,16 @@ class Roofline:
     def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
         """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached rows.
 
-        Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) for attention, and 2 V E
-        for a row's logits. Each call reads the layers' weights and the cached rows; ``logits`` adds the head's weights.
+        The cost is 2 P rows operations for P parameters in the layers' matrices, and 4 L H D rows (held + rows / 2) for
+        attention. ``logits`` adds one row of logits: 2 V E operations and the head's weights. Each call reads the layers'
+        weights and the cached rows.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2
         matrices, attention = 2 * model.matrices * rows, 4 * model.layers * model.heads * model.head_dim * rows * seen
         read = calls * (weights.layers + self.kv_bytes(held))
         if logits:
-            attention += 2 * model.table  # computed as for weights in blocks or floats
+            attention += 2 * model.table  # at the float rate
             read += weights.head or weights.embedding
         wide, layout = self.precision == "fp32", load_precision(self.precision).onnxruntime.matrices
         seconds = matrices / self._rate(layout.multiplies_bytes, wide) + attention / self._rate(False, wide)
@@ -293,14 +296,14 @@ class Roofline:
         return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * DTYPES[self.kv].itemsize
 
     def token(self, held: int) -> RooflineCall:
-        """Return the cost of one token of an answer with ``held`` rows in the cache."""
+        """Return the cost of generating one answer token when the cache holds ``held`` rows."""
         return self.prefill(1, held, logits=True)
 
     def speed(self, budget: int, chunk: int) -> Speed:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        A frame's time is the sum of the tower's time for a grid divided by ``tower.group``, the decoder's time for the frame's
-        rows, and the frame's share of a compression, which reads the cache COMPRESSION_READS times per chunk.
+        A frame's time is the sum of its shares of the tower's time for a grid, of the decoder's time for the grid's rows, and
+        of the compression. A compression reads the cache ``COMPRESSION_READS`` times per chunk.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)

@@ -34,13 +34,14 @@ PREFIX = 32  # assumed rows of the system prompt: counting them needs the tokeni
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model.
+    """The numbers of a model that a plan needs.
 
-    matrices: parameters of all layers' matrices. vectors: parameters of norms and biases. tied: whether the head is the
-    embedding. inner: width of the MLP. prefix: rows that are never evicted. closing: rows that close a video. limit: most
-    positions of a stream. precision, group: the precision of rounded weights, and how many share a scale; else None. floats:
-    parameters of ``matrices`` that a rounded checkpoint stores in float. kv: type of keys and values. files: bytes of a
-    bundle's weights by ``decoder``, ``embedding`` and ``vision``.
+    ``matrices`` and ``vectors`` count the parameters in the layers' matrices, and in norms and biases.
+    ``tied`` is whether the head shares the embedding's weights.
+    ``limit`` is the largest number of positions in a stream.
+    ``group`` is the number of rounded weights that share a scale, if any.
+    ``floats`` counts those of ``matrices`` that a rounded checkpoint stores as floats.
+    ``files`` has the bytes of a bundle's ``decoder``, ``embedding`` and ``vision`` weights.
     """
 
     name: str
@@ -69,12 +70,12 @@ class PlannedModel:
 
     @property
     def table(self) -> int:
-        """Return the number of parameters in the embedding, or in the head."""
+        """Return the number of parameters in the embedding (the head has the same number)."""
         return self.vocab * self.hidden
 
     @property
     def text_rows(self) -> int:
-        """Return the rows that are reserved for a question's turn."""
+        """Return the number of rows reserved for a conversation, a question and its answer."""
         text = TextBudget.fitting(self.limit)
         return text.conversation + text.question + text.answer + self.closing
 
@@ -89,7 +90,7 @@ class PlannedModel:
         return self.limit - self.prefix - self.text_rows
 
     def capacity(self, budget: int) -> int:
-        """Return the rows of each layer's cache at a budget: prefix + |M| + text budget."""
+        """Return the number of rows in each layer's cache: prefix, budget and text."""
         return self.prefix + budget + self.text_rows
 
 
@@ -147,7 +148,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:
-    """Return the model that a complete ``config.json`` describes. Raises KeyError, TypeError or ValueError."""
+    """Return the model that ``config`` describes. Raises KeyError, TypeError or ValueError if ``config`` is incomplete."""
     text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
     family = load_family(name_of, name)
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
@@ -169,7 +170,7 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
-    """Return the model of ``demo`` or a bundle's folder; hash no files. camera: the frames' size, if it can vary.
+    """Return the model of ``demo`` or a bundle's folder. camera: the frames' (height, width), for bundles of any frame size.
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """
@@ -191,7 +192,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
         kv_heads=spec.kv_heads, head_dim=spec.head_dim, hidden=spec.hidden, inner=inner, vocab=spec.vocab,
         matrices=spec.layers * layer_matrices(spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, inner),
         vectors=sum(prod(shape) for name, shape in tensors.items() if VECTOR.fullmatch(name)),
-        tied=spec.embedding.encode() in graph.read_bytes(),  # a tied head's graph names the embedding's file
+        tied=spec.embedding.encode() in graph.read_bytes(),  # the graph reads the embedding's file if the head is tied
         axes=spec.axes, limit=bundle.limit,
         tower=_tower(family, vision, bundle.file(vision.graph), tokenizer),
         prefix=len(Chat(bundle.chat, tokenizer).prefix),

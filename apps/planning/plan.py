@@ -20,15 +20,16 @@ from edgevlm.runtime.kv import KV_TYPES
 CAMERA = (480, 640)  # (height, width) of the planned frames
 PRECISIONS = {"cpu": ("fp32", "int8", "int4"), "cuda": ("fp16", "int8", "int4"), "jetson": ("fp16", "int8", "int4")}
 """Weights to choose from, the most accurate first; a CPU gains nothing by float16, which it computes as float32."""
-NEARLY = 0.9  # if no weights keep up, choose the most accurate that reach this fraction of the fastest rate
+NEARLY = 0.9  # if no precision keeps up, choose the most accurate one that is at least this fraction as fast as the fastest
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The options as typed; :func:`choose` chooses those that are None.
 
-    device: a name in :mod:`edgevlm.engines.devices`; None for this machine. vision_precision: for the tower's linear layers on
-    a CPU. kv: type of keys and values. camera: frames' (height, width). cameras: number on a server; None for a run.
+    ``device`` is a name in :mod:`edgevlm.engines.devices`, or None for this machine.
+    ``camera`` is the frames' (height, width).
+    ``cameras`` is the number of a server's cameras, or None for ``edgevlm run``.
     """
 
     model: str
@@ -56,7 +57,7 @@ class DevicePlan:
 
     @property
     def fits(self) -> bool:
-        """Return whether all cameras fit into the memory that the system leaves."""
+        """Return whether all cameras fit into the device's usable memory."""
         return self.memory.total <= self.roofline.device.usable_bytes
 
     @property
@@ -115,8 +116,9 @@ def make_plan(request: PlanRequest) -> DevicePlan:
 def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
     """Make a plan, choosing the options that were not given.
 
-    The weights are the most accurate with which the usual budget, or half of it, fits and keeps up with ``request.fps``; if no
-    weights keep up, the fastest that fit; if none fit, the smallest. Raises UserError for an invalid precision or budget.
+    The chosen precision is the most accurate one at which the usual budget, or at least half of it, fits in memory and keeps
+    up with ``request.fps``. If no precision keeps up, a fast one that fits is chosen; if none fits, the smallest.
+    Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
@@ -145,7 +147,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the candidate precisions: the requested precision, a bundle's or rounded checkpoint's precision, or all."""
+    """Return the candidate precisions: ``asked``, the stored precision of rounded weights or a bundle, or the device's."""
     if asked is not None:
         load_precision(asked)
         return (asked,)
@@ -153,7 +155,7 @@ def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) ->
 
 
 def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) -> str:
-    """Return a bundle's own tower precision; otherwise 8 bits on a CPU if the decoder has integers."""
+    """Return a bundle's tower precision. For a checkpoint on a CPU, return int8 if the decoder's weights are integers."""
     if model.files or device.kind != "cpu":
         return model.tower.precision
     return "int8" if load_precision(precision).onnxruntime.matrices.is_integer else "fp32"
@@ -177,12 +179,12 @@ def default_budget(model: PlannedModel) -> int:
 
 
 def figure(rate: float) -> str:
-    """Format a rate with two digits."""
+    """Format a rate to two significant digits."""
     return f"{rate:.0f}" if rate >= 9.95 else f"{rate:.1f}" if rate >= 0.995 else f"{rate:.2f}"
 
 
 def describe(plan: DevicePlan) -> Iterator[str]:
-    """Yield a plan's readable lines: the JSON fields, whose names contain their units. Estimates have two digits."""
+    """Yield a plan as readable text: the JSON fields, with estimates rounded to two significant digits."""
     device, model, line = plan.roofline.device, plan.roofline.model, plan.line()
     yield from wrap(f"{model.name} ({model.family}) on {device.title}", 80)
     yield from wrap(assumptions(device), 80)
@@ -203,7 +205,7 @@ def show(request: PlanRequest, as_json: bool) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PublishedCheckpoint:
-    """A checkpoint on the hub: its name, its licence and which facts about it were looked up."""
+    """A checkpoint on the hub. ``checked`` lists the facts that were looked up; others are from memory."""
 
     name: str
     licence: str
@@ -212,17 +214,13 @@ class PublishedCheckpoint:
 
     @property
     def parameters(self) -> int:
-        """Return the number of weights that a stream uses, without a tower's skipped blocks."""
+        """Return the number of parameters, excluding vision-tower blocks that a stream does not use."""
         model = self.model
         return model.matrices + model.vectors + model.table * (1 if model.tied else 2) + model.tower.parameters
 
 
 def checkpoints() -> list[PublishedCheckpoint]:
-    """Return the models of models.json, the smallest first, with their facts from the hub and config.json fields.
-
-    ``checked`` lists the facts of licence and geometry that were looked up; other facts are from memory. None of the models was
-    run with real weights.
-    """
+    """Return the models listed in models.json, smallest first."""
     found = [
         PublishedCheckpoint(fact["id"], fact["licence"], tuple(fact["checked"]), plan_published(fact, CAMERA))
         for fact in published_facts()

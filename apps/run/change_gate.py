@@ -7,13 +7,14 @@ from numpy.typing import NDArray
 
 CELLS = 32  # cells in each direction; a detail smaller than a cell is averaged out
 SAMPLES = 8
-THRESHOLD = 4.0  # of 255 levels: above a sensor's noise, below the change when a person fills a cell
+THRESHOLD = 4.0  # on the scale 0 to 255: above a sensor's noise, and below the change when a person fills a cell
 
 
 class ChangeGate:
-    """Decides whether a frame, uint8 RGB ``[H, W, 3]``, differs from the last frame that differed; the first frame always does.
+    """Decides whether a frame, uint8 RGB ``[H, W, 3]``, shows a change.
 
-    A frame differs if any cell's mean has changed by more than THRESHOLD, so slow changes add up.
+    A frame shows a change if the mean of any cell differs by more than ``THRESHOLD`` from the last frame that showed a change.
+    Slow changes therefore add up. The first frame always shows a change.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class ChangeGate:
 def cell_means(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.float32]:
     """Return the mean colours ``[rows, columns, 3]`` of the cells of an image ``[H, W, 3]``.
 
-    A cell's mean is taken over at most SAMPLES x SAMPLES evenly spaced pixels.
+    At most ``SAMPLES`` x ``SAMPLES`` evenly spaced pixels of a cell are averaged.
     """
     across, down = _samples(columns, image.shape[1]), _samples(rows, image.shape[0])
     blocks = image[down.reshape(-1, 1), across.reshape(1, -1)].reshape(*down.shape, *across.shape, 3)

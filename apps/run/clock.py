@@ -16,7 +16,7 @@ from edgevlm.runtime.time_window import NothingHeld, TimeWindow
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_S = 1e10
 NOW_S = 2.0
-SLACK_S = 1.0  # seconds to add at both ends of a period, because frames wait to be watched
+SLACK_S = 1.0  # extends a period to delete at both ends, because a frame is watched some time after it is taken
 
 
 def moment(text: str, now: float | None = None) -> float:
@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Convert a local time to seconds since 1970. Raises UserError for a time that never occurs, or twice before ``latest``."""
+    """Convert a local time to seconds since 1970. Raises UserError if it never occurs, or occurs twice before ``latest``."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:
@@ -82,7 +82,7 @@ class Span:
 
     @classmethod
     def typed(cls, since: str | None = None, until: str | None = None) -> Span:
-        """Parse both ends like :func:`moment`; an empty end is open. Raises UserError that names the invalid end."""
+        """Parse ``since`` and ``until`` with :func:`moment`; an empty text leaves that end open. Raises UserError."""
         now, found = time.time(), dict[str, float]()
         for name, text in (("since", since), ("until", until)):
             if text:
@@ -110,11 +110,11 @@ class Span:
 
     @property
     def with_slack(self) -> Span:
-        """Return the period extended by SLACK_S at each end, for deleting pictures and rows."""
+        """Return the period extended by ``SLACK_S`` at each end, for deleting pictures and rows."""
         return Span(self.since - SLACK_S, self.until + SLACK_S)
 
     def of_stream(self, offset: float) -> TimeWindow:
-        """Return the period in stream seconds; ``offset`` is the wall clock at the stream's time 0."""
+        """Return the period in stream seconds; ``offset`` is the wall-clock time of stream time 0."""
         return TimeWindow(self.since - offset, self.until - offset)
 
     def seconds(self, offset: float) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Span:
 
 
 def nothing_held(error: NothingHeld, offset: float) -> str:
-    """Return the message for an empty window, with wall-clock times; ``offset`` is the wall clock at the stream's time 0."""
+    """Return the message for an empty window, with wall-clock times; ``offset`` is the wall-clock time of stream time 0."""
     window = Span(offset + error.window.since, offset + error.window.until)
     back = "it is empty" if error.oldest_s is None else f"it reaches back to {clock_time(offset + error.oldest_s)}"
     return f"the memory holds nothing{window}; {back}"

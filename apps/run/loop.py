@@ -23,14 +23,14 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.taught import never_taught, parse
 from edgevlm.runtime.time_window import NothingHeld
 
-SAMPLE_EVERY = 16  # frames between two sample questions
+SAMPLE_EVERY = 16  # frames from one round of sample questions to the next
 CLOSING = 1.0
-REMEMBERED = 64  # number of frames whose right answers are kept for pending questions
+REMEMBERED = 64  # keep the right answers of this many frames, for questions that are still being answered
 
 
 @dataclass(slots=True)
 class RunPlan:
-    """When a run asks and ends. at: questions with their stream time in seconds. end: questions for the end of the stream."""
+    """When a run asks and ends. ``at`` has questions with their stream times in seconds; ``end`` those for the stream's end."""
 
     frames: int | None = None
     seconds: float | None = None
@@ -48,7 +48,7 @@ class RunPlan:
 
 
 class Observer(Protocol):
-    """Watches each frame after the session has taken it in."""
+    """Gets each frame after the session has watched it."""
 
     def watch(self, frame: Frame) -> None: ...
     def close(self) -> None: ...
@@ -58,9 +58,11 @@ class Observer(Protocol):
 class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
-    stats_every: seconds. notifier: sends messages to the service manager. alone: the session and the process end with this run,
-    which ends when stdout is closed. may_watch: called before each frame; False ends the run. ``frame``: the newest watched
-    frame. listing: the command that lists the demo model's questions.
+    ``stats_every`` is in seconds.
+    ``alone`` means that this is the process's only run: it closes the session, and ends when stdout loses its reader.
+    ``may_watch`` is called before each frame; the run ends when it returns False.
+    ``frame`` is the newest watched frame.
+    ``listing`` is the command that lists the demo model's questions.
     """
 
     session: Session
@@ -76,12 +78,12 @@ class RunLoop:
     listing: str = "edgevlm run --questions"
 
     def __post_init__(self) -> None:
-        self.started, self._stopped = threading.Event(), threading.Event()  # started: the first frame has been watched
+        self.started, self._stopped = threading.Event(), threading.Event()  # started is set after the first frame
         self._scenes: deque[tuple[float, DemoScene]] = deque(maxlen=REMEMBERED)
         self._begun = self._last = (time.monotonic(), self.session.stats.frames)
         self._offset: float | None = None
         self._reading, self._steps = False, 0
-        self._seen = 0, self.source.attempts  # steps (frames and pieces of answers) and attempts at the last tick
+        self._seen = 0, self.source.attempts  # as of the last tick; a step is a frame or a piece of an answer
         self.shutdown = Shutdown(self.stop)
         self._resident = ResidentMemory()
 
@@ -118,7 +120,7 @@ class RunLoop:
                     self._close()
 
     def _close(self) -> None:
-        """Write the last snapshot, even if the source does not close, then the summary."""
+        """Write the last snapshot, then the summary, even if the source's ``close`` does not return."""
         failed: list[UserError] = []
 
         def close() -> None:
@@ -129,7 +131,7 @@ class RunLoop:
 
         self.notifier.send(Notifier.STOPPING)
         closing = threading.Thread(target=close, name="edgevlm-closing", daemon=True)
-        with suppress(RuntimeError):  # no thread can start: the end of the process closes the source
+        with suppress(RuntimeError):  # if no thread can start, the source is closed when the process ends
             closing.start()
         if self.alone:
             self.session.close()
@@ -146,14 +148,14 @@ class RunLoop:
 
     @property
     def offset(self) -> float | None:
-        """The wall clock at stream time 0; None before the first frame and for a video file."""
+        """The wall-clock time of stream time 0; None before the first frame and for a video file."""
         return self._offset if self.source.live else None
 
     def ask(self, text: str, conversation: str | None = None) -> None:
         """Ask a question and write the answer as it is generated; any thread may call it.
 
-        Does nothing if the run is ending. ``/since 10m QUESTION`` asks about a time window; for a video file, the window is
-        counted back from the newest frame.
+        Does nothing if the run is ending. ``/since 10m QUESTION`` asks about a time window. For a video file, ``10m`` counts
+        back from the newest frame.
         """
         if self.shutdown.asked:
             return
@@ -189,7 +191,7 @@ class RunLoop:
         return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:
-        """Return the current figures. since: the time in seconds, and the number of frames, from which to compute the rate."""
+        """Return the current figures. The rate is computed over the time and frames since ``since`` (seconds, frames)."""
         session, source = self.session.stats, self.source
         self._last = now, frames = time.monotonic(), session.frames
         drops = dict(source.drops)
@@ -251,7 +253,7 @@ class RunLoop:
             self.ask(self.plan.end.pop(0))
 
     def truth(self, question: str, time_s: float) -> str | None:
-        """Return the right answer at ``time_s``, if the source contains the answer and the frame is recent."""
+        """Return the demo world's right answer at ``time_s``, or None if it is unknown."""
         scenes = [scene for at, scene in list(self._scenes) if at == time_s]
         return scenes[-1].truth(question) if scenes else None
 
@@ -281,11 +283,10 @@ class RunLoop:
             self.session.cancel()  # the main loop may be waiting for the end of an answer
 
     def _tell_manager(self) -> None:
-        """Send the status. Send a sign of life after a frame or a piece of an answer, or if the run waits for a source that
-        works or is retried.
+        """Send the status and, if the run is alive, a sign of life.
 
-        A model call that does not return, or a camera whose threads hang in a driver, gives no sign of life: the process must
-        then be restarted.
+        The run is alive if it has watched a frame or generated part of an answer, or if it waits for a source that works or
+        reconnects. The service manager restarts it if a model call or a camera's driver hangs.
         """
         source, before = self.source, self._seen
         self._seen = self._steps, source.attempts

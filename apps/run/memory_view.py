@@ -21,17 +21,19 @@ from edgevlm.runtime.session import Session
 
 GROUPS = 4
 EVERY_S = 0.5
-LOOK_S = 0.01  # the scheduler's period for reading the memory: short, so that few frames wait
+LOOK_S = 0.01  # the scheduler's period for reading the memory, so that the reading soon gets a turn
 FULL_BUDGET = "1920"
 FACTS = 8  # number of departed objects that a comparison asks about
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """A session's memory. ``frames``: the numbers of the frames in memory, in order; for a group of frames, the first's.
+    """A session's memory.
 
-    ``patches``: ``[frames, groups, tokens]``, the fraction (0 to 1) of a layer group's heads and layers that hold each token.
-    ``groups``: the first and last layer of each group. ``waiting``: number of frames in an unfinished chunk.
+    ``frames`` has the numbers of the frames in memory, ascending. Frames that share tokens count as one, by the first number.
+    ``groups`` has the first and last layer of each group of layers.
+    ``patches``, ``[frames, groups, tokens]``, is the fraction of a group's KV heads that hold each token.
+    ``waiting`` is the number of frames in the unfinished chunk.
     """
 
     policy: str
@@ -45,7 +47,7 @@ class MemoryView:
 
     @property
     def all_layers(self) -> NDArray[np.float64]:
-        """Return the patches averaged over all layers, ``[frames, tokens]``."""
+        """Return ``patches`` averaged over all layers, ``[frames, tokens]``."""
         return np.average(self.patches, axis=1, weights=[1 + last - first for first, last in self.groups])
 
     @property
@@ -63,7 +65,7 @@ def _view(session: Session) -> MemoryView:
     cache, vision, stats = session.cache, session.model.bundle.vision, session.stats
     tokens, columns = vision.tokens_per_frame, vision.grid[1]
     layers = [part for part in np.array_split(np.arange(cache.layers), GROUPS) if len(part)]
-    found: list[tuple[int, NDArray[np.int32], NDArray[np.int64]]] = []  # layer group, tokens' frames and places
+    found: list[tuple[int, NDArray[np.int32], NDArray[np.int64]]] = []  # a layer's group, and its tokens' frames and patches
     for group, part in enumerate(layers):
         for layer in part.tolist():
             seen = cache.kind(layer) == Kind.VISION
@@ -81,9 +83,9 @@ def _view(session: Session) -> MemoryView:
 
 
 class MemoryWatch:
-    """Keeps a thumbnail of each frame, and records which frames are held in memory.
+    """Keeps a thumbnail of each frame, and records which frames are held in memory. :meth:`close` closes ``thumbnails``.
 
-    ``offset``: wall clock at stream time 0, seconds. ``seen``: time of the newest frame. thumbnails: closed by :meth:`close`.
+    ``offset`` is the wall-clock time of stream time 0. ``seen`` is the time of the newest frame.
     """
 
     def __init__(self, session: Session, thumbnails: Thumbnails) -> None:
@@ -92,7 +94,7 @@ class MemoryWatch:
         self.thumbnails.begin(session.stats.frames)
 
     def watch(self, frame: Frame) -> None:
-        """Remember a frame that the session has taken in."""
+        """Keep a thumbnail of a frame that the session has watched."""
         self.seen = Instant.now()
         self.offset = self.seen.wall - frame.time_s
         newest = self.session.stats.frames - 1
@@ -102,16 +104,16 @@ class MemoryWatch:
         self._due = time.monotonic() + EVERY_S
         group = self.session.model.bundle.vision.group
         held = {number + of for number in view_memory(self.session).frames.tolist() for of in range(group)}
-        self.thumbnails.keep(held, newest - self.session.chunk)  # frames of the current chunk may not be appended yet
+        self.thumbnails.keep(held, newest - self.session.chunk)  # the current chunk may not have been appended yet
 
     def close(self) -> None:
         self.thumbnails.close()
 
 
 class LaneView(NamedTuple):
-    """One policy's memory at one moment, with counts of its questions about departed objects and of its right answers.
+    """One policy's memory at one moment, and how many ``asked`` questions about departed objects it answered ``right``.
 
-    stopped_s: the stream time at which a memory without eviction became full.
+    ``stopped_s`` is the stream time at which a memory without eviction became full.
     """
 
     name: str
@@ -142,10 +144,10 @@ class Lane:
 
 
 class SideBySide:
-    """Shows the run's memory on the terminal and, in the demo, next to it a full cache and a sliding window.
+    """Shows the run's memory on the terminal. With ``open_session``, also shows a full cache and a sliding window.
 
-    The memories watch the same frames and are asked where departed objects were. The run feeds and closes ``session``. Only the
-    watching thread may use the object, except for :attr:`view`. open_session: None for no comparison.
+    All memories watch the same frames and are asked where departed objects were. The run feeds and closes ``session``. Other
+    threads than the watching thread may use only :attr:`view`.
     """
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:
@@ -158,7 +160,7 @@ class SideBySide:
         self._turn, self._due = 0, 0.0
 
     def watch(self, frame: Frame) -> None:
-        """Take in a frame that the run has taken in, and ask every lane one question."""
+        """Let the compared memories watch a frame that the run has watched, and ask every memory one question."""
         for lane in self.others:
             if lane.stopped_s is None:
                 with lane.stopping() as session:

@@ -22,8 +22,10 @@ NO_FIT = "a guess: the demo model knows only its own world; edgevlm models lists
 class AnswerEvent:
     """A finished answer about the stream up to ``time_s``.
 
-    ``truth``: the right answer, in the demo world. ``evidence``: the moments that the answer was read from. ``offset``: wall
-    clock at the stream's time 0; None for a recording. ``fits``: False if the demo model watches another world.
+    ``truth`` is the right answer, in the demo world only.
+    ``evidence`` has the moments that the answer is based on.
+    ``offset`` is the wall-clock time of stream time 0; None for a recording.
+    ``fits`` is False if the demo model watches anything except the demo world.
     """
 
     time_s: float
@@ -39,7 +41,7 @@ class AnswerEvent:
 
     @property
     def seen(self) -> str:
-        """Return in words when the evidence was last seen (empty if now or unknown), or that the model does not fit."""
+        """Return a note on the answer: when its evidence was last seen, or that the demo model guessed; empty for neither."""
         if not self.fits:
             return NO_FIT
         if self.evidence is None or self.evidence.held is None:
@@ -55,7 +57,7 @@ class AnswerEvent:
 
     @property
     def when(self) -> str:
-        """Format the time of the answer's newest frame: wall clock, or stream seconds for a video file."""
+        """Format the time of the answer's newest frame: wall-clock time, or stream time for a video file."""
         seconds = (self.offset or 0.0) + self.time_s
         return f"{self.time_s:.1f} s" if self.offset is None else clock_time(seconds, seconds)
 
@@ -67,7 +69,7 @@ class StatsEvent(Stats):
         return self.words()
 
     def words(self, span: str = "") -> str:
-        """Return the figures in one line. span: a run's frames and seconds in words, to replace those of the last interval."""
+        """Return the figures in one line. ``span``, such as ``64 frames in 32.0 s``, replaces the number of frames."""
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
@@ -82,10 +84,7 @@ class StatsEvent(Stats):
 
 
 class Output(Protocol):
-    """The output of a run's answers and figures. Several threads call the methods.
-
-    ``piece``: receives a part of an answer while it is generated.
-    """
+    """The output of a run's answers and figures. Several threads call the methods; ``piece`` gets parts of answers."""
 
     def answer(self, answer: AnswerEvent) -> None: ...
     def piece(self, text: str) -> None: ...
@@ -95,7 +94,7 @@ class Output(Protocol):
 
 
 class TextOutput:
-    """Prints an answer per line on stdout; on stderr notices, the summary and (``with_stats``) statistics, unless ``quiet``."""
+    """Prints one answer per line on stdout, and everything else on stderr; ``with_stats`` adds statistics."""
 
     def __init__(self, quiet: bool = False, with_stats: bool = False) -> None:
         self._quiet, self._with_stats = quiet, with_stats
@@ -119,7 +118,7 @@ class TextOutput:
 
 
 class JsonOutput(TextOutput):
-    """Prints one ASCII JSON object per line on stdout; notices on stderr, unless ``quiet``."""
+    """Prints one ASCII JSON object per line on stdout, and notices on stderr."""
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet)
@@ -143,9 +142,9 @@ class JsonOutput(TextOutput):
 
 
 def evidence_fields(evidence: Evidence | None, offset: float | None = None, fits: bool = True) -> dict[str, object]:
-    """Return ``evidence`` (moments for JSON, best first), ``evidence_held`` (None if unknown) and ``model_fits_source``.
+    """Return the JSON fields that describe an answer's evidence; docs/reference/json.md explains them.
 
-    If ``offset`` is known, each moment has its wall clock as ``time``. ``evidence`` is empty if the frames were evicted.
+    ``offset`` is the wall-clock time of stream time 0, if known.
     """
     if evidence is None or not fits:
         return {"evidence": [], "evidence_held": None, "model_fits_source": fits}

@@ -24,8 +24,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Shutdown:
     """Lets the first signal call ``stop``. The first signal interrupts only a block of :meth:`waiting`.
 
-    A second signal raises KeyboardInterrupt wherever the main thread is, except for SIGHUP and the signal of :meth:`ask`, which
-    both come when a terminal goes away. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
+    A second signal raises KeyboardInterrupt wherever the main thread is. SIGHUP and the signal of :meth:`ask` never do, because
+    a closing terminal causes both. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -105,7 +105,7 @@ class Notifier:
     """
 
     READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
-    STARTING = "EXTEND_TIMEOUT_USEC=120000000"  # allow two more minutes for the start, from now
+    STARTING = "EXTEND_TIMEOUT_USEC=120000000"  # allow the start to take another two minutes
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         name = environment.get("NOTIFY_SOCKET", "")
@@ -137,7 +137,7 @@ def source_news(source: Source) -> Iterator[str | None]:
 
 
 class ResidentMemory:
-    """Reads this process's resident memory in bytes; after a failed reading, returns the last value."""
+    """Reads this process's resident memory in bytes. If a reading fails, returns the previous value."""
 
     def __init__(self) -> None:
         self._process, self._nbytes = psutil.Process(), 0

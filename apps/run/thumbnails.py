@@ -21,9 +21,9 @@ TINY = 160
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The times at which a frame was taken. time_s: stream time. wall: seconds since 1970.
+    """When a frame was taken: its stream time and ``wall`` (seconds since 1970).
 
-    held: whether the memory, when last inspected, held any of the frame's tokens.
+    ``held`` is whether the memory held any of the frame's tokens when it was last inspected.
     """
 
     time_s: float
@@ -32,9 +32,10 @@ class Taken:
 
 
 class Thumbnails(TimedDatabase):
-    """JPEG thumbnails by frame number. Above the cap, forgotten frames' thumbnails go first, then every second thumbnail.
+    """JPEG thumbnails by frame number. Only :meth:`delete` raises disk errors.
 
-    every: seconds between writes to the disk; a crash loses later pictures. Only :meth:`delete` raises disk errors.
+    Above the size limit, thumbnails of evicted frames are deleted first, then every second one of the others. Thumbnails are
+    written to the disk every ``every`` seconds, so a crash loses those added since.
     """
 
     FILE, TABLE, TIMES, HAS_CAMERA, CAP = "thumbnails.sqlite", "thumbnails", ("wall",), False, 16 << 20
@@ -43,7 +44,7 @@ class Thumbnails(TimedDatabase):
     CREATE TABLE IF NOT EXISTS thumbnails (frame INTEGER PRIMARY KEY, time_s REAL, wall REAL, held INTEGER, jpeg BLOB);
     CREATE INDEX IF NOT EXISTS held ON thumbnails (frame) WHERE held;
     CREATE INDEX IF NOT EXISTS wall ON thumbnails (wall);
-    """  # each frame searches for forgotten and old pictures; without an index SQLite would read every picture
+    """  # the indices let SQLite find evicted and old pictures without reading every picture
     SPARE = (
         "DELETE FROM thumbnails WHERE frame IN (SELECT frame FROM thumbnails WHERE NOT held ORDER BY frame "
         "LIMIT 1 + (SELECT count(*) FROM thumbnails WHERE NOT held) / 4)",
@@ -72,12 +73,12 @@ class Thumbnails(TimedDatabase):
                 self._attempt(self._flush, None)
 
     def begin(self, frame: int) -> None:
-        """Continue from this frame number; delete the pictures of this and later frames, which the memory lacks."""
+        """Delete the pictures of ``frame`` and of later frames, because the resumed memory ends before ``frame``."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 
     def taken(self, frames: Sequence[int] | None = None) -> dict[int, Taken]:
-        """Return when each frame (of ``frames``, if given) with a picture was taken, oldest first."""
+        """Return when frames were taken: all that have a picture, or those of ``frames``. The oldest comes first."""
         only = "" if frames is None else "WHERE frame IN (SELECT value FROM json_each(?))"
         values = () if frames is None else (json.dumps(frames),)
         rows = self._rows(f"SELECT frame, time_s, wall, held FROM thumbnails {only} ORDER BY frame", *values)
@@ -93,7 +94,7 @@ class Thumbnails(TimedDatabase):
             super().close()
 
     def _change(self, statement: str, *values: object) -> bool:
-        """Change the database, to be written with the next commit; return whether that succeeded."""
+        """Run a statement in the open transaction; return whether it succeeded."""
 
         def work() -> bool:
             if not self._open().in_transaction:

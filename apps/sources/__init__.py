@@ -48,7 +48,7 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
 
 
 def check_source(camera: str | None, video: str | None) -> tuple[str, str]:
-    """Return a source's kind and target. Raises SourceError for errors that can be found without opening the source."""
+    """Return a source's kind and target. Raises SourceError for problems that can be found without opening the source."""
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
     kind, target = kind_of(camera, video)
@@ -80,7 +80,7 @@ def _open(kind: str, target: str, options: SourceOptions) -> Source:
 
 
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
-    """Return a source's kind (one of :data:`OWN`, a package's, or ``file.py:Class``) and target; by default the demo's.
+    """Return a source's kind and target. The kind is one of :data:`OWN`, a package's name or ``file.py:Class``.
 
     Raises SourceError for an invalid source.
     """

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 Image = NDArray[np.uint8]
 Rule = Literal["block", "drop-oldest"]
-SLOWEST_FPS = 1e-5  # one frame per day
+SLOWEST_FPS = 1e-5  # about one frame a day
 
 
 class StageTimer:
-    """Times the stages of processing a frame. ``ms``: milliseconds by stage. ``captured_s``: monotonic time of capture."""
+    """Times the stages of processing a frame. ``captured_s`` is the monotonic time at which the frame was captured."""
 
     __slots__ = ("_last", "captured_s", "ms")
 
@@ -59,7 +59,8 @@ class StageTimer:
 class Frame:
     """A sampled frame: uint8 RGB ``[H, W, 3]`` and its stream time in seconds, which never decreases.
 
-    ``scene``: the demo world's truth after this frame, or None. ``pixels``: the image as ``Source.prepare`` prepared it.
+    ``scene`` has the demo's right answers at this frame; None for other sources.
+    ``pixels`` is the image after :attr:`Source.prepare`.
     """
 
     def __repr__(self) -> str:
@@ -85,17 +86,20 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options for opening and reading a source, which uses those that apply to its kind. Raises SourceError for invalid values.
+    """Options for opening and reading a source, which ignores those that do not apply. Raises SourceError for invalid values.
 
-    fps: frames a second to take, according to their times. size, pixel_format, camera_fps: (width, height), a FourCC like
-    ``MJPG`` and frames a second to request from a camera; ``camera_fps`` also times frames without timestamps. realtime: play a
-    recording at ``speed`` times its own pace. rule: what happens to frames while the reader is busy; None for ``drop-oldest``
-    from live sources and ``block`` from others. wait: wait for a camera that is not connected yet. seed: for the demo world,
-    and the jitter of ``backoff_s``, the first and longest pause between attempts to connect.
+    ``fps`` is the number of frames a second to take, by their timestamps.
+    ``size`` (width, height), ``pixel_format`` (a FourCC like ``MJPG``) and ``camera_fps`` are requested from a camera.
+    ``camera_fps`` is also the assumed frame rate of recordings without timestamps.
+    ``realtime`` plays a recording at ``speed`` times its own pace.
+    ``rule`` is ``drop-oldest`` (the default for live sources) or ``block``: what happens to frames while the reader is busy.
+    ``wait`` keeps trying to connect instead of failing when the first attempt fails.
+    ``backoff_s`` has the first and the longest pause between attempts to connect.
+    ``seed`` determines the demo world and the random part of these pauses.
 
-    open_timeout_s: give up connecting after this time. stall_timeout_s: seconds without a frame until the source is STALLED.
-    read_timeout_s: seconds without a frame until the source reconnects. hosts: hosts that an address may reach, including by
-    redirects and playlists; None for any.
+    ``open_timeout_s``, ``stall_timeout_s`` and ``read_timeout_s`` are the seconds without data after which an attempt to
+    connect fails, a source is STALLED, and a source reconnects.
+    ``hosts`` are the hosts that an address may reach, including by redirects and playlists; None allows any host.
     """
 
     fps: float = 2.0
@@ -162,13 +166,13 @@ class Source(ABC):
         """End a read that is waiting for frames; any thread may call it."""
 
     def skip(self, time_s: float) -> bool:
-        """Skip a recording up to ``time_s``, before the first :meth:`read`; return False for a live source."""
+        """Skip a recording to ``time_s`` before the first :meth:`read`. Return False for a source that cannot skip."""
         while (frame := self.read()) is not None and frame.time_s < time_s:
             pass
         return True
 
     def close(self) -> None:
-        """Release the source. A source that has failed stays FAILED."""
+        """Release the source. Its state becomes ENDED, unless it is FAILED."""
         if self.state is not State.FAILED:
             self.state = State.ENDED
 
@@ -202,10 +206,10 @@ class FrameSampler:
 
 @dataclass(frozen=True, slots=True)
 class Grabbed:
-    """A picture before its conversion, with the source's own time in seconds.
+    """A picture before its conversion. ``stamp_s`` is its timestamp in the source, in seconds.
 
-    intra: whether the picture can be decoded without earlier pictures. decoded: False for data without a new picture (for
-    example before the first keyframe); such data shows that the link is alive.
+    ``intra`` is whether the picture can be decoded without earlier pictures.
+    ``decoded`` is False if data arrived but no new picture, for example before the first keyframe.
     """
 
     stamp_s: float | None = None

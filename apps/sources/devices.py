@@ -24,7 +24,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A Video4Linux node. ``links``: the node's names that persist when the device is plugged in elsewhere."""
+    """A Video4Linux node. ``links`` are its persistent names under /dev/v4l."""
 
     path: Path
     name: str
@@ -38,7 +38,7 @@ class Device:
 
 
 def devices(root: Path = ROOT) -> list[Device]:
-    """List every /dev/videoN, in the order of N. root: replaces / in paths."""
+    """List every /dev/videoN under ``root``, in the order of N."""
     links: dict[Path, list[Path]] = {}
     for link in sorted((root / "dev" / "v4l").glob("by-*/*")):
         links.setdefault(link.resolve(), []).append(link)
@@ -75,8 +75,8 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
 class UsbConnection(Capture):
     """A device opened through OpenCV's V4L2 backend, with a single buffer so that frames are new.
 
-    ``target``: an index, /dev/videoN, or a persistent name such as /dev/v4l/by-id/... Size, rate and pixel format are requests:
-    the driver takes the nearest, which :attr:`mode` shows. ``links``: the camera's names to try before ``target``.
+    ``target`` is an index, /dev/videoN, or a persistent name such as /dev/v4l/by-id/.., but existing ``links`` are tried first.
+    The driver chooses the nearest mode to the requested size, rate and pixel format; :attr:`mode` describes the choice.
     """
 
     repeats = True
@@ -108,7 +108,7 @@ class UsbConnection(Capture):
 
 
 def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
-    """Return the camera's persistent names, which stay the same when the camera is plugged in again with a new number."""
+    """Return the camera's names by port, which stay the same when it is plugged into that port again with a new number."""
     node = (root / "dev" / f"video{target}" if target.isdigit() else Path(target)).resolve()
     return [
         link for device in devices(root) if device.path.resolve() == node for link in device.links if "by-path" in link.parts

@@ -52,7 +52,7 @@ class GstPipeline(Connection):
     """A GStreamer pipeline, to which a conversion to RGB and an appsink are added. A file plays at its recorded speed."""
 
     def __init__(self, pipeline: str, options: SourceOptions, *, newest: bool = True) -> None:
-        """Start the pipeline. newest: drop pictures that are not read in time."""
+        """Start the pipeline. ``newest`` makes the appsink drop older pictures that were not read."""
         self._gst = gst = load_gst()
         self._timeout = int(options.read_timeout_s * gst.SECOND)
         try:
@@ -64,7 +64,7 @@ class GstPipeline(Connection):
         self._sink.set_property("sync", not live)
         self._pipeline.set_state(gst.State.PLAYING)
         self._sample = self._sink.try_pull_sample(int(options.open_timeout_s * gst.SECOND))
-        self._ahead = True  # the constructor pulls the first picture to check that the pipeline runs
+        self._ahead = True  # the first picture was pulled to check that the pipeline runs
         if self._sample is None:
             problem = self._said() or f"no picture within {options.open_timeout_s:g} s"
             self.close()
@@ -103,7 +103,7 @@ class GstPipeline(Connection):
 
 
 def csi_pipeline(target: str, options: SourceOptions) -> str:
-    """Return the pipeline for ``csi://N``, sensor number N. Raises SourceError if the address is invalid.
+    """Return the pipeline that reads the sensor with number N in ``csi://N``. Raises SourceError if the address is invalid.
 
     The Jetson's converter (nvvidconv) scales pictures and converts them to BGRx before they reach the CPU's memory.
     """

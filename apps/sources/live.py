@@ -27,10 +27,11 @@ from edgevlm.apps.sources.base import (
 )
 from edgevlm.errors import SourceError, SourceRefused, UserError, refuse_fork
 
-KEYFRAME_WAIT_S = 30.0  # a stream without keyframes (intra refresh) is used from any decoded picture after this long
-LATE_S = 1.0  # a recording that is this late (for example after ctrl-Z) continues without catching up
+KEYFRAME_WAIT_S = 30.0  # after this time without a keyframe (intra refresh), watch any decoded picture
 POLL_S = 0.2
-ADRIFT = 4  # most abandoned connections that may still hang when a new connection is opened
+LATE_S = 1.0  # a recording that is this late (for example after ctrl-Z) continues without catching up
+ADRIFT = 4
+"""Open a new connection only while fewer abandoned connections than this still hang."""
 
 
 class Slot:
@@ -55,7 +56,7 @@ class Slot:
             return replaced
 
     def take(self, timeout_s: float) -> Frame | None:
-        """Return the frame in the slot, or wait for one; None after ``timeout_s``, or at once if the slot is closed."""
+        """Take the frame out of the slot, waiting up to ``timeout_s``. Return None if none came or the slot is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
             frame, self._frame = self._frame, None
@@ -70,7 +71,7 @@ class Slot:
 
 
 class ThreadedSource(Source):
-    """A source whose frames a thread passes through a :class:`Slot`."""
+    """A source whose thread passes frames to the reader through a :class:`Slot`."""
 
     def __init__(self, name: str, rule: Rule) -> None:
         self.name, self.rule, self._slot, self._pid = name, rule, Slot(rule), os.getpid()
@@ -94,8 +95,8 @@ class ThreadedSource(Source):
 class ReadAhead(ThreadedSource):
     """Reads another source in a separate thread, starting with the first :meth:`read`.
 
-    While one frame is watched, the next frame is decoded and prepared. Under ``drop-oldest``, ``drops`` counts frames that were
-    not read in time as ``replaced``. ``paced`` limits the source to ``speed`` times the pace of its timestamps.
+    While one frame is watched, the next frame is decoded and prepared. ``paced`` limits the source to ``speed`` times the pace
+    of its timestamps.
     """
 
     def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
@@ -104,7 +105,7 @@ class ReadAhead(ThreadedSource):
         self._error: BaseException | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
-        self._starting = threading.Lock()  # before the first read no frame is dropped and no time passes
+        self._starting = threading.Lock()  # held while the thread is started or joined
 
     def _run(self) -> None:
         origin: float | None = None
@@ -167,8 +168,8 @@ Deliver = Callable[["Link", Connection, Grabbed], None]
 class Link:
     """Connects, then passes each picture to ``deliver`` until the connection breaks or the link is abandoned.
 
-    ``changed`` is notified when the link opens and when it ends. A thread inside a library cannot be stopped: an abandoned link
-    ends when the library's own timeout expires.
+    ``changed`` is notified when the link opens and when it ends. A thread cannot be stopped inside a library, so an abandoned
+    link ends only when the library's own timeout expires.
     """
 
     def __init__(self, connect: Callable[[], Connection], deliver: Deliver, changed: threading.Condition) -> None:
@@ -219,12 +220,15 @@ class Link:
 
 
 class LiveSource(ThreadedSource):
-    """A live source that reads what ``connect`` opens. Raises SourceError if the first attempt fails without ``options.wait``.
+    """A live source. ``connect`` opens its connections. Raises SourceError if the first attempt fails without ``options.wait``.
 
-    Frames are captured even when :meth:`read` is not called. Times are seconds since the first ``read`` on the monotonic clock,
-    so times continue through reconnects. ``drops``, by cause: ``replaced`` (by a newer frame), ``corrupt`` (not decodable),
-    ``keyframe`` (before a connection's first keyframe, or the first one after a corrupt picture), ``repeated`` (from a USB
-    camera, identical to the previous one), ``late`` (from an abandoned connection).
+    Frames are captured even when :meth:`read` is not called. Their times are seconds on the monotonic clock since the first
+    ``read``, including the time spent reconnecting. ``drops`` counts lost frames by cause.
+    ``replaced`` frames were not read before a newer frame came.
+    ``corrupt`` frames cannot be decoded.
+    ``keyframe`` frames came before the first keyframe, or between a corrupt picture and the next keyframe.
+    ``repeated`` frames are identical to a USB camera's previous frame.
+    ``late`` frames came from an abandoned connection.
     """
 
     live = True
@@ -349,7 +353,7 @@ class LiveSource(ThreadedSource):
         link.moved_s, link.holding = time.monotonic(), False
 
     def _admits(self, link: Link, connection: Connection, grabbed: Grabbed) -> bool:
-        """Return whether a picture is usable; the first usable one makes the source RUNNING."""
+        """Return whether a picture is usable. A usable picture makes the source RUNNING."""
         with self._changed:
             if link.abandoned:
                 self.drops["late"] += 1

@@ -1,7 +1,4 @@
-"""Network cameras.
-
-Network cameras. This module makes HTTP requests, with logins and allowed hosts; FFmpeg reads the responses, and RTSP directly.
-"""
+"""Read network cameras: send HTTP requests with logins to allowed hosts only, and decode the responses and RTSP with FFmpeg."""
 
 from __future__ import annotations
 
@@ -43,23 +40,24 @@ UNMENDABLE = {
     404: "no such stream there (404); check the path of the address",
 }
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "rtmpt", "rtmpts", "rtmpe", "rtmpte", "udp", "tcp", "tls", "rtp", "srt")
-PROTOCOLS = f"{','.join(SCHEMES)},srtp,http,https,ffrtmphttp,ffrtmpcrypt"  # protocols that FFmpeg may open itself: no files
-BOUND = "rtsp,rtmp,rtmps,tcp,tls"  # protocols if hosts are checked: those that open one connection and follow no redirects
-LOW_LATENCY = {  # docs/guide/cameras.md shows how much latency they save
+PROTOCOLS = f"{','.join(SCHEMES)},srtp,http,https,ffrtmphttp,ffrtmpcrypt"
+BOUND = "rtsp,rtmp,rtmps,tcp,tls"  # allowed protocols if hosts are checked: none of them follows redirects
+LOW_LATENCY = {
     "rtsp_transport": "tcp",
     "fflags": "nobuffer",
     "flags": "low_delay",
     "analyzeduration": "0",
     "probesize": "32",
 }
-LARGEST, MORE = 16 << 20, 1 << 20  # a picture has at most LARGEST bytes, and at most 4 x the previous picture's + MORE
+LARGEST, MORE = 16 << 20, 1 << 20
+"""Largest size of a picture in bytes; a picture may also be at most four times as large as the previous one, plus MORE."""
 
 
 def connect(url: str, options: SourceOptions) -> Connection:
     """Open a connection to a network camera.
 
-    Raises SourceError, or SourceRefused if a retry would fail. With ``options.hosts`` only allowed hosts are reached, including
-    by redirects and playlists; FFmpeg resolves no names, and redirects inside RTSP are refused.
+    Raises SourceError, or SourceRefused if a retry would fail. If ``options.hosts`` is set, redirects and playlists also reach
+    only allowed hosts. FFmpeg then gets IP addresses instead of host names, and redirects inside RTSP are refused.
     """
     parts, hosts = split_address(url), options.hosts
     if parts.scheme.lower() in ("http", "https"):
@@ -128,7 +126,10 @@ def is_raw(parts: SplitResult) -> bool:
 def _request(
     url: str, camera: SplitResult, hosts: AllowedHosts | None, options: SourceOptions, headers: dict[str, str] | None = None
 ) -> HTTPResponse:
-    """Send an HTTP request with the camera's credentials (Basic or Digest). Raises SourceError, or Unchanged for status 304."""
+    """Send an HTTP request with the camera's credentials (Basic or Digest).
+
+    Raises SourceError. Raises Unchanged if the server answers with status 304 (not modified).
+    """
     parts, known = urlsplit(url), http.HTTPPasswordMgrWithDefaultRealm()
     if camera.username is not None:
         own = camera._replace(netloc=camera.netloc.rpartition("@")[2], path="/", query="", fragment="").geturl()
@@ -139,7 +140,7 @@ def _request(
     for handler in (*dialled, *others, http.HTTPBasicAuthHandler(known), http.HTTPDigestAuthHandler(known)):
         opener.add_handler(handler)
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # limit of a call; a watchdog applies both timeouts
+    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # LiveSource applies both timeouts
     try:
         asked = http.Request(address, headers={"User-Agent": "edgevlm", **(headers or {})})
         response: HTTPResponse = opener.open(asked, timeout=timeout_s)
@@ -163,7 +164,7 @@ def _request(
 
 
 class Unchanged(SourceError):
-    """Raised when a still picture has not changed since the last request (304)."""
+    """Raised when a still picture has not changed since the last request (status 304)."""
 
 
 class BoundHandler(http.AbstractHTTPHandler):
@@ -208,7 +209,7 @@ class PictureConnection(Connection):
     def _take(self, count: int) -> bytes:
         block = self._response.read1(count)
         if not self._seen and (found := re.search(rb"(?i)content-type:\s*([\w./+-]{1,99})", block)):
-            self._kind = found[1].decode()  # the content type of one part of the response
+            self._kind = found[1].decode()  # from the headers of a part of a multipart response
         return block
 
     def grab(self) -> Grabbed | None:
@@ -249,11 +250,11 @@ class PictureConnection(Connection):
 
 
 class FfmpegConnection(Connection):
-    """Decodes one video stream with FFmpeg. Timeouts end every call, including the opening.
+    """Decodes one video stream with FFmpeg. Raises SourceError, without the address in its text.
 
-    A video file at a URL plays at its recorded speed, and then ends. ``response``: the open HTTP response to read. With a
-    response, FFmpeg opens no address itself; this class requests the addresses in a playlist, if they are on public hosts, the
-    camera's own host, or those of ``options.hosts``. Raises SourceError, whose text leaves out the address.
+    A video file at a URL plays at its recorded speed, and then ends. If ``response`` is given, FFmpeg reads this HTTP response
+    and opens no address. The addresses in a playlist are then requested by this class, but only on the camera's own host, on
+    public hosts, or (if set) on those of ``options.hosts``.
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class FfmpegConnection(Connection):
         context = self._video.stream.codec_context
         context.flags |= load_av().codec.context.Flags.low_delay
         self._recorded = not scheme.startswith("rtsp") and self._video.container.duration is not None
-        self._clock, self._origin = RecordedClock(self._video.period_s), 0.0  # clock for the times of a recording
+        self._clock, self._origin = RecordedClock(self._video.period_s), 0.0
         self._frame: Any = None
         self._pictures = self._decode(self._video)
 
@@ -366,7 +367,7 @@ class FfmpegConnection(Connection):
 
 
 def explain(error: Exception, camera: SplitResult) -> str:
-    """Explain an error of the system or FFmpeg in words for a camera's owner."""
+    """Explain an error of the operating system or of FFmpeg to a camera's owner."""
     host, scheme = camera.hostname or "", camera.scheme.lower()
     if isinstance(error, socket.gaierror):
         return RAW if is_raw(camera) else unresolved(host, error)

@@ -61,9 +61,9 @@ def check_size(width: int, height: int, most_pixels: int = MOST_PIXELS) -> None:
 
 
 def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yield each JPEG or PNG in a stream of bytes as soon as it is complete, and empty bytes for one that was cut short.
+    """Yield each JPEG or PNG in a stream of bytes as soon as it is complete, and empty bytes for a picture that is cut short.
 
-    Any data may be between pictures, such as multipart headers. ``read`` returns no bytes at the end.
+    Other data between pictures, such as multipart headers, is skipped. ``read`` returns no bytes at the end.
     """
     data, size = bytearray(), 1 << 16
     while block := read(size):
@@ -88,16 +88,17 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return a JPEG's end and True; if incomplete, the offset to search from (negative: a new JPEG begins) and False.
+    """Return the offset of a JPEG's end and True. For an incomplete JPEG, return the offset to search from next and False.
 
-    at: offset of a segment or of the scan. seen: how many bytes were searched before.
+    The offset is negative if a new JPEG begins there. ``at`` is where to search from, the start of a segment or of the scan.
+    ``seen`` is the number of bytes that were searched before.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     if at + 4 > len(data):
         return at, False
     look = max(at, seen - len(JPEG))
-    end, other = data.find(END, look), data.find(JPEG, look)  # these markers cannot be pixels of the scan
+    end, other = data.find(END, look), data.find(JPEG, look)  # the scan's data cannot contain these markers
     if other >= 0 and not 0 <= end < other:
         return -other, False
     return (end + 2, True) if end >= 0 else (at, False)

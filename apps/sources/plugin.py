@@ -1,4 +1,4 @@
-"""Sources in packages and users' files: classes and generator functions, which are checked while they are read."""
+"""Open sources from packages and users' files (classes or generator functions), and check each frame that they give."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import blamed, load_class, place
 
 RGB = "give uint8 RGB [H, W, 3]"
-MANY = 64  # a source fails if its first MANY frames all have the same time
+MANY = 64
 
 
 class FrameCheck:
-    """Checks the frames of one source. what: names the source in errors. made: its class or function."""
+    """Checks the frames of one source, whose class or function is ``made``. ``what`` is the source's name in error messages."""
 
     def __init__(self, what: str, made: Any) -> None:
         self._what, self._where, self._newest = what, f" ({place(made)})", -math.inf
         self._first, self._count = math.nan, 0
 
     def __call__(self, image: Any, seconds: Any) -> None:
-        """Raise SourceError for anything except uint8 RGB ``[H, W, 3]`` at finite seconds that never decrease.
+        """Raise SourceError unless ``image`` is uint8 RGB ``[H, W, 3]`` and ``seconds`` is finite and not before the last time.
 
-        A frame may have the same time as the previous one, but the first MANY frames may not all have the same time.
+        Also raise SourceError if the first ``MANY`` frames all have the same time.
         """
         if not isinstance(image, np.ndarray):
             raise self.wrong(f"gave a {type(image).__name__} for an image; {RGB}")
@@ -55,8 +55,8 @@ class FrameCheck:
 class GeneratorSource(Source):
     """A source whose frames a generator function yields, as ``image`` or ``(seconds, image)``.
 
-    The function is called with those of ``target``, ``fps`` and ``options`` that it declares as parameters. Frames without a
-    time get times from 0 s on, at ``fps``. Frames with times are sampled at ``fps``. Closing the source closes the generator.
+    The function gets those of ``target``, ``fps`` and ``options`` that it declares as parameters. Frames without times are
+    taken to be ``1 / fps`` seconds apart, from 0. Frames with times are sampled at ``fps``.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], target: str, options: SourceOptions, check: FrameCheck) -> None:
@@ -87,8 +87,8 @@ class GeneratorSource(Source):
 def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
     """Open a source by its name or by ``./file.py:Name``.
 
-    Raises SourceError for anything except a Source class or a generator function. Reading the source raises SourceError, with
-    the source's name and location, for any error in the source and for frames or times of wrong types.
+    Raises SourceError for anything except a Source class or a generator function. While the source is read, its own errors and
+    wrong frames or times raise SourceError with the source's name and location.
     """
     made: Any = load_class("sources", name)
     what = f"source {name}"
@@ -100,7 +100,7 @@ def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
         try:
             with blamed(what, made, SourceError):
                 found = opened(target, options)
-        except TypeError as error:  # the call itself failed: the class is abstract, or its parameters differ
+        except TypeError as error:  # the class is abstract, or does not take these arguments
             raise check.wrong(f"cannot be made of (target, options): {error}") from None
     else:
         raise check.wrong("is neither a subclass of edgevlm.extend.Source nor a generator function")

@@ -1,4 +1,4 @@
-"""Sources that end: video files, folders of pictures, and video from a pipe. These sources wait for their reader."""
+"""Sources that end and wait for their reader: video files, folders of pictures, and video from a pipe."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edgevlm.runtime.preprocess import MOST_PIXELS
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 Y4M = b"YUV4MPEG2"
-LOOK = 4096  # bytes in which to look for the start of the first Motion JPEG picture
+LOOK = 4096  # search this many bytes for the start of the first Motion JPEG picture
 POLL_S = 0.2
 
 
 class Recording(Source):
-    """A source that waits for its reader and ends. A subclass finds the next picture, and decodes those that are due."""
+    """A source that ends and waits for its reader."""
 
     given = 0  # frames read so far
 
@@ -33,7 +33,7 @@ class Recording(Source):
 
     @abstractmethod
     def _advance(self) -> float | None:
-        """Go to the next picture; return its time in seconds, None at the end. Raises SourceError if the file is damaged."""
+        """Go to the next picture. Return its time in seconds, or None at the end. Raises SourceError if the file is damaged."""
 
     @abstractmethod
     def _picture(self) -> Image | None:
@@ -90,7 +90,7 @@ class VideoSource(Recording):
 
     @property
     def end_s(self) -> float:
-        """Return the end in seconds of the pictures decoded so far; after the last :meth:`read`, the recording's length."""
+        """Return the end of the newest decoded picture, in seconds; after the last :meth:`read`, the recording's length."""
         return 0.0 if self._clock.time_s is None else self._clock.time_s + self._video.period_s
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class VideoSource(Recording):
 class FolderSource(Recording):
     """Reads a folder's pictures in natural order: img2 comes before img10. A damaged picture is dropped and counted.
 
-    ``rate``: pictures a second, by default ``fps``, so that every picture is taken.
+    ``rate`` is the number of pictures a second. It defaults to ``fps``, so that every picture is watched.
     """
 
     def __init__(self, folder: str | Path, fps: float | None, rate: float | None = None) -> None:
@@ -117,7 +117,7 @@ class FolderSource(Recording):
 
     @property
     def end_s(self) -> float:
-        """Return the end in seconds of the pictures taken or skipped so far."""
+        """Return the end of the newest picture, in seconds."""
         return self._next / self._rate
 
     def _advance(self) -> float | None:
@@ -140,10 +140,9 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 class StdinSource(Recording):
-    """Reads YUV4MPEG2 or Motion JPEG from a pipe, whose writer waits for this source.
+    """Reads YUV4MPEG2 or Motion JPEG from a pipe. ``rate`` is the assumed number of frames a second in Motion JPEG.
 
-    Times are frame numbers divided by the stream's rate. ``rate``: frames a second of Motion JPEG. Frames that are not sampled
-    are read but not decoded.
+    A frame's time is its number divided by the stream's rate. Frames that are not sampled are read but not decoded.
     """
 
     def __init__(self, fps: float | None, rate: float | None = None, descriptor: int | None = None) -> None:
@@ -173,7 +172,7 @@ class StdinSource(Recording):
         self._item: Any = None
 
     def _take(self, count: int) -> bytes:
-        """Return up to ``count`` bytes; none at the end, or soon after the source was closed."""
+        """Read up to ``count`` bytes. Return no bytes at the end or once the source is closed."""
         if taken := self._ahead[:count]:
             self._ahead = self._ahead[count:]
             return taken
@@ -201,7 +200,7 @@ class StdinSource(Recording):
         return self._video.rgb(frames[0]) if frames and frames[0] is not None else None
 
     def skip(self, time_s: float) -> bool:
-        return False  # only the pipe's writer decides where the stream begins
+        return False
 
     def interrupt(self) -> None:
         self._closed = True

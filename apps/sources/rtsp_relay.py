@@ -11,14 +11,13 @@ from contextlib import suppress
 
 BLOCK = 1 << 16
 STATUS = re.compile(rb"RTSP/.{8}", re.DOTALL)
-HARMLESS = re.compile(
-    rb"RTSP/1\.[01](?: [1245]\d\d[ \r\n]|[\r\n].{4})", re.DOTALL
-)  # a response that does not redirect, or a request
+HARMLESS = re.compile(rb"RTSP/1\.[01](?: [1245]\d\d[ \r\n]|[\r\n].{4})", re.DOTALL)
+"""Matches the start of a response that does not redirect, or the end of a request's first line."""
 BEGUN = re.compile(rb"R(?:T(?:S(?:P(?:/.{0,7})?)?)?)?\Z", re.DOTALL)  # bytes that may become a status line
 
 
 class Relay:
-    """Passes one local connection on to ``address`` until either side ends it, or the server redirects (see ``problem``)."""
+    """Forwards one local connection to ``address`` until one of them closes it or the server redirects (see ``problem``)."""
 
     def __init__(self, address: str, port: int, timeout_s: float, tls: bool = False) -> None:
         """Connect. Raises OSError."""
@@ -51,7 +50,7 @@ class Relay:
                 self._pass(client)
 
     def _pass(self, client: socket.socket) -> None:
-        kept = b""  # bytes from the server that are not checked yet
+        kept = b""  # bytes from the server that have not been checked yet
         while True:
             pending = isinstance(self._server, ssl.SSLSocket) and self._server.pending()
             ready = [self._server] if pending else select.select([self._server, client], (), ())[0]

@@ -21,14 +21,14 @@ from edgevlm.errors import SourceError
 from edgevlm.packages import needed
 from edgevlm.runtime.preprocess import MOST_PIXELS
 
-CONTAINERS = (  # FFmpeg's names of formats that, unlike concat, hls, dash and image2, cannot make it read other files
+CONTAINERS = (  # FFmpeg's formats, except those that refer to other files (concat, hls, dash, image2)
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,live_flv,asf,ogg,mxf,nut,wtv,rm,dv,gif,apng,ivf,obu,av1,"
     "h264,hevc,vvc,vc1,m4v,mjpeg,mpjpeg,yuv4mpegpipe,dhav"
 )
 LEAST_S = 1e-3
 JUMP_S, BACK_S = 60.0, 0.5  # a timestamp that jumps ahead or back by more than these seconds is corrected
 FALLBACK_FPS = 25.0
-SQUEEZED = 8  # largest ratio of a pixel's sides
+SQUEEZED = 8  # largest accepted aspect ratio of a pixel
 
 
 def load_av() -> Any:
@@ -39,9 +39,9 @@ def load_av() -> Any:
 
 
 class Video:
-    """An open container, with the pictures of its best stream that is not cover art. Raises SourceError.
+    """An open container and its best video stream; cover art is ignored. Raises SourceError.
 
-    source, options: as for ``av.open``. If ``source`` is an open file, FFmpeg reads no other file.
+    ``source`` and ``options`` are those of ``av.open``. If ``source`` is an open file, FFmpeg opens no other file.
     """
 
     def __init__(self, source: Any, most_pixels: int = MOST_PIXELS, threads: str = "AUTO", **options: Any) -> None:
@@ -75,7 +75,7 @@ class Video:
         return max(found, key=lambda each: (bool(each.disposition & 1), each.codec_context.width * each.codec_context.height))
 
     def frames(self) -> Iterator[Any]:
-        """Yield PyAV's frames in display order, deinterlaced; None for a picture that cannot be decoded."""
+        """Yield deinterlaced PyAV frames in display order, and None for each picture that cannot be decoded."""
         for packet in self.packets():
             yield from self.decode(packet)
         yield from self.drain()
@@ -86,7 +86,7 @@ class Video:
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
     def decode(self, packet: Any) -> list[Any]:
-        """Decode a packet to pictures; None for each picture that cannot be decoded."""
+        """Decode a packet to PyAV frames. The list has None for a picture that cannot be decoded."""
         self._lost = packet.is_corrupt or (self._lost and not packet.is_keyframe)
         if self._lost:
             self._spoiled.add(packet.pts)
@@ -145,7 +145,7 @@ def oriented(image: Image, matrix: Any) -> Image:
 
 def open_video(path: Path, **options: Any) -> Video:
     """Open a video file. Raises a one-line SourceError."""
-    with ExitStack() as opened:  # FFmpeg gets an open file: with a name FFmpeg could read other files
+    with ExitStack() as opened:  # given a path instead of an open file, FFmpeg could open other files
         file = opened.enter_context(path.open("rb"))
         try:
             video = Video(file, **options)
@@ -157,9 +157,10 @@ def open_video(path: Path, **options: Any) -> Video:
 
 @dataclass
 class Feed:
-    """A file for PyAV that contains received bytes, until a deadline and up to ``largest`` bytes after :meth:`renew`.
+    """A file of received bytes, for PyAV. After each :meth:`renew`, reads are limited to ``timeout_s`` and ``largest`` bytes.
 
-    At either limit or a read error, the file ends and ``problem`` contains the reason, because PyAV would print an exception.
+    At a limit or a read error, the file ends and ``problem`` has the reason. It raises nothing, because PyAV would print the
+    exception.
     """
 
     take: Callable[[int], bytes]
@@ -173,7 +174,7 @@ class Feed:
         self.renew()
 
     def renew(self) -> None:
-        """Begin a picture. The deadline applies to the whole picture, even if its bytes arrive slowly."""
+        """Restart the limits for the next picture."""
         self._deadline, self._left = time.monotonic() + self.timeout_s, self.largest
 
     def read(self, count: int) -> bytes:
@@ -236,13 +237,13 @@ class Deinterlacer:
 class RecordedClock:
     """Makes the timestamps of a recording strictly increase from 0.
 
-    Timestamps ``s`` become times ``m``, with an origin ``o`` (``-s[0]`` at first) and the declared time ``p`` of one picture::
+    The time ``m`` of a picture with timestamp ``s``, where ``o`` is ``-s[0]`` at first, is::
 
-        m[n] = max(s[n] + o, m[n-1] + LEAST_S)    a repeat, or pictures in the wrong order: the later stamps are right again
-        o    = m[n-1] + p - s[n]                  first, where s[n] + o - m[n-1] > JUMP_S or < -BACK_S: the clock was set,
-                                                  the stamps wrapped, or another recording was joined on
+        m[n] = max(s[n] + o, m[n-1] + LEAST_S)
 
-    A picture without a timestamp comes ``p`` after the previous one.
+    If ``s[n] + o - m[n-1]`` is above ``JUMP_S`` or below ``-BACK_S``, ``o`` first becomes ``m[n-1] + period_s - s[n]``. Such
+    jumps occur where the clock was set, timestamps wrapped, or another recording was joined on. A picture without a timestamp
+    is placed ``period_s`` after the previous picture.
     """
 
     def __init__(self, period_s: float) -> None:
@@ -264,10 +265,11 @@ class RecordedClock:
 
 
 def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[Image]:
-    """Decode up to ``count`` pictures, evenly spaced in time. Raises SourceError if none decodes, or after ``limit_s``.
+    """Decode up to ``count`` pictures, evenly spaced in time.
 
     The video is read twice, because the container's length and index may be wrong or missing. The first pass reads the packets'
-    times; the second pass decodes each wanted picture from the keyframe before it.
+    times. The second pass decodes each wanted picture, starting at the keyframe before the picture. Raises SourceError if no
+    picture can be decoded or if this takes more than ``limit_s`` seconds.
     """
     until = time.monotonic() + limit_s
 
@@ -277,7 +279,12 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
                 raise SourceError(f"this video takes more than {limit_s:g} s to decode")
             yield packet
 
-    times, places, key, place = list[float](), list[tuple[int, int]](), 0, 0  # keyframe, pictures since then
+    times, places, key, place = (
+        list[float](),
+        list[tuple[int, int]](),
+        0,
+        0,
+    )  # key: the last keyframe's number; place: pictures since
     with closing(open_video()) as video:
         clock = RecordedClock(video.period_s)
         for number, packet in enumerate(packets(video)):
@@ -311,7 +318,7 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
                 show(video.decode(packet))
         if key in last:
             show(video.drain())
-        for missing in picked:  # there are fewer pictures than packets: repeat the newest one
+        for missing in picked:  # if there are fewer pictures than packets, repeat the newest picture
             if missing not in found and missing[0] in newest:
                 found[missing] = video.rgb(newest[missing[0]])
     if not found:

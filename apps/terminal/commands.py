@@ -69,9 +69,9 @@ def is_command(line: str) -> bool:
 
 @contextmanager
 def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None]:
-    """While the block runs, a separate thread treats each line on ``descriptor`` as typed.
+    """While the block runs, execute the lines on ``descriptor`` in a separate thread.
 
-    A live source is asked at once. A video file that plays as fast as possible is asked at its end.
+    Questions about a live source are asked at once; questions about other sources are asked at the end.
     """
     act, over = Commands(run, say), threading.Event()
 
@@ -97,7 +97,7 @@ def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None
 
 
 def stdin_lines(as_json: bool) -> int | None:
-    """Return the descriptor to read questions from (a pipe, a file, or a terminal that cannot be drawn on), or None."""
+    """Return stdin's descriptor if questions are to be read from it, else None."""
     try:
         descriptor = sys.stdin.fileno()
         elsewhere = os.isatty(descriptor) and (as_json or not sys.stdout.isatty())

@@ -21,7 +21,7 @@ LEVELS = "·░▒▓█"  # shades from empty to full
 
 
 class Panel(NamedTuple):
-    """Lines of text in a panel. The upper left ``columns`` x ``rows`` cells are blank, to leave room for the image."""
+    """The panel's lines. An area of ``columns`` x ``rows`` cells at the upper left is blank, to leave room for the image."""
 
     lines: list[Line]
     columns: int = 0
@@ -49,7 +49,7 @@ def _memory(memory: MemoryView, columns: int) -> list[Line]:
 
 
 def _lanes(view: Sequence[LaneView], columns: int, lines: int) -> list[Line]:
-    """Return lines with each memory's name, use and score and, if there is room, its frames."""
+    """Return lines that show each memory's name, how full it is, its score and, if there is room, the frames it holds."""
     rows: list[Line] = []
     for lane in view:
         knows = f"knows {lane.right} of {lane.asked}" if lane.asked else "not asked yet"
@@ -86,7 +86,7 @@ def timeline(memory: MemoryView, width: int) -> str:
 
 
 def fit(image: Image, columns: int, rows: int) -> tuple[int, int]:
-    """Return the largest undistorted size of an image, in columns and rows of cells that are twice as high as wide."""
+    """Return the largest size at which an image fits, in columns and rows of cells that are twice as high as wide."""
     height, width = image.shape[:2]
     scale = min(columns / width, 2 * rows / height)
     return max(1, round(width * scale)), max(1, round(height * scale / 2))

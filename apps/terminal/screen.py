@@ -29,7 +29,7 @@ from edgevlm.apps.terminal.panel import Panel, clock, draw, draw_plain, make_pan
 from edgevlm.progress import Lost
 
 REFRESH_S = 0.25
-BELOW = 5  # lines that the panel leaves to the prompt, the status and the newest answers
+BELOW = 5  # lines of the screen for the prompt, the status and the newest answers
 SMALLEST = "HuggingFaceTB/SmolVLM2-256M-Video-Instruct"
 MENU = 6  # lines for the completion menu
 HINT = FormattedText([("class:placeholder", "Tab completes, /help")])
@@ -44,7 +44,7 @@ STYLE = Style.from_dict(
 class Screen:
     """An :class:`~edgevlm.apps.run.output.Output` that draws with prompt_toolkit in its own thread."""
 
-    _run: RunLoop  # both are set in :meth:`attached`
+    _run: RunLoop
     _prompt: PromptSession[None]
 
     def __init__(self, quiet: bool = False) -> None:
@@ -181,11 +181,11 @@ class Screen:
         """Write the image into the area that prompt_toolkit left blank, and restore the cursor."""
         app, true_color = self._prompt.app, self._depth is ColorDepth.DEPTH_24_BIT
         screen = app.renderer.last_rendered_screen
-        if app.is_done or screen is None or app.current_buffer.complete_state is not None:  # the menu covers the image
+        if app.is_done or screen is None or app.current_buffer.complete_state is not None:  # a menu covers the image
             return
         below = screen.get_cursor_position(app.layout.current_window).y
         if below < len(self._panel.lines) or (app.renderer.height_is_known and below >= app.output.get_size().rows):
-            return  # the prompt is not at the expected place, so the screen will be drawn again
+            return  # the prompt is elsewhere, so the screen will be drawn again
         if self._panel.rows:
             where = self._image, self._panel.columns, self._panel.rows
             lines = draw_plain(*where) if self._depth is ColorDepth.DEPTH_1_BIT else draw(*where, true_color)
