@@ -104,7 +104,7 @@ def per_layer_files(bundle: Bundle) -> list[str]:
 
 
 def first_sparse_layer(bundle: Bundle) -> int:
-    """Return the first layer that attends sparsely in the ``st-spattn`` graph; raises UserError if the bundle lacks it."""
+    """Return the first layer that attends sparsely in the ``st-spattn`` graph; raises UserError without that graph."""
     return read_graph(bundle, graph_of(bundle, "st-spattn"), operators)["GroupQueryAttention"]
 
 
@@ -141,7 +141,7 @@ def check_step(
 
 
 def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FramePattern | None, sparse: bool) -> None:
-    """Raise CacheError if ``pattern`` does not fit the rows of the call, or if the decoder is not ``sparse``."""
+    """Raise CacheError if the call's rows do not fit ``pattern``, or if a decoder without ``sparse`` gets a pattern."""
     if pattern is None:
         return
     if not sparse:

@@ -21,7 +21,7 @@ TYPE, TENSOR_TYPE, SHAPE, DIM, DIM_VALUE = 2, 1, 2, 1, 1  # ValueInfoProto.type.
 
 @dataclass(frozen=True, slots=True)
 class ExternalTensor:
-    """An initializer whose bytes are in a separate file. kind: its TensorProto.DataType."""
+    """An initializer whose bytes are in a separate file. kind: the TensorProto.DataType."""
 
     name: str
     kind: int
@@ -36,7 +36,7 @@ def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes of a graph's inputs and outputs, None for a named dimension; raises ValueError if it is not ONNX."""
+    """Return the shapes of a graph's inputs and outputs; a named dimension is None. Raises ValueError if it is not ONNX."""
     return {
         _text(value, 1): tuple(next(_numbers(dim, DIM_VALUE), None) for dim in _inside(value, TYPE, TENSOR_TYPE, SHAPE, DIM))
         for part in (INPUT, OUTPUT)
@@ -86,10 +86,10 @@ def largest_attribute(model: bytes, name: str) -> float:
 
 
 def with_input(model: bytes, name: str, like: str) -> bytes:
-    """Turn the graph's value ``name`` into an input with the type and shape of the input ``like``; drop the nodes that made it.
+    """Turn the graph's value ``name`` into an input with the type and shape of the input ``like``.
 
-    Unused inputs and the outputs named ``.._out`` are also dropped. A model that already has the input ``name`` is returned
-    unchanged. Raises ValueError if ``model`` is not an ONNX file or has no input ``like``.
+    Nodes and inputs that are no longer needed are dropped, and so are outputs named ``.._out``. A model that already has the
+    input ``name`` is returned unchanged. Raises ValueError if ``model`` is not an ONNX file or has no input ``like``.
     """
     inputs = {_text(value, 1): value for value in _inside(model, GRAPH, INPUT)}
     if name in inputs:

@@ -1,7 +1,7 @@
 """The CPU backend: ONNX Runtime computes a decoder's dense parts, and our own kernel computes attention between them.
 
-A call uses ``threads`` threads in total, by default one per physical core. Worker threads sleep after a call, so that ONNX
-Runtime's sessions and our kernel, which run in turns, do not slow each other.
+A call uses ``threads`` threads in total, by default one per physical core. Worker threads sleep after a call: otherwise ONNX
+Runtime's threads would slow down our kernel, and the kernel's threads would slow down ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from edgevlm.runtime.engine import Decoder, Float32, Int64, KVBuffer, KVDevice, 
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
-MAX_THREADS = 256  # because ONNX Runtime would start any number of threads, once per graph
+MAX_THREADS = 256  # ONNX Runtime has no limit of its own, and starts this many threads for each graph
 
 
 def has_vnni() -> bool:
@@ -55,8 +55,7 @@ def has_vnni() -> bool:
 class Calls:
     """The run options that all sessions of an engine share.
 
-    A session's arena keeps the memory of its largest call. While memory is ``short``, each call frees the memory it no longer
-    needs.
+    A session's arena keeps the memory of its largest call. While memory is ``short``, each call frees this memory at its end.
     """
 
     def __init__(self, shrunk: str = "cpu:0") -> None:
@@ -114,16 +113,15 @@ class OnnxRuntimeCpu:
         return session
 
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
-        """Open a session for one graph, from its file or from ``model``, with more configuration ``entries``.
+        """Open a session for one graph, from its file or from ``model``, with additional configuration ``entries``.
 
-        With ``copies``, the session copies the matrices into its kernels' layout; otherwise it reads them from the mapped file,
-        whose pages processes share and the system can drop, but calls with few rows are slower. MatMulNBits matrices are always
-        copied: ONNX Runtime does not round activations for uncopied matrices, so two graphs of one bundle would give different
-        results.
+        With ``copies``, the session copies the matrices into its kernels' layout. Otherwise it reads them from the mapped file,
+        which saves memory but slows down calls with few rows. MatMulNBits matrices are always copied: ONNX Runtime rounds no
+        activations for uncopied matrices, so two graphs of one bundle would give different results.
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")
-        # in a whole graph, 8-bit matrices are fused with the products; level 0 does not round activations
+        # whole graphs fuse 8-bit matrices into MatMulNBits; level 0 does not round activations
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
@@ -153,7 +151,7 @@ class OnnxRuntimeCpu:
         return bundle.profile == ONNXRUNTIME
 
     def encode(self, pixels: Float32) -> Float32:
-        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``; see the protocol.
+        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``.
 
         An older export's int8 tower rounds all rows of a call with one scale, so each call encodes one group of frames.
         """
@@ -185,10 +183,10 @@ class OnnxRuntimeCpu:
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
         """Return a decoder bound to one buffer per layer; its steps also return the queries of the layers in ``probes``.
 
-        The first call opens the sessions, which all decoders of this engine share; see the protocol.
+        The first call opens the sessions, which all decoders of this engine share.
         """
         spec = self.bundle.decoder
-        is_fp32 = spec.kv == "fp16" and buffers[:1] and buffers[0].dtype == np.float32  # the stream is older than its bundle
+        is_fp32 = spec.kv == "fp16" and buffers[:1] and buffers[0].dtype == np.float32  # resumed from an older fp32 bundle
         check_buffers(self.bundle, buffers, "fp32" if is_fp32 else spec.kv)
         sparse_from = first_sparse_layer(self.bundle) if sparse else None
         return OnnxRuntimeDecoder(self._parts, self._row_parts, spec, buffers, probes, self.calls, sparse_from, self.threads)
@@ -215,8 +213,8 @@ class OnnxRuntimeCpu:
     def _row_parts(self) -> list[Any]:
         """Return, for each part of the decoder, the C++ extension's version, or None if ONNX Runtime computes the part.
 
-        The extension's int8 parts compute single rows only. Where the extension computes a part, ONNX Runtime's session for
-        that part reads weights from the file; an int8 call for a frame is then 7 % slower.
+        The extension's int8 parts compute single rows only; calls with more rows go to ONNX Runtime's session for the part.
+        That session reads its weights from the file, so an int8 call for a whole frame takes 7 % longer.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))
@@ -232,7 +230,7 @@ class OnnxRuntimeCpu:
         return self._session_of(file, SHARED | {WEIGHTS_IN: str(self.bundle.path)}, copies=copies, model=model)
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """Bind the tower for changed patches to one stream's tower cache; the first call opens its graph."""
+        """Bind the tower for changed patches to one stream's tower cache. The first call opens the tower's graph."""
         spec = changed_spec(self.bundle, buffer)
         if self._changed is None:
             self._changed = self._open(spec.graph)

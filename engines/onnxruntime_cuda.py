@@ -41,7 +41,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
 
     kv_device: KVDevice = "cuda"
     by_layer = False
-    ort_device = "cuda"  # ONNX Runtime's name of ``kv_device``
+    ort_device = "cuda"  # ONNX Runtime's name for ``kv_device``
     kv_types: Sequence[str] = ("fp16",)
     shrunk = "cpu:0;gpu:0"
     export_hint = "edgevlm export {} --device cuda"
@@ -59,7 +59,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
                 f"{bundle.path}: keeps {bundle.decoder.kv} keys, and ONNX Runtime's attention on CUDA takes "
                 f"{' or '.join(self.kv_types)}; export the model again with --kv fp16, or give --engine onnxruntime-cpu"
             )
-        with redirect_stdout(sys.stderr):  # preload_dlls prints missing libraries
+        with redirect_stdout(sys.stderr):  # preload_dlls prints which libraries are missing
             ort.preload_dlls()  # the system's loader does not find cuDNN and CUDA from wheels
         self._decoders: dict[str, Any] = {}  # sessions by variant
         super().__init__(bundle, threads=threads)
@@ -101,8 +101,8 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
 class OnnxRuntimeCudaDecoder:
     """A whole decoder graph bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    Calls with one row and its logits use a fixed set of bindings. All other calls share a second set, whose small inputs and
-    outputs are bound again each time. Calls with a pattern go to the ``st-spattn`` graph. The decoder is not thread-safe.
+    Calls for one row's logits use a fixed set of bindings; for all other calls, small inputs and outputs are bound again. Calls
+    with a pattern go to the ``st-spattn`` graph. The decoder is not thread-safe.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class OnnxRuntimeCudaDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows in place; see the protocol. CacheFull and CacheError are raised before the cache is changed."""
+        """Append S rows in place. Raises CacheFull or CacheError before the cache is changed."""
         assert (rows, fetch, sight) == (None, None, None), "a whole graph attends to all rows"
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, self._sparse is not None)

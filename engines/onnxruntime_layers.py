@@ -64,8 +64,8 @@ class OnnxRuntimeDecoder:
     """A decoder bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
     ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some parts (int8 parts only
-    for single rows). Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. Layers from
-    ``sparse_from`` on follow a call's pattern, if any. The decoder is not thread-safe.
+    for single rows). Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. If a call
+    has a pattern, the layers from ``sparse_from`` on attend by the pattern. The decoder is not thread-safe.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OnnxRuntimeDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows in place; see the protocol. CacheFull and CacheError are raised before the cache is changed."""
+        """Append S rows in place. Raises CacheFull or CacheError before the cache is changed."""
         spec, size = self._spec, (len(embeds), len(logit_rows))
         check_step(spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         if sight is None and not spec.is_causal:
@@ -190,7 +190,7 @@ class BoundCall:
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
     def given(self, layer: int) -> tuple[Float32, Float32, Float32]:
-        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``; valid once part ``layer`` has run."""
+        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``. They are valid once part ``layer`` has run."""
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
 
@@ -219,7 +219,7 @@ class OnnxRuntimeTower:
         self._bind_cache()
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
-        """Encode the tokens that contain any of ``patches``; see the protocol. Raises ValueError for invalid arguments."""
+        """Encode the tokens that contain any of ``patches``. Raises ValueError for invalid arguments."""
         if pixels.shape != self._shape or pixels.dtype != np.float32:
             raise ValueError(f"pixels must be float32 {list(self._shape)}, not {pixels.dtype} {list(pixels.shape)}")
         indices = np.ascontiguousarray(patches, np.int64)

@@ -21,7 +21,7 @@ HWMON, POWERCAP = "sys/class/hwmon", "sys/class/powercap"
 INPUT = "VDD_IN"  # the rail for the module's whole input, on Orin NX and Orin Nano
 FED = {"VDDQ_VDD2_1V8AO": "VIN_SYS_5V0"}  # a rail -> the rail that feeds it, on AGX Orin
 ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
-INTERVAL_S = 0.1  # from one reading to the next; an INA3221 averages over some tens of milliseconds
+INTERVAL_S = 0.1  # between two readings; an INA3221 averages over some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A power meter. read: returns each rail's reading. summed: the rails that add up to the total. why: why these rails."""
+    """A power meter. ``read()`` returns each rail's reading. The readings of the rails in ``summed`` add up to the total."""
 
     name: str
     rails: tuple[str, ...]
@@ -85,7 +85,7 @@ def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
         name = f"{HWMON}/{folder}"
         if not (machine.read(f"{name}/name") or "").startswith("ina3221"):
             continue
-        for n in (1, 2, 3):  # higher numbers are sums of shunt voltages
+        for n in (1, 2, 3):  # channels with higher numbers are sums of shunt voltages
             label = (machine.read(f"{name}/in{n}_label") or "NC").strip()
             if label and label != "NC":
                 yield label, (name, n)
@@ -169,7 +169,7 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
     """Return the joules used between two readings ``seconds`` apart, or None if a reading is missing.
 
-    Watts are integrated by the trapezoidal rule. A counter lower than before has restarted.
+    Watts are integrated by the trapezoidal rule. A counter that has fallen is taken to have restarted.
     """
     if before is None or after is None:
         return None
@@ -184,7 +184,7 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """A rail's joules. seconds: the seconds with readings. gap_s: the seconds without readings."""
+    """A rail's joules. seconds: how long there were readings. gap_s: how long readings were missing, in seconds."""
 
     joules: float = 0.0
     seconds: float = 0.0
@@ -232,7 +232,7 @@ class Energy:
 
     @property
     def seconds(self) -> float:
-        """Return the most seconds with readings that any rail has."""
+        """Return for how many seconds the best-covered rail has readings."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property

@@ -37,7 +37,7 @@ def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any |
     if len(blocks) + in_blocks != 1 or any(f"{name}.zeros" in shapes or f"{name}.scales" not in shapes for name in names):
         return None
     if spec.rotary != spec.head_dim // 2 or f"{layers[0]}.attended".encode() in model or b".squares" in model:
-        return None  # the extension lacks a second rotary base, a norm after attention and a GELU gate
+        return None  # the extension supports no second rotary base, no norm after attention and no GELU gate
     if in_blocks and index <= spec.deepstack:  # only ONNX Runtime adds DeepStack's features
         return None
     stored = {tensor.name: tensor for tensor in external_tensors(model)}

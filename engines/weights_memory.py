@@ -1,8 +1,7 @@
 """Free duplicate weights after a backend has opened a graph, and move the other weights into huge pages.
 
-A backend packs matrices into new memory. Unless freed, the backend's temporary copies and the file pages it read stay resident.
-A decoder reads all weights for each token; huge pages save address look-ups and change no results. Linux 6.1 provides huge
-pages at once on request; older versions do so later or never.
+A backend packs matrices into new memory. Its temporary copies and the file pages it read stay resident until they are freed.
+A decoder reads all weights for each token; huge pages save address look-ups. Linux 6.1 and newer provide huge pages on request.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
         start, end = (int(address, 16) for address in mapping.addr.split("-"))
         path = Path(mapping.path)
         if str(path.parent) == parent and path.name not in kept and mapping.perms.endswith("p") and not mapping.anonymous:
-            # these pages were never written, so they can be read from the file again
+            # pages that were never written can be read from the file again
             madvise(*_range(start, end), MADV_PAGEOUT)
         elif size and mapping.perms == "rw-p" and mapping.path in ("[anon]", "[heap]"):
             start, end = -(-start // size) * size, end // size * size  # shrink to whole huge pages
@@ -54,7 +53,7 @@ def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
             edges = np.flatnonzero(np.diff(np.concatenate([[False], full, [False]]).astype(np.int8)))
             for first, last in (start + edges.reshape(-1, 2) * size).tolist():  # runs of resident huge pages
                 asked += 0 if madvise(*_range(first, last), MADV_HUGEPAGE) else last - first
-                madvise(*_range(first, last), MADV_COLLAPSE)  # the system may refuse to collapse
+                madvise(*_range(first, last), MADV_COLLAPSE)  # may fail: the pages then stay small
     return asked
 
 

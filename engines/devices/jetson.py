@@ -9,7 +9,7 @@ from typing import Any
 from edgevlm.engines.devices import DeviceProfile, device_names, load_device
 from edgevlm.engines.devices.machine import Machine
 
-GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # JetPack 6 and 7; JetPack 5
+GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # first JetPack 6 and 7, then JetPack 5
 
 
 def is_jetson(machine: Machine) -> bool:
@@ -24,7 +24,7 @@ def module_of(machine: Machine) -> str | None:
 
 
 def profile_of(machine: Machine) -> DeviceProfile | None:
-    """Return the module's device profile; if several fit, the profile with most of the machine's power modes."""
+    """Return the module's device profile; if several fit, the one that shares the most power modes with the machine."""
     module, modes = module_of(machine), set(power_modes(machine).values())
     fitting = [device for device in map(load_device, device_names()) if module in device.modules]
     return max(fitting, key=lambda device: len(modes & {mode["name"] for mode in device["power_modes"]}), default=None)

@@ -1,4 +1,4 @@
-"""The machine that ``edgevlm doctor``'s checks inspect: files, packages and commands, which tests replace."""
+"""Access to the machine's files, packages and commands for the checks of ``edgevlm doctor``. Tests replace the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def installed() -> dict[str, str]:
 
 
 def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
-    """Return a command's output, or None if it does not exist, fails, or takes longer than ``limit_s``."""
+    """Return a command's output, or None if the command is missing, fails, or takes longer than ``limit_s`` seconds."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -35,7 +35,7 @@ def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine to inspect. root: replaces / in paths. packages: returns versions. run: returns a command's output."""
+    """The machine to inspect. root: the folder that stands for ``/``. ``packages()`` returns versions by package."""
 
     root: Path = Path("/")
     packages: Callable[[], Mapping[str, str]] = installed
@@ -43,7 +43,7 @@ class Machine:
     limit_s: float = LIMIT_S
 
     def path(self, name: str) -> Path:
-        """Return the path of ``name``, which has no leading slash, below the root."""
+        """Return the path of ``name`` below the root; ``name`` has no leading slash."""
         return self.root / name
 
     def read(self, name: str) -> str | None:
@@ -59,12 +59,12 @@ class Machine:
         return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
     def number(self, name: str) -> int | None:
-        """Return the integer in a file, or None if the file holds no single integer."""
+        """Return the integer in a file, or None if the file is missing or holds anything else."""
         text = self.read(name)
         return int(text) if text is not None and text.strip().isdigit() else None
 
     def fields(self, name: str) -> dict[str, str]:
-        """Return a file's ``key: value`` lines as a dict; a key's first line counts, and a missing file gives an empty dict."""
+        """Return a file's ``key: value`` lines as a dict, empty for a missing file. Of repeated keys, the first counts."""
         found: dict[str, str] = {}
         for line in (self.read(name) or "").splitlines():
             key, parted, value = line.partition(":")

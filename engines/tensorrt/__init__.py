@@ -1,5 +1,4 @@
 """The TensorRT backend: ``edgevlm build`` builds engines from a bundle's graphs on the target device; the backend runs them.
 
-Only :mod:`~edgevlm.engines.tensorrt.api` imports TensorRT. We have not yet built or run an engine;
-docs/internals/engines.md lists the checks that were made.
+We have not yet built or run a TensorRT engine; docs/internals/engines.md lists the checks made without one.
 """

@@ -1,8 +1,7 @@
 """All calls of TensorRT's Python API, version 10.3 or newer; only this module imports ``tensorrt``.
 
 Every variable that holds a TensorRT object is annotated with its class. tests/engines/test_tensorrt_api.py can then compare the
-classes, members and argument counts used here with each TensorRT version. TensorRT logs to a :class:`Log`, whose errors become
-part of exceptions.
+classes, members and argument counts used here with each TensorRT version.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class Loaded:
         self.dtypes: Mapping[str, np.dtype] = {name: DTYPES[engine.get_tensor_dtype(name)] for name in names}
 
     def most(self, tensor: str, kind: int) -> Dims:
-        """Return the largest shape of the input ``tensor`` in calls of kind number ``kind``."""
+        """Return the largest shape of the input ``tensor`` in calls of the kind with the number ``kind``."""
         return tuple(self.engine.get_tensor_profile_shape(tensor, kind)[2])
 
 
@@ -175,7 +174,7 @@ class EngineCalls:
         self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
-        """Bind an output to memory for ``shape`` and return the address. block: the memory block, by default the tensor's."""
+        """Bind an output to memory for ``shape`` and return the address. block: the memory block, by default ``tensor``."""
         address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
         self.bind(tensor, address)
         return address

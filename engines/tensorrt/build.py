@@ -60,8 +60,8 @@ def check_profile(bundle: Bundle) -> None:
 def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notify: Notify) -> Iterator[Made]:
     """Build missing engines and save each as soon as it is built; yield one :class:`Made` per graph.
 
-    notify: is called with a line for each engine to build. Ctrl-C ends the process at once, since TensorRT holds the main
-    thread; finished engines stay. Raises UserError if memory or disk space is too small, or if TensorRT fails.
+    ``notify(line)`` is called for each engine to build. Ctrl-C ends the process at once, since TensorRT holds the main thread;
+    finished engines stay. Raises UserError if memory or disk space is too small, or if TensorRT fails.
     """
     check_profile(bundle)
     place = EngineFolder(bundle, driver.device)
@@ -113,7 +113,7 @@ class EngineFolder:
         return api.Loaded(content, str(plan), log)
 
     def put(self, plan: Path, content: memoryview, about: dict[str, Any]) -> Record:
-        """Write an engine and remove the graph's older ones. Raises UserError if the disk is full or read-only."""
+        """Write an engine and remove older engines of its graph. Raises UserError if the disk is full or read-only."""
         record = Record(content.nbytes, hashlib.sha256(content).hexdigest(), about)
         described = json.dumps(asdict(record), indent=2).encode()
         try:

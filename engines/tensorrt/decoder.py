@@ -54,9 +54,9 @@ class TensorRTDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows; see the protocol. CacheFull and CacheError are raised before the cache is changed.
+        """Append S rows, in several calls if the engine does not accept S rows at once.
 
-        If S is larger than the engine accepts in one call, the rows are appended in pieces.
+        Raises CacheFull or CacheError before the cache is changed.
         """
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, sparse=False)

@@ -61,7 +61,7 @@ class TensorRT:
         return self.settings.capacity
 
     def encode(self, pixels: Float32) -> Float32:
-        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``; see the protocol."""
+        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``."""
         vision, width = self.bundle.vision, self.bundle.decoder.row_width
         grouped = grouped_pixels(vision, pixels)
         features = np.empty((len(grouped), vision.tokens_per_frame, width), np.float32)
@@ -82,7 +82,7 @@ class TensorRT:
         raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
-        """Return a decoder bound to one buffer per layer, of :meth:`capacity` rows each; see the protocol.
+        """Return a decoder bound to one buffer per layer, of :meth:`capacity` rows each.
 
         Raises UserError for ``sparse``, and for ``probes`` if the engine was built without probes.
         """

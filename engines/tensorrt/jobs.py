@@ -1,4 +1,4 @@
-"""List the engines to build for a bundle: one job per graph, with its calls and the memory that its build needs.
+"""List the engines to build for a bundle: one job per graph. A job names the graph's calls and the size of its weights.
 
 ``edgevlm plan`` uses this module, which must not import TensorRT.
 """
@@ -19,7 +19,7 @@ from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver
 
-REVISION = 2  # increase this when engines are built differently: existing engines are then rebuilt
+REVISION = 2  # increase this number to have all users rebuild their engines
 WORKSPACE = 1 << 30  # bytes
 COPIES = 3.0  # copies of the weights in host memory during a build: an allowance, not measured
 RUNTIME = 500_000_000  # bytes of a CUDA context with TensorRT's libraries: an allowance, not measured
@@ -34,7 +34,7 @@ DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
     """Return the three kinds of calls of the ``full`` graph, for a cache with ``capacity`` rows per layer.
 
-    A call for a token or a chunk has one row of logits; a call for a question has up to one per row.
+    A call for a token or a chunk returns logits for one row, a call for a question for up to all of its rows.
     """
     assert bundle.shapes is not None
     spec, rows, question = bundle.decoder, min(bundle.shapes.rows, capacity), min(bundle.shapes.question, capacity)
@@ -76,7 +76,7 @@ class BuildSettings:
 class BuildJob:
     """One graph to build an engine from.
 
-    model: the graph file's bytes, with the cache's size filled in. path: the graph file, in the folder with its weights.
+    model: the graph as bytes, with the cache's size filled in. path: the graph's file, in the folder with its weights.
     dropped: outputs that the engine omits. weights: the size of the weights in bytes.
     """
 
@@ -130,8 +130,8 @@ class BuildNeed:
 def build_need(weights: int, workspace: int) -> BuildNeed:
     """Return the peak memory for building one engine, from the sizes of the weights and of a layer's workspace in bytes.
 
-    host = COPIES * weights + RUNTIME, since the file's weights, the builder's copy and the finished engine are held at once.
-    device = weights + workspace, which are needed while kernels are timed.
+    ``host`` is COPIES * weights + RUNTIME: the file's weights, the builder's copy and the finished engine are held at once.
+    ``device`` is weights + workspace, both of which TensorRT needs while it times kernels.
     """
     return BuildNeed(round(COPIES * weights) + RUNTIME, weights + workspace)
 
