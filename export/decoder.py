@@ -1,18 +1,16 @@
 """Build the decoder's graphs from its weights, node by node.
 
-A traced decoder would concatenate its cache; these graphs append to the caller's memory in place. The profile onnxruntime has:
+A traced decoder would concatenate its cache; these graphs append to the caller's memory in place. In profile ``onnxruntime``:
 
     inputs   inputs_embeds [1, S, E (1 + K)]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
              key{l}, value{l} [1, Hkv, C_l, D], and with int8 key_scale{l}, value_scale{l} [1, Hkv, 1, D]
     outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
-K is 0 without DeepStack, which adds columns ``(1 + l) E ..`` of an input row, zeros for text, to the hidden state after layer
-``l``. ``total_len[l]`` is the number of valid rows in layer ``l`` after the call. A layer consists of ``project`` (residual to
-q, k, v), ``attend`` (which alone knows the cache) and ``finish`` (back to the residual), between which a graph can be split.
-
-Norms, rotary positions and ``attend`` depend on the profile, so they are in :mod:`edgevlm.export.profiles`.
-docs/internals/engines.md describes the inputs and outputs for TensorRT.
+K is the number of layers with DeepStack. After layer ``l``, DeepStack adds columns ``(1 + l) E`` to ``(2 + l) E`` of an input
+row to the hidden state; in text rows these columns are zero. ``total_len[l]`` is the number of valid rows in layer ``l`` after
+the call. A graph can be split between a layer's three parts: ``project`` (residual to q, k, v), ``attend`` (the only part that
+uses the cache) and ``finish`` (back to the residual). docs/internals/engines.md describes TensorRT's inputs and outputs.
 
 All graphs share one weights file. ``full`` is the whole decoder. ``st-spattn`` prefills frames, with sparse attention in its
 later layers (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` are ``full`` without attention
@@ -44,12 +42,12 @@ from edgevlm.runtime.kv import KVType
 
 WEIGHTS = "decoder.weights"
 GELU = 2 * (2 / np.pi) ** 0.5
-ST_SPATTN_FROM = 3  # the first sparse layer, right above PureKV's CLIE layer, whose scores need dense attention
+ST_SPATTN_FROM = 3  # the first sparse layer; PureKV's CLIE layer, the one below, needs dense attention for its scores
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderFiles:
-    """A decoder's files. graphs: a file for each variant. embedding: the embedding's file, then its scales' file, if any."""
+    """A decoder's files: ``graphs``, a file for each variant, and ``embedding``, the embedding's file and any scales' file."""
 
     graphs: dict[str, str]
     embedding: tuple[str, ...]
@@ -69,10 +67,9 @@ def write_decoder(
 ) -> DecoderFiles:
     """Write the profile's graphs, ``decoder.weights`` and the embedding into ``folder``.
 
-    sparse: whether to write the ``st-spattn`` graph, which does not suit families with text between frames. samples: inputs of
-    the matrices, for which GPTQ then rounds them; see :mod:`edgevlm.export.precisions.rounding`. Steps in ``journal`` are not
-    repeated. Raises UserError for an unknown precision and for tensors that are missing or have the wrong shape, and OSError if
-    a file cannot be written.
+    With ``sparse``, write the ``st-spattn`` graph; families with text between frames cannot use it. With ``samples`` of the
+    matrices' inputs, round by GPTQ (:mod:`edgevlm.export.precisions.rounding`). Steps in ``journal`` are not repeated. Raises
+    UserError for an unknown precision or a missing or misshapen tensor, and OSError if a file cannot be written.
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
@@ -122,9 +119,9 @@ def write_decoder(
 def _stored(
     read: LayerWeights, layer: int, layout: Layout, samples: Samples | None, rotations: DecoderRotations | None, done: bool
 ) -> LayerWeights:
-    """Return the layer with its matrices rounded once for all graphs; matrices rounded by the checkpoint stay as they are.
+    """Return the layer with its matrices rounded, unless the checkpoint's are rounded already.
 
-    done: whether the layer is in the weights file already.
+    ``done`` tells whether the layer is in the weights file already.
     """
     w = read if rotations is None or done else rotations.layer(read)
 
@@ -148,7 +145,7 @@ def hessian(rows: Float32) -> Float32:
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
-    """Return the first sparse layer of the ``st-spattn`` graph: ``wanted``, by default ST_SPATTN_FROM or the last layer."""
+    """Return the first sparse layer of the ``st-spattn`` graph. In a shallow model, the default is the last layer."""
     if wanted is None:
         return min(ST_SPATTN_FROM, shape.layers - 1)
     if not 0 <= wanted < shape.layers:
@@ -160,8 +157,8 @@ def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
 class DecoderGraph:
     """A decoder graph under construction: call ``start``, then ``layer`` for each layer in turn, then ``logits``.
 
-    ``residual`` and ``delta`` add up to the hidden state, which is rotated between the first layer and the last if there are
-    ``rotations``. Layers from ``sparse_from`` on attend sparsely.
+    ``residual`` and ``delta`` add up to the hidden state. With ``rotations``, all layers read and write a rotated hidden state.
+    Layers from ``sparse_from`` on attend sparsely.
     """
 
     graph: GraphBuilder
@@ -201,7 +198,7 @@ class DecoderGraph:
         self.after(layer, w, (sparse or self.cache).attend(layer, query, key, value))
 
     def after(self, layer: int, w: LayerWeights, attention: str) -> None:
-        """Add a layer's nodes after its attention; the last layer keeps only the rows whose logits are requested."""
+        """Add the nodes that follow a layer's attention. The last layer keeps only the rows whose logits are requested."""
         if layer == self.shape.layers - 1:
             attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
             self.residual = self.graph.node("Gather", [self.residual, "logit_rows"], ["last.residual"], axis=1)
@@ -233,7 +230,7 @@ class DecoderGraph:
         return outputs
 
     def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
-        """Return the RMS norm of each head of ``[1, S, heads D]``, or the rows unchanged without a gamma."""
+        """Return the RMS norm of each head of ``[1, S, heads D]``, or the rows unchanged if ``gamma`` is None."""
         if gamma is None:
             return rows
         g, dim = self.graph, self.shape.head_dim
@@ -272,7 +269,7 @@ class DecoderGraph:
         return residual, self.post_norm(f"{name}.passed", self.linear(f"{name}.down", gated, w, "down"), w)
 
     def post_norm(self, name: str, rows: str, w: LayerWeights) -> str:
-        """Return the norm of the attention's or the MLP's output, or the output unchanged if the layer has no gain for it."""
+        """Return the norm of an attention's or MLP's output, or the output unchanged if the layer does not norm it."""
         gain = w.norms.get(name.rpartition(".")[2])
         return rows if gain is None else self.operators.norm(f"{name}.norm", gain, rows, None)[0]
 
@@ -297,9 +294,9 @@ class DecoderGraph:
 class PerLayerGraphs:
     """A decoder's dense parts under construction: L + 1 graphs, between which the caller computes attention.
 
-    graph: a function that makes an empty graph with the given name. ``per-layer0`` projects the input rows to layer 0's query,
-    key and value. ``per-layer{l}`` reads the attention of layer ``l - 1``, finishes that layer and projects the next one, or
-    returns logits:
+    ``graph(name)`` makes an empty graph. ``per-layer0`` projects the input rows to layer 0's query, key and value.
+    ``per-layer{l}`` reads the attention of layer ``l - 1``, finishes that layer and projects layer ``l``. The last graph
+    returns logits.
 
         per-layer0    inputs_embeds [1, S, E]   cos, sin [1, S, D/2]
         per-layer{l}  layer{l-1}.attention [1, S, Hq D]   the residual of the graph before (inputs_embeds for l = 1)
@@ -307,7 +304,7 @@ class PerLayerGraphs:
         outputs       query [1, S, Hq D], key, value [1, S, Hkv D] and the residual of layer l, in this order; for l = L:
                       logits [1, R, V]
 
-    With rotations, ``per-layer0`` also returns a residual, the rotated rows, which ``per-layer1`` reads.
+    With rotations, ``per-layer0`` also returns the rotated rows as the residual for ``per-layer1``.
     """
 
     graph: Callable[[str], GraphBuilder]

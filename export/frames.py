@@ -10,8 +10,8 @@ from edgevlm.export.settings import check_settings
 from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.preprocess import SUPPORT
 
-_RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL's numbers
-MOST_TOKENS = 768  # the most tokens per frame for Qwen models, as in their authors' code
+_RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # numbered as in PIL
+MOST_TOKENS = 768  # per frame, as in the Qwen authors' code
 _JOINT = "processor_config.json"
 _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor": "preprocessor_config.json"}
 
@@ -21,9 +21,8 @@ def frame_preparation(
 ) -> dict[str, Any]:
     """Return the bundle's ``vision`` fields for preparing frames for a tower that takes ``size`` (height, width) pixels.
 
-    processors: tried in order, each first in ``processor_config.json`` and then in its own file. is_sized: whether ``size``
-    comes from the processor's pixel budget; frames are then stretched to ``size``. Raises UserError if no processor is found,
-    or if it prepares frames in a way that a bundle cannot express.
+    The first existing one of ``processors`` is used. If ``is_sized``, the processor's pixel budget has determined ``size``, and
+    frames are stretched to it. Raises UserError if there is no processor, or if a bundle cannot express what it does.
     """
     file, config = processor(checkpoint, processors)
     wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "use_square_size": False}
@@ -51,7 +50,10 @@ def frame_preparation(
 
 
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Return the first existing file of ``processors``, and its settings, completed with transformers' defaults."""
+    """Return the file and the settings of the first existing processor, with transformers' defaults for missing settings.
+
+    A processor is looked up in ``processor_config.json`` first, then in its own file.
+    """
     joint = checkpoint.json(_JOINT)
     for name in processors:
         file, own = f"{checkpoint.folder / _JOINT} ({name})", (joint or {}).get(name)
@@ -65,7 +67,7 @@ def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str,
 
 
 def _defaults_of(checkpoint: Checkpoint, processors: tuple[str, ...], file: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults for the class of image processor that the file names, or else for the checkpoint's model type."""
+    """Return the defaults of the image processor's class if the file names one, otherwise of the checkpoint's model type."""
     named = own.get("image_processor_type") or own.get("feature_extractor_type")
     if processors != ("image_processor",) or named is None:
         return processor_defaults(str(checkpoint.config.get("model_type")))
@@ -80,7 +82,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return a processor file's size as a dict of sides. A single number is both sides of a crop, else the shorter edge."""
+    """Return the setting ``key`` as a dict of sides. A single number gives both sides of a crop, but a size's shorter edge."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}
@@ -115,8 +117,8 @@ def pixel_budget(
 ) -> PixelBudget:
     """Return the frame sizes that a Qwen-like processor allows: multiples of ``factor`` pixels within a pixel budget.
 
-    budget: the fewest and the most pixels, used if the processor files name none. clip: how many frames share a budget. A
-    stream has no length, so the budget of the shortest clip is used, with at most MOST_TOKENS per frame. As in transformers,
+    ``budget`` is the default for the minimum and the maximum. ``clip`` is the number of frames that share a budget. A stream
+    has no length, so the budget of the shortest clip is used, with at most MOST_TOKENS per frame. As in transformers,
     min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises UserError for an
     invalid budget and, if ``needs_file``, for a missing processor file.
     """

@@ -76,15 +76,15 @@ class ExportJournal(JsonLines):
     def once(self, step: str, work: Callable[[], Any]) -> Any:
         """Return the step's JSON value, calling ``work`` for it unless the step is finished already. Raises OSError."""
         if step not in self.records:
-            self.add([step, work()])  # ``work`` has flushed its files to the disk
+            self.add([step, work()])  # ``work`` itself flushes its files to the disk
         return self.records[step][1]
 
 
 class WeightsFile:
     """A file of 64-byte aligned tensors, written one after another in slices.
 
-    Graphs share the file's tensors, so each name is written only once. :meth:`finish` closes a step of the journal. When an
-    export continues, the file is cut after the tensors of the last finished step.
+    Graphs share the file's tensors, so each name is written only once. When an export continues, the file is truncated after
+    the tensors of the last finished step.
     """
 
     def __init__(self, stream: BinaryIO, name: str, journal: ExportJournal | None = None) -> None:
@@ -111,7 +111,7 @@ class WeightsFile:
         return self.add_slices(name, array.shape, array.dtype, slices)
 
     def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
-        """Return an initializer, as :meth:`add` does, for a tensor given in slices of whole rows."""
+        """Return an initializer for a tensor that comes in slices of whole rows; otherwise like :meth:`add`."""
         if name not in self.written:
             row = self._append(name, shape, np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32), slices)
             self._new.append(row)
@@ -137,7 +137,7 @@ class WeightsFile:
 class GraphBuilder:
     """An ONNX graph under construction: nodes, initializers, inputs and outputs, with unique, readable names.
 
-    for_cpu: whether the graph runs only on ONNX Runtime's CPU and may use operators that other devices lack.
+    ``for_cpu`` marks a graph that runs only on ONNX Runtime's CPU and may use operators that other devices lack.
     """
 
     def __init__(self, name: str, weights: WeightsFile, opset: int = OPSET, ir_version: int = IR_VERSION) -> None:

@@ -1,8 +1,8 @@
 """Build the cache's part of a decoder graph: inputs and outputs in its KV precision, dense attention, and conversions.
 
 Attention over an ``fp32`` or ``fp16`` cache computes in the cache's type, because otherwise each call would convert the whole
-cache. GroupQueryAttention itself reads and writes int8 caches, using two more inputs per layer, ``key_scale{l}`` and
-``value_scale{l}`` ``[1, Hkv, 1, D]``. New rows are rounded to codes, and attention uses the rounded values.
+cache. For an int8 cache, GroupQueryAttention has two more inputs per layer, ``key_scale{l}`` and ``value_scale{l}``
+``[1, Hkv, 1, D]``. It rounds new rows to codes, and attends to the rounded values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Memory:
     kv: KVType
 
     def start(self) -> None:
-        """Add the input ``total_len`` and split it into ``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``."""
+        """Add the input ``total_len``; split it into ``total_len{l}`` and ``last_row{l} = total_len{l} - 1``, int32 ``[1]``."""
         g, layers = self.graph, self.shape.layers
         total = g.input("total_len", TensorProto.INT32, [layers])
         last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])

@@ -26,7 +26,7 @@ from edgevlm.runtime.stream import Stream
 HEADROOM = 1.25  # scales cover this many times the measured range
 FRAMES = 8
 ANSWER = 16  # tokens
-RANDOM = 128  # tokens drawn from the whole vocabulary, so that the scales cover rare tokens too
+RANDOM = 128  # tokens from the whole vocabulary, because the scales must cover rare tokens
 QUESTIONS = (
     "What happens in the video?",
     "List every number, name and colour that you see: 0 1 2 3 4 5 6 7 8 9, A-Z, red, green, blue.",
@@ -37,7 +37,7 @@ QUESTIONS = (
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
     """Measure the KV scales of the int8 bundle that ``manifest`` describes, and add their file to the manifest.
 
-    ``bundle.json`` still describes the fp32 cache that the measurement needed. Raises UserError if no engine is installed.
+    The measurement needs an fp32 cache, which ``bundle.json`` describes meanwhile. Raises UserError if no engine is installed.
     """
     exact = {**manifest["decoder"], "kv": "fp32"}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
@@ -51,8 +51,8 @@ def measured_scales(
 ) -> KVScales:
     """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and return scales for HEADROOM times the largest magnitudes.
 
-    Magnitudes are those of a key's rotary pairs and of a value's numbers, per layer, KV head and channel. frames: uint8 RGB
-    ``[H, W, 3]``, by default changing fields of colour. Raises UserError if the model has too few positions.
+    Keys are measured by rotary pair and values by channel, for each layer and KV head. ``frames`` are uint8 RGB ``[H, W, 3]``,
+    by default :func:`colour_fields`. Raises UserError if the model has too few positions.
     """
     exact = bundle.in_fp32()
     spec = exact.decoder

@@ -20,13 +20,13 @@ from edgevlm.runtime.bundle import FORMAT
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.kv import KVType
 
-_LARGE = 64 << 20  # bytes; larger files are identified by their size and modification time
-Samples = Mapping[str, NDArray[np.floating]]  # layer{l}.{qkv,output,gate_up,down} -> rows of its input, [n, in]
+_LARGE = 64 << 20  # bytes
+Samples = Mapping[str, NDArray[np.floating]]  # matrix layer{l}.{qkv,output,gate_up,down} -> rows of its input, [n, in]
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationSampler:
-    """A sampler of activations. sample: works in a folder and can continue there. source: identifies the samples' inputs."""
+    """A sampler of activations. ``sample(folder)`` resumes from an earlier run's files. ``source`` identifies its inputs."""
 
     source: str
     sample: Callable[[Path], Samples]
@@ -36,19 +36,19 @@ class ActivationSampler:
 class ExportOptions:
     """Options of :func:`edgevlm.export.export_checkpoint`.
 
-    st_spattn_from: the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn. The default is
-        layer 3, above PureKV's CLIE layer, or a smaller model's last layer.
+    st_spattn_from: the first layer that prefills frames sparsely if a policy asks for PureKV's ST-SpAttn. By default, this is
+        layer 3 (or the last layer of a shallower model).
     camera: (height, width) of the frames to be watched. Families that keep a frame's aspect ratio are exported for the camera's
-        shape, to which frames of any other shape are stretched.
-    precision: the precision of the decoder's weights, see :mod:`edgevlm.export.precisions`. The default is fp32, or int4-zp for
-        AWQ and GPTQ checkpoints, which keep their rounding.
-    samples: inputs of the matrices, for which GPTQ rounds, or an :class:`ActivationSampler` that samples them.
-    vision_precision: the precision of the vision tower's linears: fp32 or int8, for TensorRT fp32 or fp16. TensorRT's default
-        is fp16 unless ``precision`` is fp32.
-    kv: the type of keys and values. The scales of int8 are measured with onnxruntime once the graphs are written.
+        aspect ratio, and frames with another one are stretched.
+    precision: the precision of the decoder's weights, see :mod:`edgevlm.export.precisions`. The default is int4-zp for AWQ and
+        GPTQ checkpoints, which keep their rounding, and fp32 for all others.
+    samples: samples of the matrices' inputs for rounding by GPTQ, or an :class:`ActivationSampler`.
+    vision_precision: the precision of the vision tower's linears: fp32 or int8 for ONNX Runtime, fp32 or fp16 for TensorRT. For
+        TensorRT, the default is fp16 unless ``precision`` is fp32.
+    kv: the type of keys and values. An export to int8 runs the new bundle in ONNX Runtime to measure the scales.
     profile: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
-    positions: how positions continue after a Qwen2-VL or Qwen2.5-VL video: as ``trained``, or as ``transformers`` does now.
-    family: the class that reads the checkpoint, a name or ``./file.py:Class``; by default, that of ``model_type``.
+    positions: how positions continue after a Qwen2-VL or Qwen2.5-VL video: as ``trained``, or as in today's ``transformers``.
+    family: the class that reads the checkpoint, a name or ``./file.py:Class``. By default, ``model_type`` decides.
     """
 
     st_spattn_from: int | None = None
@@ -70,8 +70,7 @@ def fingerprint(folder: Path, options: dict[str, Any]) -> str:
     """Return the hexadecimal SHA-256 of everything that determines a bundle's bytes.
 
     Small files in ``folder`` are identified by their content, weights and other large files by name, size and modification
-    time, and a snapshot of the Hugging Face Hub by its commit. options: JSON values, or arrays by name. Raises UserError if a
-    file cannot be read.
+    time. A snapshot of the Hugging Face Hub is identified by its commit. Raises UserError if a file cannot be read.
     """
     try:
         files = [snapshot_of(folder)]

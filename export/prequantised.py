@@ -1,7 +1,7 @@
 """Read checkpoints already rounded by AWQ or GPTQ: codes, zeros and scales are packed again without further rounding.
 
-In both formats, a weight is ``w[n, k] = (code - zero) * scale`` with a 4-bit code. In each output, a group of consecutive
-inputs shares a zero and a scale. Eight codes or zeros share an int32, lowest bits first:
+In both formats, a weight is ``w[n, k] = (code - zero) * scale`` with a 4-bit code. For each output, a group of consecutive
+inputs shares a zero and a scale. An int32 holds eight codes or zeros, the first in the lowest bits:
 
 - AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. The
   i-th number of an int32 belongs to output ``AWQ_ORDER[i]`` of the eight.
@@ -33,7 +33,7 @@ ADVICE = "give the checkpoint before quantisation"
 
 @dataclass(frozen=True, slots=True)
 class Prequantised:
-    """A checkpoint's ``quantization_config``. method: awq or gptq; version: GPTQ's format, 1 or 2."""
+    """A checkpoint's ``quantization_config``. ``version`` is GPTQ's format, 1 or 2."""
 
     method: str
     group: int
@@ -56,7 +56,7 @@ def prequantised(config: dict[str, Any]) -> Prequantised | None:
 
 
 def stored_in(config: dict[str, Any], wanted: str | None = None) -> str:
-    """Return the precision to store matrices in: ``wanted``, by default PREQUANTISED for AWQ and GPTQ, else fp32."""
+    """Return ``wanted``, or the default precision for matrices: PREQUANTISED for AWQ and GPTQ, otherwise fp32."""
     return wanted or (DEFAULT_PRECISION if prequantised(config) is None else PREQUANTISED)
 
 
@@ -126,7 +126,7 @@ def _codes(
 
 
 def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:
-    """Unpack the eight numbers of each int32 along ``axis`` into uint8; number i goes to place ``order[i]`` of the eight."""
+    """Unpack each int32 along ``axis`` into eight uint8 numbers; the i-th lowest four bits become number ``order[i]``."""
     nibbles = np.stack([(packed.view(np.uint32) >> np.uint32(4 * i)) & np.uint32(15) for i in np.argsort(order)], axis + 1)
     shape = [size * (8 if at == axis else 1) for at, size in enumerate(packed.shape)]
     return nibbles.astype(np.uint8).reshape(shape)

@@ -1,8 +1,8 @@
 """Rotate rows by orthogonal matrices, which spread outliers over all channels: 8 bits with one scale per row then lose little.
 
 A rotation is ``R = diag(signs) (A kron B)``. ``A`` is a Hadamard matrix; ``B`` is the Kronecker product of a Hadamard matrix
-and a cosine transform for the odd part of the width. Equal widths have equal rotations. A matrix ``W [out, in]`` that reads
-rotated rows is stored as ``W R``, ``rotation.rows(W)``. A matrix that writes rotated rows is stored as ``R.T W``,
+and a cosine transform for the odd part of the width. All rows of one width share a rotation. A matrix ``W [out, in]`` that
+reads rotated rows is stored as ``W R``, ``rotation.rows(W)``. A matrix that writes rotated rows is stored as ``R.T W``,
 ``rotation.rows(W.T).T``, and its bias as ``rotation.rows(bias)``.
 """
 
@@ -19,13 +19,13 @@ from edgevlm.export.backbones import DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import SLICE
 from edgevlm.export.graph import GraphBuilder
 
-MOST = 4096  # the most rows of a rotation's inner matrix
+MOST = 4096  # limit for the rows of a rotation's inner matrix
 Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """A rotation of rows. outer: ``[a, a]``. inner: ``[b, b]``. signs: ``[width]``. Mixes each block of ``a * b`` columns."""
+    """A rotation of rows in blocks of ``a * b`` columns, by matrices ``outer`` ``[a, a]`` and ``inner`` ``[b, b]``."""
 
     outer: Float32
     inner: Float32
@@ -33,7 +33,7 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns. ``a`` and ``b`` are similar, because each number takes ``a + b`` products.
+        """Return a rotation that mixes all columns. Its ``a + b`` is minimal: a row takes ``width * (a + b)`` products.
 
         Raises UserError if the width has so large an odd part that ``b`` exceeds MOST.
         """
@@ -41,14 +41,12 @@ class Rotation:
         if (inner := width // outer) > MOST:
             raise UserError(f"config.json: rows of {width} numbers cannot be rotated; give another --precision")
         odd = inner // (inner & -inner)
-        signs = (
-            np.random.RandomState(0).randint(0, 2, width) * 2 - 1
-        )  # numpy keeps this generator's numbers the same in all versions
+        signs = np.random.RandomState(0).randint(0, 2, width) * 2 - 1  # the same numbers in all numpy versions
         return cls(_hadamard(outer), np.kron(_hadamard(inner // odd), _cosines(odd)), signs.astype(np.float32))
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return Hadamard blocks of the largest power of two, at most ``largest``, that divides ``width``."""
+        """Return a rotation by Hadamard blocks. Their size is a power of two that divides ``width``, at most ``largest``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
@@ -105,9 +103,9 @@ class MeanKeeping:
 
 @dataclass(frozen=True, slots=True)
 class DecoderRotations:
-    """The rotations in a decoder: of the residual, of each head of values and attention, and of ``down``'s input in blocks.
+    """A decoder's rotations: ``residual``, ``head`` for each head's values, and ``gated`` for the input of ``down``.
 
-    The cache holds rotated values. Within a layer, nodes rotate only ``down``'s input; weights contain the other rotations.
+    The cache stores rotated values. Within a layer, nodes rotate only ``down``'s input; weights contain the other rotations.
     """
 
     residual: Rotation
@@ -119,7 +117,7 @@ class DecoderRotations:
         return cls(Rotation.of(shape.hidden), Rotation.of(shape.head_dim), Rotation.blocks(shape.intermediate))
 
     def layer(self, w: LayerWeights) -> LayerWeights:
-        """Return the layer's weights for rotated rows, with gains moved into the matrices after them."""
+        """Return the layer's weights for rotated rows, with each norm's gain folded into the matrix that reads the norm."""
         matrices, biases = dict[str, Any](w.matrices), dict(w.biases)
         for name, norm in (("qkv", "input"), ("gate_up", "mlp")):
             gained = replace(self.residual, signs=self.residual.signs * w.norms[norm])
@@ -135,7 +133,7 @@ class DecoderRotations:
         return LayerWeights(matrices, biases, {**w.norms, **ones})
 
     def inputs(self, matrix: str, rows: Float32, w: LayerWeights) -> Float32:
-        """Convert input rows ``[n, in]`` of ``matrix`` in the layer ``w`` to the matrix's inputs in the rotated layer."""
+        """Convert sampled inputs ``[n, in]`` of ``matrix`` to what the matrix gets in the rotated layer. ``w``: the layer."""
         if matrix == "output":
             return self._by_head(rows)
         if matrix == "down":

@@ -1,13 +1,13 @@
 """Build spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) from nodes of the decoder graph.
 
 A call appends F whole frames of p tokens, but never frame 0. A token sees slots ``[0, m)`` of its layer and KV head (the prefix
-and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. In the call's first frame, a
-token's previous token is the row at slot ``previous[l]`` of the cache (-1: absent); in later frames, it is a row of the call.
+and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. For a token in the call's first
+frame, that previous token is in slot ``previous[l]`` of the cache (-1: absent); for a later frame, it is a row of the call.
 
-A token has dense attention over m + p keys, and one more logit for the previous token. The extra logit becomes one more
-dimension: a query is ``[logit, q]``, a key is ``[0, k]``, and an extra key ``[1, 0, ...]``, whose value is zero, gets the
-previous token's weight. All operators are standard operators of opset 18. ScatterND writes new rows in place, without copies,
-if its output is bound to its input's address.
+Dense attention is computed over m + p keys and one extra key, whose logit is the previous token's. For this, vectors get one
+more dimension: a query is ``[logit, q]``, a key ``[0, k]`` and the extra key ``[1, 0, ...]``. The extra key's value is zero;
+its weight is then applied to the previous token's value. All operators are standard operators of opset 18. ScatterND writes
+new rows without a copy if its output is bound to the address of its input.
 
 In the shapes below, H is the number of KV heads, g the number of query heads that share a KV head, S = F p and T = 1 + m + p.
 """
@@ -101,7 +101,7 @@ class SparseAttention:
         self.graph.node("Concat", parts, [name], axis=0)
 
     def _count(self, name: str, start: str, end: str) -> str:
-        """Add a Range of int64 numbers ``[start, end)`` and return its output; both ends are tensors with one number."""
+        """Return the output of a Range of int64 numbers ``[start, end)``. Both ends are tensors with one number."""
         g = self.graph
         scalars = [g.node("Squeeze", [part], [f"{name}.{which}"]) for which, part in (("start", start), ("end", end))]
         one = g.constant("int64.one", np.array(1, np.int64))
@@ -151,7 +151,7 @@ class SparseAttention:
         return self.memory.dequantize(part, layer, new)
 
     def _slots(self, layer: int, part: str) -> str:
-        """Return the places of a layer's new rows, ``[1, H, S, 3]``, which keys and values share."""
+        """Return the places ``[1, H, S, 3]`` of a layer's new rows. Keys and values have the same places."""
         g, name = self.graph, f"layer{layer}"
         if part == "key":
             total = g.cast(f"total_len{layer}", f"{name}.total", np.int64)

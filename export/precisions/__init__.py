@@ -25,11 +25,10 @@ HALF_ROWS = Dense(np.float16, by_row=True, half=True)
 
 
 class Layouts(NamedTuple):
-    """The layouts of a precision.
+    """The layouts of a precision: ``matrices`` for the layers' matrices, ``table`` for the embedding and the head.
 
-    matrices: the layout of the layers' matrices. table: the layout of the embedding and the head. The engine gathers rows from
-    the embedding, so ``table`` stores rows: numbers, or 8-bit codes with scales and no zeros. rotated: whether the layers' rows
-    are rotated.
+    The engine gathers rows from the embedding, so ``table`` must store rows: numbers, or 8-bit codes with scales and no zeros.
+    ``rotated`` tells whether the layers' rows are rotated.
     """
 
     matrices: Layout
@@ -39,9 +38,9 @@ class Layouts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A weight precision, which an entry point in ``edgevlm.precisions`` names.
+    """A weight precision, named by an entry point in ``edgevlm.precisions``.
 
-    onnxruntime, tensorrt: each runtime's layouts, None if its parser lacks the type. least_opset: the type's first ONNX opset.
+    ``tensorrt`` is None if TensorRT's parser does not support the type. ``least_opset`` is the first ONNX opset with the type.
     """
 
     onnxruntime: Layouts
@@ -73,7 +72,7 @@ class Stored:
 
     @classmethod
     def written(cls, layout: Layout, weight: Float32) -> Stored:
-        """Return a one-row placeholder for a matrix that is in the weights file already; only its parts' names are used."""
+        """Return a one-row placeholder for a matrix that is in the weights file already. Only the names of parts are used."""
         return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
@@ -84,7 +83,7 @@ class Stored:
 
 @cache  # a plan calls this hundreds of times, and each lookup searches all installed packages
 def load_precision(name: str) -> Precision:
-    """Return the precision called ``name``; raises UserError naming the nearest known one."""
+    """Return the precision called ``name``. For an unknown name, raise a UserError that suggests a similar name."""
     if name not in (known := names("precisions")):
         raise UserError(f"--precision {name!r} is not known; {nearest(name, known)}")
     precision: Precision = load_class("precisions", name)

@@ -52,16 +52,16 @@ class Layout(ABC):
 
     @abstractmethod
     def bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the stored bytes per weight. group: how many weights share a scale, by default as in the layout."""
+        """Return the stored bytes per weight if ``group`` weights share a scale (by default, as many as in the layout)."""
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the bytes per weight once packed for ONNX Runtime's x86-64 kernels: 4 unless ``is_integer``."""
+        """Return the bytes per weight once packed for ONNX Runtime's x86-64 kernels (4 for floating-point numbers)."""
         return self.bytes_per_weight(group) if self.is_integer else 4
 
 
 @dataclass(frozen=True, slots=True)
 class Dense(Layout):
-    """Floating-point numbers in one part ``weight``: ``[in, out]``, as MatMul expects, or with ``by_row`` ``[out, in]``.
+    """Floating-point numbers in one part, ``weight``: ``[in, out]``, as MatMul expects, or ``[out, in]`` if ``by_row``.
 
     Products are computed in float32 or, with ``half``, in float16.
     """
@@ -91,9 +91,10 @@ class Blocks(Layout):
     """Integers of 4 or 8 bits in blocks of ``size`` along a row, multiplied by ``com.microsoft.MatMulNBits``.
 
     A weight is ``(code - zero) * scale``; code and zero are unsigned. A row has B = ``ceil(in / size)`` blocks; the last is
-    padded with zeros. Parts: ``codes`` uint8 ``[out, B, size * bits / 8]``, two 4-bit codes per byte with the first in the low
-    half, ``scales`` float32 ``[out, B]`` and, unless zero is always half of the range, ``zeros`` uint8 ``[out, ceil(B * bits /
-    8)]``. level: ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by block, and adds up integers;
+    padded with zeros. ``codes`` is uint8 ``[out, B, size * bits / 8]``; a byte holds two 4-bit codes, the first in the low
+    half. ``scales`` is float32 ``[out, B]``. ``zeros``, only if ``with_zeros``, is uint8 ``[out, ceil(B * bits / 8)]``.
+
+    ``level`` is ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by block, and adds up integers;
     level 0 computes in float32. A session without prepacking always computes in float32, slowly.
     """
 
@@ -105,7 +106,7 @@ class Blocks(Layout):
     is_integer: ClassVar[bool] = True
 
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        """Return the parts; with a Hessian, also search for the best scales."""
+        """Return the arrays to store. With a Hessian, try several scales for each block and use the best."""
         grid = partial(block_grid if hessian is None else best_grid, bits=self.bits, with_zeros=self.with_zeros)
         codes, scales, zeros = rounded(weight, hessian, self.size, grid, (0, (1 << self.bits) - 1))
         blocks = np.zeros((len(weight), scales.shape[1] * self.size), np.uint8)
@@ -127,7 +128,7 @@ class Blocks(Layout):
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Return whether our C++ extension multiplies this layout in 8 bits: 4-bit codes, blocks of 32, no zeros."""
+        """Return whether our C++ extension multiplies this layout in 8 bits (only 4-bit codes in blocks of 32, no zeros)."""
         return self.bits == 4 and self.size == 32 and not self.with_zeros
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
@@ -147,7 +148,7 @@ class Blocks(Layout):
 class Channels(Layout):
     """Integers of 8 bits with one scale per output channel, multiplied by ``com.microsoft.MatMulIntegerToFloat``.
 
-    Rows of activations are rounded to bytes. Parts: ``codes`` int8 ``[in, out]``, and ``scales`` float32 ``[out]`` of any sign.
+    Rows of activations are rounded to bytes. ``codes`` is int8 ``[in, out]``; ``scales`` is float32 ``[out]``, of any sign.
     """
 
     is_integer: ClassVar[bool] = True
@@ -161,13 +162,13 @@ class Channels(Layout):
     def multiply(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int], zero: int = 128
     ) -> str:
-        """Add nodes for the product and return it. zero: the byte that stands for 0, below 128 for mostly positive rows."""
+        """Add nodes for the product and return it. ``zero`` is the byte that stands for 0 in the rows."""
         step = self.steps(graph, name, rows, zero)
         scaled = graph.node("Div", [rows, step], [f"{name}.scaled"])
         return graph.node("Mul", [self.product(graph, f"{name}.product", scaled, tensors, 1.0, zero), step], [name])
 
     def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
-        """Return each row's step ``[.., 1]``, with which all numbers of the row fit into bytes 0 to 255."""
+        """Return each row's step ``[.., 1]``: the smallest for which the row's codes fit into a byte."""
         ends = []
         for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
             end = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"])
@@ -177,7 +178,7 @@ class Channels(Layout):
     def product(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], step: float, zero: int = 128, bias: str = ""
     ) -> str:
-        """Add nodes for ``rows @ weight.T + bias`` and return the result; rows become bytes ``zero + rows / step``, clipped."""
+        """Add nodes for ``rows @ weight.T + bias`` and return the result. Rows are rounded to bytes ``zero + rows / step``."""
         scale, offset = graph.number(step), graph.constant(f"uint8.{zero}", np.uint8(zero))
         codes = graph.node("QuantizeLinear", [rows, scale, offset], [f"{name}.rows"])
         inputs = [codes, tensors[0], scale, tensors[1], offset, *(["", bias] if bias else [])]
@@ -210,10 +211,10 @@ class RowsByColumns(Channels):
 
 @dataclass(frozen=True, slots=True)
 class Symmetric(Layout):
-    """Integers from -top to top: ``codes`` int8 or int4 ``[in, out]``, with float16 ``scales``, max|w| / top.
+    """Signed integers ``codes`` ``[in, out]`` from -top to top, with float16 ``scales`` max|w| / top.
 
     With 8 bits, top is 127 and each output channel has a scale, ``[out]``. With 4 bits, top is 7 and each block of a column has
-    a scale, ``[in / block, out]``; a block is 128 numbers, or the largest lower power of two that divides ``in``. Two 4-bit
+    a scale, ``[in / block, out]``. A block is 128 numbers, or the largest smaller power of two that divides ``in``. Two 4-bit
     codes share a byte, so an odd number of outputs raises UserError.
     """
 

@@ -14,9 +14,9 @@ Float32 = NDArray[np.float32]
 Grid = Callable[[Float32], tuple[Float32, Float32]]  # blocks [.., n] -> their scales and zeros [..]
 Rounded = tuple[Float32, Float32, Float32]  # codes [out, in], scales and zeros [out, B]: a weight is (code - zero) * scale
 
-DAMPING = 0.01  # the fraction of the mean of the Hessian's diagonal that is added to the diagonal
-LAZY_BATCH = 128  # the errors of this many columns are passed on at once
-CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)  # the fractions of a block's range that are tried
+DAMPING = 0.01  # this fraction of the Hessian's mean diagonal element is added to the diagonal
+LAZY_BATCH = 128  # columns
+CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)  # fractions of a block's range
 LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0
 
 
@@ -42,10 +42,10 @@ def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int])
 
 
 def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
-    """Return scales and zeros for unsigned codes. With zeros, codes span ``ratio`` times the range of a block's numbers and 0.
+    """Return scales and zeros for unsigned codes.
 
-    Without zeros, a block's number of largest magnitude gets code 0, since that side of the range has one more step; the scale
-    may be negative. A block of zeros has scale 1.
+    If ``with_zeros``, a block's codes span its range of numbers (extended to 0), shrunk by ``ratio``. Otherwise the number with
+    the largest magnitude gets code 0, because there are more codes below the middle than above; the scale may be negative.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:
@@ -59,7 +59,7 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
 
 
 def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Float32]:
-    """Return scales and zeros for unsigned codes; each block uses the ratio of CLIP_RATIOS with the least squared error."""
+    """Return scales and zeros for unsigned codes. Each block uses the one of CLIP_RATIOS that has the least squared error."""
     scales, zeros = block_grid(blocks, bits, with_zeros)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
     for ratio in CLIP_RATIOS:
@@ -85,7 +85,7 @@ def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
 def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
     """Round by GPTQ (arXiv 2210.17323, Alg. 1).
 
-    Columns are rounded one after another, and later columns compensate for earlier errors. Column ``q`` passes on the error
+    Columns are rounded one after another, and later columns compensate for the errors of earlier ones. Column ``q`` passes on
     ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``, where ``U`` is the upper Cholesky factor of the damped Hessian's inverse. A block's
     scale is computed just before its first column is rounded.
     """
@@ -112,7 +112,7 @@ def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: t
 
 
 def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, column: int, end: int) -> Float32:
-    """Return the current values of a block's columns, including errors not yet passed on to columns past this batch."""
+    """Return a block's columns, corrected for the errors of all earlier columns, even if the block extends past the batch."""
     behind = max(start + errors.shape[1], column)
     block = remaining[:, column:end].copy()
     if end > behind:
@@ -125,7 +125,7 @@ def _upper_factor(hessian: Float32) -> Float32:
     damped, diagonal = hessian.astype(np.float64), np.arange(len(hessian))
     mean = float(damped[diagonal, diagonal].mean()) or 1.0
     damped[diagonal, diagonal] += DAMPING * mean
-    # the inverse's upper factor is the inverse of the lower factor of the Hessian with its axes reversed
+    # invert a factor of the Hessian, not the Hessian; reversed axes make the factor upper triangular
     backwards = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
     upper: Float32 = np.linalg.inv(backwards).astype(np.float32)
     return upper

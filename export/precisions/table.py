@@ -1,4 +1,4 @@
-"""Write the embedding's files, which the engine reads row by row and a tied head shares."""
+"""Write the embedding's files. The engine reads them row by row; a tied head uses the same files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgevlm.export.graph import ExportJournal, GraphBuilder, WeightsFile, exter
 from edgevlm.export.precisions import Float32, Layout, Parts
 
 FILES = {"weight": "embedding.npy", "codes": "embedding.npy", "scales": "embedding-scales.npy"}  # part -> file
-Read = Callable[[], Iterator[Float32]]  # each call yields the slices of whole rows from the start
+Read = Callable[[], Iterator[Float32]]  # each call starts again and yields slices of whole rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class WeightTable:
 
 
 def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
-    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part, unless the step is finished. Raises OSError."""
+    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part. Do nothing if ``journal`` has the step."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
         written = []

@@ -1,8 +1,8 @@
 """Graph profiles: how decoder graphs are written for each runtime.
 
 Profiles differ in the operators for norms and rotary positions, in the cache, and in the layout of matrices.
-docs/internals/engines.md describes the inputs and outputs. This module has ONNX Runtime's profile for CPU and CUDA, with fused
-operators from ``com.microsoft``, such as GroupQueryAttention, which appends in place.
+docs/internals/engines.md describes the inputs and outputs. ONNX Runtime's profile, for CPU and CUDA, uses fused operators from
+``com.microsoft``. Their GroupQueryAttention appends to the cache in place.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from edgevlm.runtime.plugins import names
 class Profile:
     """A graph profile.
 
-    opset, ir_version: the ONNX versions of decoder graphs. operators: builds norms and rotary positions, like :class:`Fused`.
-    cache: builds keys and values, with methods ``start`` and ``attend`` like :class:`edgevlm.export.kv.Memory`. kv: the allowed
-    types of keys and values. variants: the decoder graphs to write.
+    ``operators`` is a class such as :class:`Fused`, and ``cache`` a class such as :class:`edgevlm.export.kv.Memory`. ``kv``
+    lists the supported types of keys and values, and ``variants`` the decoder graphs to write.
     """
 
     name: str
@@ -65,7 +64,7 @@ class Profile:
 
 @dataclass(slots=True)
 class Fused:
-    """A builder of a decoder's norms and rotary positions, with fused operators; rows are float32 ``[1, S, n]``."""
+    """A builder of a decoder's norms and rotary positions, using fused operators. Rows are float32 ``[1, S, n]``."""
 
     graph: GraphBuilder
     shape: DecoderShape
@@ -73,7 +72,7 @@ class Fused:
     def tables(self) -> None:
         """Add the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` and convert them to two-dimensional tables for RotaryEmbedding.
 
-        If layers with a window have a different rotary base, the inputs are ``[1, S, D]``; the second half is for these layers.
+        If layers with a window have their own rotary base, the inputs are ``[1, S, D]``, with those layers' half at the end.
         """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
@@ -84,7 +83,7 @@ class Fused:
                 g.node("Split", [wide, g.integers(half, half)], tables, axis=-1)
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """Return the RMS norm of ``residual + delta`` on the last axis, and the sum."""
+        """Return the RMS norm of ``residual + delta`` on the last axis, and ``residual + delta``."""
         g, weight = self.graph, self.graph.weight(f"{name}.weight", gamma)
         if delta is None:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
@@ -103,7 +102,7 @@ class Fused:
 
 
 def load_profile(name: str) -> Profile:
-    """Return the profile called ``name``; raises UserError naming the nearest known one."""
+    """Return the profile called ``name``. For an unknown name, raise a UserError that suggests a similar name."""
     check_profile(name)
     if name == ONNXRUNTIME:
         return Profile(name, OPSET, IR_VERSION, Fused, Memory, KV_TYPES, ("full", "st-spattn", "per-layer"))

@@ -35,7 +35,7 @@ class Primitive:
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), g.integers(1, -1, 1, half)], [f"{name}.table"])
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """Return ``x / sqrt(mean(x^2) + eps) * gamma`` for ``x = residual + delta``, and x."""
+        """Return ``x / sqrt(mean(x^2) + eps) * gamma`` and ``x``, where ``x = residual + delta``."""
         g = self.graph
         x = residual if delta is None else g.node("Add", [residual, delta], [f"{name}.sum"])
         squares = g.node("Mul", [x, x], [f"{name}.squares"])
@@ -80,7 +80,7 @@ class Columns:
         g.cast(indices, "new", np.int32)
 
     def declared(self, layer: int) -> list[str]:
-        """Add the inputs ``key{l}``, ``value{l}`` and ``columns{l}``; return the first two."""
+        """Add the inputs ``key{l}``, ``value{l}`` and ``columns{l}``; return the names of key and value."""
         s, g = self.shape, self.graph
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
         g.input(f"columns{layer}", TensorProto.INT32, [f"n{layer}"])
@@ -115,14 +115,14 @@ class Columns:
 class Beside(Columns):
     """The cache for TensorRT 10.3 to 10.14: operators of opset 20, and attention built from products and a softmax.
 
-    Before version 10.15, an engine cannot write into memory that it reads. New keys and values are therefore the outputs
+    Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are therefore the outputs
     ``new_key{l}`` and ``new_value{l}`` ``[1, Hkv, S, D]``, which the caller copies into the cache. The g query heads that share
-    keys are folded into g S rows, so that keys need not be repeated. TensorRT recognises the chain product, sum, softmax,
+    keys are folded into g S rows, so that keys need not be repeated. TensorRT recognises a product, a sum, a softmax and a
     product as attention.
     """
 
     def start(self) -> None:
-        """Make the tensors of :class:`Columns` and ``new.folded`` ``[1, 1, g S, 1]``: the call's row of each folded row."""
+        """Make the tensors of :class:`Columns`, and ``new.folded`` ``[1, 1, g S, 1]``: each folded row's index in the call."""
         Columns.start(self)
         g, group = self.graph, self.shape.heads // self.shape.kv_heads
         folded = g.node("Tile", ["new", g.integers(group)], ["new.tiled"])

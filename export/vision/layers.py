@@ -1,14 +1,14 @@
 """Add the nodes of a vision tower to a graph: linears in each precision, norms, activations, attention, pooling.
 
 int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel; activations have one
-scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears, so normed rows have standard
-deviation 1 and no outlier channels; one constant scale serves all normed rows. A projector that reads the residual stream stays
-float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back. The first
-convolution, norms, activations and sums stay float32.
+scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Normed rows then have
+standard deviation 1 and no outlier channels, so they all use the same constant scale. A projector that reads the residual
+stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back.
+The first convolution, norms, activations and sums stay float32.
 
-For ONNX Runtime, attention is one node, which never holds the scores of all pairs at once. In graphs of standard operators,
-attention is a product, a softmax and a product, which TensorRT may merge into one kernel. Attention takes QUERIES queries at a
-time, so that an unmerged softmax holds only scores ``[B, heads, QUERIES, N]``.
+For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a product,
+a softmax and a product, which TensorRT may merge into one kernel. If TensorRT does not, processing QUERIES queries at a time
+keeps the scores small, ``[B, heads, QUERIES, N]``.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
     from edgevlm.export.vision import Tower
 
 CHANNELS = Channels()
-NORMED = 4.5  # numbers of a rotated, normed row are clipped beyond this many standard deviations
+NORMED = 4.5  # standard deviations at which a rotated, normed row is clipped
 GELU_ZERO = 32  # the byte that stands for 0 in an activation's output, which is never far below 0
 QUERIES = 1024
-SMALL = 64  # constants of at most this many numbers are kept in the graph itself
-# transformers' name of an activation -> the function that it uses, and the factor of the function's argument
+SMALL = 64  # numbers; larger constants go into the weights file
+
+# transformers' name of an activation -> the function in it, and the factor of the function's argument
 ACTIVATIONS = {
     "gelu": ("Erf", sqrt(0.5)), "gelu_pytorch_tanh": ("Tanh", sqrt(2 / pi)), "gelu_new": ("Tanh", sqrt(2 / pi)),
     "quick_gelu": ("Sigmoid", 1.702), "silu": ("Sigmoid", 1.0), "swish": ("Sigmoid", 1.0), "relu": ("Relu", 1.0),
 }  # fmt: skip
 Float32 = NDArray[np.float32]
 Operand = str | int | tuple[int, ...] | NDArray[Any] | np.generic  # a tensor of the graph, or numbers known at export
-Windows = list[tuple[Operand, Operand]]  # runs of equal windows: (number of windows, patches in each)
+Windows = list[tuple[Operand, Operand]]  # for each run of equal windows, how many windows and how many patches per window
 
 
 @dataclass(slots=True)
 class VisionGraph:
     """A tower's graph under construction: methods add nodes and return their output tensor.
 
-    Layers are named after their tensors in the checkpoint (``vision.encoder.layers.0.mlp.fc1``), which are read one at a time
-    when the layer is added. Rows are float32 ``[B, N, width]``. precision: the linears' precision. standard: whether to use
-    standard ONNX operators only. fixed: whether frames have one size; everything that depends only on the size is then computed
-    at export. rotation: the residual stream's rotation, which stored weights contain; norms' gains and biases are then folded
-    into the linears that read them.
+    Layers are named after their tensors in the checkpoint, such as ``vision.encoder.layers.0.mlp.fc1``. Rows are float32
+    ``[B, N, width]``. ``precision`` is the linears' precision. If ``standard``, only standard ONNX operators are used. If
+    ``fixed``, all frames have one size, and whatever depends only on the size is computed at export. With a ``rotation`` of the
+    residual stream, stored weights are rotated, and norms' gains and biases are folded into the linears that read them.
     """
 
     graph: GraphBuilder
@@ -64,8 +64,8 @@ class VisionGraph:
     standard: bool = False
     fixed: bool = True
     rotation: MeanKeeping | None = None
-    affine: dict[str, list[Float32]] = field(default_factory=dict)  # norm -> its gain and bias, to be folded
-    activated: set[str] = field(default_factory=set)  # outputs of activations
+    affine: dict[str, list[Float32]] = field(default_factory=dict)  # norm -> its gain and bias, to be folded into linears
+    activated: set[str] = field(default_factory=set)
     computed: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
@@ -89,11 +89,11 @@ class VisionGraph:
         return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
 
     def kept(self, name: str, rows: str, width: int) -> str:
-        """Return the rows of all patches, including unchanged patches, which tokens made of several patches need."""
+        """Return the rows of all patches. A token made of several patches also needs the rows of unchanged patches."""
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
-        """Return the rows of the tokens to compute; this graph computes every token. order: each token's row."""
+        """Return the rows of the tokens to compute; this graph computes every token. ``order`` gives each token's row."""
         return rows
 
     def integers(self, *numbers: int) -> str:
@@ -137,7 +137,7 @@ class VisionGraph:
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
-        """Return a tensor unchanged; make numbers a constant called ``name``, by default named after its numbers."""
+        """Return a tensor unchanged; turn numbers into a constant called ``name`` (by default, the numbers spelled out)."""
         if isinstance(operand, str):
             return operand
         array = np.asarray(operand)
@@ -155,7 +155,7 @@ class VisionGraph:
         return self.node("Mul", [left, right], name)
 
     def reshape(self, name: str, rows: str, *shape: Operand) -> str:
-        """Reshape rows: a size of 0 keeps a dimension, and -1 takes the rest."""
+        """Reshape rows. As in ONNX, a size of 0 keeps a dimension, and a size of -1 is inferred."""
         return self.node("Reshape", [rows, self.named("", self.vector(*shape))], name)
 
     def transpose(self, name: str, rows: str, *axes: int) -> str:
@@ -199,8 +199,8 @@ class VisionGraph:
     ) -> str:  # fmt: skip
         """Return ``activation(rows @ weight.T + bias)`` for rows that are ``columns`` wide.
 
-        reads: the norm that the rows come from, or "residual" for the residual stream; a row may join several of the norm's
-        rows. writes: whether the result is added to the residual stream. Raises UserError if a weight is too large for fp16.
+        ``reads`` names the norm that made the rows, or is "residual" if they are the residual stream. ``writes`` tells whether
+        the result is added to the residual stream. Raises UserError if a weight is too large for fp16.
         """
         shape, vector = (width, columns), ""
         if bias or len(self.affine.get(reads, [])) > 1:
@@ -246,9 +246,10 @@ class VisionGraph:
     def layer_norm(
         self, name: str, rows: str, width: int, epsilon: float, skip: str = "", *, writes: bool = False
     ) -> tuple[str, str]:
-        """Return the norm of ``rows + skip`` on the last axis, and the sum. writes: the norm becomes the residual stream.
+        """Return the norm of ``rows + skip`` on the last axis, and the sum.
 
-        Sum and norm are two nodes, because ONNX Runtime's SkipLayerNormalization takes four times as long on a CPU.
+        If ``writes``, the norm becomes the residual stream. Sum and norm are two nodes, because ONNX Runtime's
+        SkipLayerNormalization takes four times as long on a CPU.
         """
         vectors = self._affine(name, ("weight", "bias"), width, writes)
         total = self.add(f"{name}.sum", rows, skip) if skip else rows
@@ -256,7 +257,7 @@ class VisionGraph:
         return self.rotated(f"{name}.rotated", normed, width) if writes else normed, total
 
     def rms_norm(self, name: str, rows: str, width: int, epsilon: float, skip: str = "") -> tuple[str, str]:
-        """Return ``x / sqrt(mean(x^2) + epsilon) * weight`` for ``x = rows + skip``, and x."""
+        """Return ``x / sqrt(mean(x^2) + epsilon) * weight`` and ``x``, where ``x = rows + skip``."""
         [weight], total = self._affine(name, ("weight",), width), self.add(f"{name}.sum", rows, skip) if skip else rows
         if not self.standard:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
@@ -268,7 +269,7 @@ class VisionGraph:
         return self.mul(f"{name}.scaled", normed, weight), total
 
     def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
-        """Return an activation of ``rows + bias``. kind: transformers' name for it; raises UserError for an unknown name."""
+        """Return the activation that transformers calls ``kind`` of ``rows + bias``; raises UserError for an unknown name."""
         if kind not in ACTIVATIONS:
             raise UserError(f"config.json: activation {kind!r} cannot be exported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
@@ -344,7 +345,7 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return gain and bias for a norm's node, or ones if a rotation folds both into linears; ``apply`` prevents folding."""
+        """Return a norm's gain and bias. In a rotated graph, fold them into linears and return ones, unless ``apply``."""
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -388,19 +389,15 @@ def bilinear(side: int, few: int) -> Float32:
 
 @dataclass(slots=True)
 class ChangedGraph(VisionGraph):
-    """A tower's graph for changed patches: only changed patches go through the layers, attending to all patches.
+    """A tower's graph that computes only changed patches. Changed patches attend to all patches.
 
     In each layer, the changed patches' new keys and values replace their old ones. ScatterND replaces keys in place if
-    ``key{l}_out`` is bound to the address of ``key{l}``. Every query of the call then attends to all keys and values, including
-    the kept keys and values of unchanged patches.
+    ``key{l}_out`` is bound to the address of ``key{l}``. If a token is made of several patches, the rows of unchanged patches
+    are kept as well. Attention inside windows is computed for windows with a changed patch, and always for the first window of
+    each shape. Rows are ``[1, n, width]`` for n changed patches; otherwise the interface is that of :class:`VisionGraph`.
 
-    If a token is made of several patches, the rows of unchanged patches are kept as well. Attention inside windows runs for
-    windows with a changed patch, and always for the first window of each shape. A window has a query for each of its patches;
-    results for unchanged patches are ignored. Rows are ``[1, n, width]`` for n changed patches; otherwise the interface is that
-    of :class:`VisionGraph`.
-
-    A patch has two numbers: its number row by row in the frame (input ``patches``), and its position in keys and values, which
-    start with the class tokens and continue in the tower's order.
+    The input ``patches`` numbers patches row by row in the frame. Keys and values start with the class tokens, followed by the
+    patches in the tower's order; this is what the tensor ``positions`` refers to.
     """
 
     grid: tuple[int, int] = (0, 0)
@@ -409,15 +406,15 @@ class ChangedGraph(VisionGraph):
     head_dim: int = 0
     layers: int = 0
     outputs: list[int] = field(default_factory=list)
-    runs: list[tuple[str, str]] = field(default_factory=list)  # per run of equal windows: the changed ones, their queries' rows
-    slots: str = ""  # the place of each row's query among the windows' queries
+    runs: list[tuple[str, str]] = field(default_factory=list)  # for each run of equal windows, see :meth:`_index`
+    slots: str = ""
 
     @property
     def count(self) -> int:
         return self.grid[0] * self.grid[1]
 
     def start(self, tower: Tower) -> str:
-        """Add the inputs, and nodes that find the patches' positions and their tokens; return the tensor of pixels."""
+        """Add the inputs, and nodes that find the changed patches' positions and tokens. Return the tensor of pixels."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])
         self.class_tokens, self.head_dim = tower.class_tokens, tower.head_dim
@@ -447,7 +444,7 @@ class ChangedGraph(VisionGraph):
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Convolve only the changed patches, laid side by side."""
+        """Convolve an image that consists of only the changed patches, side by side."""
         rows, columns = self.grid
         ends = [self.integers(*numbers) for numbers in ((0, 0), (rows * patch, columns * patch), (2, 3))]
         used = self.node("Slice", [pixels, *ends], f"{name}.used")
@@ -522,7 +519,7 @@ class ChangedGraph(VisionGraph):
         return self.node("Unsqueeze", [found, self.integers(0)], f"{name}.windowed")
 
     def _written(self, key: str, value: str, positions: int, heads: int, name: str) -> list[str]:
-        """Write the call's keys and values into the cache; return all of it, float32 ``[1, heads, positions, head_dim]``."""
+        """Write the call's keys and values into the cache; return both whole, float32 ``[1, heads, positions, head_dim]``."""
         layer, found = self.layers, []
         self.layers += 1
         for part, rows in (("key", key), ("value", value)):
@@ -553,7 +550,10 @@ class ChangedGraph(VisionGraph):
         return self.graph.fused("MultiHeadAttention", [query, keys, values], [name], num_heads=heads, scale=scale)
 
     def _index(self, windows: list[tuple[int, int]]) -> None:
-        """Add nodes that find, per run, the windows with a changed patch ``[w]`` and their queries' rows ``[w, length]``."""
+        """Add nodes that find the windows to compute ``[w]`` and the rows of their queries ``[w, length]``.
+
+        The nodes are added for each run of equal windows. They also make ``slots``: where each row's query is in these windows.
+        """
         ones = self._expanded("positions.ones", "positions", np.float32(1))
         marks = self._scattered("positions.changed", "positions", np.float32, ones)
         ends = [self.graph.constant("int64.zero", np.array(0, np.int64)), self.node("Size", ["positions"], "n"),
