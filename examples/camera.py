@@ -1,6 +1,6 @@
 """Your own camera: `edgevlm run --camera ./examples/camera.py:bars --ask "how many objects are there now?"`.
 
-A package provides it through an entry point, for `--camera bars` and `--camera bars://64`:
+In a package, an entry point lets you give `--camera bars` or `--camera bars://64`:
 
 [project.entry-points."edgevlm.sources"]
 bars = "my_package.camera:bars"

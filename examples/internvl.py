@@ -1,6 +1,6 @@
 """Your own model family, InternVL 3: `edgevlm export OpenGVLab/InternVL3-1B-hf --family ./examples/internvl.py:InternVL`.
 
-A package provides it through an entry point named after the checkpoint's model_type; then no option is needed:
+In a package, give the family an entry point named after the checkpoint's model_type. `--family` is then not needed:
 
 [project.entry-points."edgevlm.families"]
 internvl = "my_package.internvl:InternVL"
@@ -12,7 +12,7 @@ from edgevlm.extend import Checkpoint, Family, FamilyParts, Tower, VisionGraph
 
 
 class InternVLTower(Tower):
-    """An InternViT tower, then joined squares of 2 x 2 patches, a norm and two linears. Layers are named like their tensors."""
+    """An InternViT tower, then joined squares of 2 x 2 patches, a norm and two linears."""
 
     class_tokens = 1
 
@@ -55,7 +55,7 @@ class InternVLTower(Tower):
 
 
 class InternVL(Family):
-    """InternVL 3 with a Qwen2.5 decoder. Frames are announced by their number, as the processor writes them."""
+    """InternVL 3 with a Qwen2.5 decoder. As in InternVL's processor, each frame's number precedes the frame."""
 
     content_type, token_keys = "video", ("image_token_id",)
     placeholder = "<video>"  # what the chat template writes for a video

@@ -1,7 +1,7 @@
 """Your own engine: `edgevlm run --engine ./examples/openvino_engine.py:OpenVino` (pip install openvino).
 
-A package provides it by name, through an entry point in the group "edgevlm.engines" of its pyproject.toml.
-edgevlm.extend.Engine lists what an engine must have. This engine runs tower and decoder in OpenVINO and inherits the rest.
+In a package, give the engine an entry point in the group "edgevlm.engines" of pyproject.toml.
+edgevlm.extend.Engine lists what to implement. This engine runs tower and decoder in OpenVINO and inherits the rest.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class OpenVino(OnnxRuntimeCpu):
 
 
 class OpenVinoDecoder:
-    """A decoder bound to one stream's memory. The graph gets each layer's valid rows and returns them with the new ones."""
+    """A decoder bound to one stream's memory. The graph gets each layer's valid rows, and appends the new rows to them."""
 
     def __init__(self, compiled: Any, buffers: Sequence[KVBuffer], probes: Sequence[int]) -> None:
         self._request, self._buffers, self._probes = compiled.create_infer_request(), buffers, probes

@@ -26,13 +26,13 @@ def export_checkpoint(
 ) -> Path:
     """Export a Hugging Face checkpoint folder to a bundle in ``out_dir`` and return the bundle's path.
 
-    ``progress(what)`` is called for each step, ``notify(line)`` when a stopped export continues. With ``force``, an existing
-    bundle is replaced once the new one is complete. options: fields of :class:`ExportOptions`. Raises a one-line UserError if
-    the checkpoint is damaged or of an unknown kind, or if the disk is full.
+    ``progress(what)`` is called for each step, ``notify(line)`` when an interrupted export resumes. With ``force``, the new
+    bundle replaces an existing one once it is complete. ``options`` are fields of :class:`ExportOptions`. Raises a one-line
+    UserError if the checkpoint is damaged or of an unknown kind, or if the disk is full.
     """
     folder, chosen = checkpoint_folder(checkpoint_dir), ExportOptions(**options)
     try:
-        with needs("exporting"):  # packages take seconds to import, some only while the bundle is written
+        with needs("exporting"):  # importing these packages takes seconds
             writer: Any = import_module("edgevlm.export.writer")
             path: Path = writer.write_bundle(folder, Path(out_dir), chosen, progress, notify or (lambda _: None), force=force)
     except MemoryError:

@@ -24,11 +24,11 @@ STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), 
 class DecoderShape:
     """A decoder's sizes, checked for consistency.
 
-    sections: how many rotary pairs each of three position axes has, None for 1-D positions. interleaved: whether the axes'
-    pairs alternate. biases: which of the projections ``q k v o gate up down`` have a bias. deepstack: image features are added
-    after this many of the first layers. gate: ``silu`` or ``gelu_pytorch_tanh``. windows: how many positions back each layer
-    sees, 0 for all; empty if no layer has a window. local_theta: the rotary base of layers with a window, if they have a
-    different one. whole_frames: whether all rows of a frame see each other.
+    For M-RoPE, ``sections`` is the number of rotary pairs of each of the three position axes; the axes' pairs alternate if
+    ``interleaved``. ``biases`` lists which of the projections ``q k v o gate up down`` have a bias. DeepStack adds features
+    after each of the first ``deepstack`` layers. ``gate`` is ``silu`` or ``gelu_pytorch_tanh``. ``windows`` is how many
+    positions each layer looks back (0: to the start), or empty if no layer has a window. Layers with a window may have a
+    rotary base of their own, ``local_theta``. If ``whole_frames``, all rows of a frame see each other.
     """
 
     layers: int
@@ -85,10 +85,10 @@ def inverse_frequencies(theta: float, dim: int) -> Float32:
 class LayerWeights:
     """The weights of one layer.
 
-    matrices: ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``, ``[out, in]``; float32,
-    or rounded by a precision or by the checkpoint itself. biases: ``[out]``, for matrices with a bias. norms: the gains
-    ``input`` and ``mlp`` ``[hidden]`` before attention and MLP; some models add ``q`` and ``k`` ``[head_dim]`` per head, and
-    ``attended`` and ``passed`` ``[hidden]`` after attention and MLP.
+    The ``matrices`` ``[out, in]`` are ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``,
+    in float32 or rounded. The ``norms`` hold the gains ``input`` and ``mlp`` ``[hidden]`` before attention and MLP. In some
+    models there are also ``q`` and ``k`` ``[head_dim]`` for each head, and ``attended`` and ``passed`` ``[hidden]`` after
+    attention and MLP.
     """
 
     matrices: Mapping[str, Float32 | Stored]
@@ -100,10 +100,9 @@ class LayerWeights:
 class Backbone:
     """The traits of a text backbone.
 
-    biases: which of ``q k v o gate up down`` have a bias, None if the configuration decides. gated_biases: whether the
-    configuration may add biases to the MLP. head_norms: whether queries and keys are normed per head before rotation. head_dim:
-    the default head size. sections: the default M-RoPE sections, None for 1-D positions. interleaved: whether M-RoPE's axes
-    alternate, regardless of the configuration.
+    ``biases`` lists which of ``q k v o gate up down`` have a bias. If it is None, ``attention_bias`` in the configuration
+    decides, and ``mlp_bias`` too if ``gated_biases``. If ``head_norms``, each head's queries and keys are normed before
+    rotation. ``head_dim`` and ``sections`` (for M-RoPE) are defaults. If ``interleaved``, M-RoPE's axes alternate.
     """
 
     biases: tuple[str, ...] | None = None
@@ -148,7 +147,7 @@ class Backbone:
         )
 
     def matrices(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, tuple[int, int]]]:
-        """Map each projection of a layer, such as ``q``, to its canonical name and its shape (out, in)."""
+        """Map each projection of a layer, such as ``q``, to the canonical name and the shape (out, in) of its matrix."""
         sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}
         sizes |= {"o": (s.hidden, s.heads * s.head_dim)}
         sizes |= {"gate": (s.intermediate, s.hidden), "up": (s.intermediate, s.hidden), "down": (s.hidden, s.intermediate)}
@@ -156,7 +155,7 @@ class Backbone:
         return {part: (f"text.layers.{layer}.{block[part]}.{part}_proj", size) for part, size in sizes.items()}
 
     def vectors(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, int]]:
-        """Map each norm and bias of a layer, such as ``q.bias``, to its canonical name and its size."""
+        """Map each norm and bias of a layer, such as ``q.bias``, to the canonical name and the size of its tensor."""
         place, matrices = f"text.layers.{layer}", self.matrices(s, layer)
         found = {"input": (f"{place}.input_layernorm.weight", s.hidden)}
         found["mlp"] = (f"{place}.post_attention_layernorm.weight", s.hidden)
@@ -165,7 +164,7 @@ class Backbone:
         return found | {f"{part}.bias": (f"{matrices[part][0]}.bias", matrices[part][1][0]) for part in own}
 
     def embedding(self, checkpoint: Checkpoint, s: DecoderShape) -> Iterator[Float32]:
-        """Yield the embedding ``[vocab, hidden]``, which a tied head shares, in slices of rows."""
+        """Yield the embedding ``[vocab, hidden]`` in slices of rows. A tied head has the same rows."""
         return checkpoint.rows("text.embed_tokens.weight", (s.vocab, s.hidden))
 
     def final_norm(self, checkpoint: Checkpoint, s: DecoderShape) -> Float32:
@@ -195,7 +194,7 @@ class Backbone:
             checkpoint.notes.append(f"{checkpoint.folder / 'config.json'}: {what}: stored as float32")
 
     def left_in_float(self, checkpoint: Checkpoint, s: DecoderShape) -> int:
-        """Count the parameters of stacked matrices that :meth:`layer` returns in float for an AWQ or GPTQ checkpoint."""
+        """Count the parameters in stacked matrices that :meth:`layer` returns in float for an AWQ or GPTQ checkpoint."""
         count = 0
         for every in (self.matrices(s, layer) for layer in range(s.layers)):
             for stacked in ([every[part] for part in parts] for parts in STACKED.values()):

@@ -1,4 +1,4 @@
-"""Read the JSON files and safetensors of a checkpoint folder that ``save_pretrained`` wrote, one slice of a tensor at a time.
+"""Read a checkpoint folder written by ``save_pretrained``: its JSON files, and its safetensors in slices.
 
 Nothing is unpickled, no code from the folder runs, nothing is downloaded, and no file outside the folder is read.
 """
@@ -36,7 +36,7 @@ _CANONICAL = (
 )
 _ADAPTED = re.compile(r"^base_model\.|\.(base_layer|lora_[AB])\.")  # peft's tensor names in adapters that are not merged
 SINGLE = "model.safetensors"
-FILES = (  # the files that are read besides the weights
+FILES = (  # files that are read in addition to the weights
     "config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
     "processor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "chat_template.json", ADAPTER, INDEX, MODELOPT,
@@ -44,15 +44,15 @@ FILES = (  # the files that are read besides the weights
 AGAIN = "download or save the checkpoint again"
 MATCH = "check that config.json and the weights are of one model"
 FLOATS = ("F16", "BF16", "F32", "F64")
-LARGEST = 1 << 26  # the largest size in bytes of each of FILES
-SLICE = 4 << 20  # this many numbers of a tensor are converted at once
+LARGEST = 1 << 26  # bytes in each of FILES
+SLICE = 4 << 20  # numbers
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # written by tests/export/test_config_defaults.py
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor not read yet. name: the name in the file. dtype: safetensors' name of the type. read: reads a slice of rows."""
+    """A tensor whose rows have not been read yet, under its ``name`` in the file. ``dtype`` is named as in safetensors."""
 
     path: Path
     name: str
@@ -64,13 +64,13 @@ class Unread:
         """Read rows ``[start, stop)`` as stored; raises UserError if the file cannot be read."""
         try:
             return self.read(slice(start, stop))
-        except Exception as error:  # safetensors, gguf and the disk raise various types
+        except Exception as error:  # safetensors and gguf raise exceptions of several types
             raise UserError(f"{self.path}: tensor {self.name!r} cannot be read ({error}); {AGAIN}") from None
 
 
 def read_safetensors(path: Path) -> dict[str, Unread]:
     """Return a file's tensors by name, without reading them. Raises UserError if the file is damaged."""
-    import ml_dtypes  # noqa: F401  makes bfloat16 known to numpy
+    import ml_dtypes  # noqa: F401  adds bfloat16 to numpy
     from safetensors import safe_open
 
     try:
@@ -215,13 +215,13 @@ class Checkpoint:
         return tensor
 
     def without_reading(self) -> Checkpoint:
-        """Return a copy whose tensors are all zero, for the steps after an export has written its weights."""
+        """Return a copy whose tensors are all zero, for use when the weights have been written already."""
         other = copy.copy(self)
         other._reads = False
         return other
 
     def is_tied(self, text: Mapping[str, Any]) -> bool:
-        """Return whether the configuration ties the head to the embedding, unless both are stored and differ.
+        """Return whether the configuration ties head and embedding, and the files do not hold two different matrices.
 
         If only the head is stored, it becomes the embedding, as in transformers.
         """
@@ -323,10 +323,10 @@ def _canonical(name: str) -> str:
 
 
 def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
-    """Return a section of ``config.json`` with transformers' defaults for the settings it lacks.
+    """Return a section of ``config.json`` with transformers' defaults for missing settings.
 
-    kind: the ``model_type`` to use instead of the section's, which in early checkpoints is the whole model's. Rotary settings
-    have had several names: a section with any of these names gets only the default of ``rope_theta``.
+    ``kind`` replaces the section's ``model_type``, because early checkpoints have the whole model's there. If the section has
+    any rotary setting, ``rope_theta`` is the only rotary default to be added.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:
@@ -335,7 +335,7 @@ def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
 
 
 def with_sections(config: dict[str, Any]) -> dict[str, Any]:
-    """Return ``config.json`` with transformers' defaults for missing or null sections and their ``model_type``."""
+    """Return ``config.json`` with transformers' defaults for missing or null sections and for the sections' ``model_type``."""
     kind = str(config.get("model_type"))
     sections = _defaults().get(f"{kind}/sections", {})
     is_flat = config.get("text_config") is None and "num_hidden_layers" in config  # early Qwen2-VL, and text-only models

@@ -21,7 +21,7 @@ _IN_LAYER = {
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-_SETTINGS = {  # GGUF's setting -> text_config's
+_SETTINGS = {  # setting in GGUF -> setting in text_config
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -34,7 +34,7 @@ _SETTINGS = {  # GGUF's setting -> text_config's
 
 
 class GgufCheckpoint(Checkpoint):
-    """A checkpoint whose settings and tensors are read from a GGUF file. folder: the path of the file.
+    """A checkpoint whose settings and tensors are read from a GGUF file. ``folder`` is the file's path.
 
     Raises UserError if the file is missing or damaged, its architecture is not in ARCHITECTURES, or gguf is not installed.
     """
@@ -49,7 +49,7 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{path}: reading GGUF needs the package gguf: {install('gguf')}") from None
 
         class Reader(GGUFReader):
-            """A reader that stops at the end of the file; the package's reader trusts the length that an array claims."""
+            """A reader that stops at the end of the file. GGUFReader itself trusts the lengths of arrays given in the file."""
 
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> NDArray[Any]:
                 if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
@@ -59,7 +59,7 @@ class GgufCheckpoint(Checkpoint):
 
         try:
             self._gguf = Reader(path)
-        except Exception as error:  # a damaged file makes numpy and gguf raise various types
+        except Exception as error:  # on a damaged file, numpy and gguf raise exceptions of several types
             raise UserError(f"{path}: is not a GGUF file, or is damaged or truncated ({error}); download it again") from None
         arch = self.field("general.architecture")
         if arch not in ARCHITECTURES:
@@ -87,9 +87,9 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{self.folder}: {name} is not text; download it again") from None
 
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
-        """Return a tensor without reading it.
+        """Describe a tensor without reading it.
 
-        heads: how many heads the tensor has, if llama.cpp stores their rotary pairs side by side; reading restores the order.
+        For a tensor of ``heads`` heads, in which llama.cpp stores rotary pairs side by side, reading restores the order.
         """
         from gguf.quants import dequantize
 
@@ -106,7 +106,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _canonical(name: str) -> str | None:
-    """Translate ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``, for example; None: an unknown name."""
+    """Translate a name such as ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``, or return None."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         part = _IN_LAYER.get(match[2])
         return part and f"text.layers.{match[1]}.{part}.{match[3]}"

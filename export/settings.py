@@ -1,4 +1,4 @@
-"""Check the settings in a checkpoint's config.json and processor files before any memory is allocated for its sizes.
+"""Check the settings in a checkpoint's config.json and processor files before any memory is allocated for them.
 
 The exporter reads only the settings listed here.
 """
@@ -22,7 +22,8 @@ Index = Annotated[int, Ge(-1024), Le(1024)]
 Theta = Annotated[float, Ge(1), Le(1e12)]
 Numbers = Annotated[int, Ge(1), Le(1 << 20)]
 Square = Annotated[int, Ge(1), Le(1 << 14)] | list[int]  # a list passes here, but every family refuses it
-# pixels; some files have 78400.0
+
+# pixels; some files have floats such as 78400.0
 Area = Annotated[int, Ge(1), Le(1 << 28)] | Annotated[float, MultipleOf(1), Ge(1), Le(1 << 28)]
 Short = Annotated[list[Index], MaxLen(1024)]
 _ROPE = {Word: "type rope_type", Theta: "rope_theta", Short: "mrope_section", bool: "mrope_interleaved"}
@@ -82,7 +83,7 @@ def _schema() -> type[BaseModel]:
 
 
 def check_settings(where: Path | str, settings: dict[str, Any]) -> None:
-    """Raise UserError for the first setting with a wrong type or value; the message names setting and file (``where``)."""
+    """Raise UserError for the first setting with a wrong type or value, naming the setting and its file ``where``."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 

@@ -15,7 +15,7 @@ from edgevlm.runtime.sandbox import try_tokenizer
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 AGAIN = "save the tokenizer that belongs to the model"
 _AS_SAVED = ("", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")  # classes that use tokenizer.json unchanged
-_USUAL = {  # the named tokens that these classes have by default
+_USUAL = {  # default tokens
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
 }
@@ -48,7 +48,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
     tokenizer.no_padding()
     special, extra = _named(checkpoint, {"pad_token": padding.get("pad_token")} | _USUAL.get(kind, {}) | settings)
     _add(tokenizer, checkpoint, settings, special, extra)
-    if kind == "Qwen2Tokenizer":  # as in transformers, which drops these tokens' flags
+    if kind == "Qwen2Tokenizer":  # transformers drops these tokens' flags
         tokenizer.add_special_tokens([token.content for token in [*special.values(), *extra]])
     content, largest = max(tokenizer.get_vocab().items(), key=lambda token: token[1], default=("", 0))
     if largest >= vocab:
@@ -57,7 +57,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
 
 
 def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], text: str) -> str:
-    """Return the transformers class that replaces parts of tokenizer.json, or an empty string if none does."""
+    """Return the transformers class that replaces parts of tokenizer.json, or an empty string without such a class."""
     if family.tokenizer_class is None:
         return ""
     named = settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class")
@@ -71,7 +71,7 @@ def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], tex
 
 
 def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
-    """Return a tokenizer with tokenizer.json's vocabulary and the other parts of the transformers class ``kind``."""
+    """Return a tokenizer with the vocabulary in tokenizer.json and all other parts from the transformers class ``kind``."""
     content, is_llama = from_json(text), kind == "LlamaTokenizer"
     content["model"] |= {
         "dropout": None, "unk_token": None, "fuse_unk": is_llama, "byte_fallback": is_llama,
@@ -120,7 +120,7 @@ def _add(
     special: dict[str, AddedToken],
     extra: list[AddedToken],
 ) -> None:
-    """Add the tokens that tokenizer.json lacks; raises UserError if a token would get a different number than in its file."""
+    """Add the tokens that tokenizer.json lacks; raises UserError if a token would get a number other than its file's."""
     usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
     try:

@@ -1,4 +1,4 @@
-"""Run an export from start to end: read the checkpoint, write graphs and other files, and move the finished bundle in place."""
+"""Run an export: read the checkpoint, write graphs and other files, and move the finished bundle to its folder."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from edgevlm.runtime.positions import position_rule
 
 CLOSING = "closing.npy"
 CHUNK = 8  # frames that a session encodes at once
-QUESTION = 512  # tokens of a conversation with a question
-FRAME_TEXT = 32  # the most tokens of text around a frame
+QUESTION = 512  # tokens of a conversation, including the question
+FRAME_TEXT = 32  # limit for the tokens of text around a frame
 
 
 def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: Notify, notify: Notify, *, force: bool) -> Path:
@@ -118,7 +118,7 @@ class ModelSource:
             "chat": self.chat,
             "files": {path.name: asdict(hash_file(path)) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
         }
-        if profile.is_tensorrt:  # engines are built for the usual sizes of a chunk and of a question
+        if profile.is_tensorrt:  # engines are tuned for a usual chunk and a usual question
             frames = -(-CHUNK // group) * group
             rows = frames // group * (tokens + (FRAME_TEXT if has_text else 0))
             manifest["shapes"] = {"frames": frames, "rows": rows, "question": QUESTION}
@@ -183,7 +183,7 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
 
 
 def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile) -> str:
-    """Return the requested precision for matrices, or by default the checkpoint's; raises UserError if that is not allowed."""
+    """Return the precision for matrices: the requested one or the checkpoint's. Raises UserError for an impossible one."""
     packing, chosen = prequantised(checkpoint.config), stored_in(checkpoint.config, options.precision)
     if profile.is_tensorrt:
         check_no_zero_points(checkpoint.config, checkpoint.folder)

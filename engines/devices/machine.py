@@ -64,7 +64,7 @@ class Machine:
         return int(text) if text is not None and text.strip().isdigit() else None
 
     def fields(self, name: str) -> dict[str, str]:
-        """Return a file's ``key: value`` lines as a dict, empty for a missing file. Of repeated keys, the first counts."""
+        """Return a file's ``key: value`` lines as a dict, empty for a missing file. The first line of a repeated key counts."""
         found: dict[str, str] = {}
         for line in (self.read(name) or "").splitlines():
             key, parted, value = line.partition(":")

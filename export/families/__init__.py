@@ -1,4 +1,4 @@
-"""Define model families: a family's class holds what export, plan and policies need to know about its models.
+"""Define model families: a family is a class with the facts about its models that export, plan and policies need.
 
 A family is an entry point in ``edgevlm.families``, named after ``model_type``. Only :meth:`Family.parts` imports onnx.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgevlm.export.vision import Tower
     from edgevlm.runtime.bundle import PixelBudget, VisionSpec
 
-BLOCKS, WIDENING, HEAD = 24, 4, 64  # a usual tower's blocks, its MLP's width over its own width, and a head's width
+BLOCKS, WIDENING, HEAD = 24, 4, 64  # a usual tower's blocks, the ratio of its MLP's width to its own, and a head's width
 Config = Mapping[str, Any]
 FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 """A function of (factor, (fewest, most) pixels, frames that share them) that returns (height, width), multiples of factor."""
@@ -32,10 +32,9 @@ FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 class TowerGeometry:
     """A vision tower's sizes. ``group`` frames together become a grid of ``tokens`` decoder rows.
 
-    parameters: all stored numbers, including the graph's constants. block_parameters: parameters applied to each of
-    ``patches``. projector_parameters: parameters applied to each of ``projected`` rows. attended: how many keys a patch sees,
-    averaged over ``blocks``. size: a frame's (height, width) in pixels. text: rows of text around each grid. precision: the
-    precision of the tower's linears.
+    ``parameters`` counts all stored numbers, including the graph's constants; ``block_parameters`` those that each of
+    ``patches`` goes through, and ``projector_parameters`` those that each of ``projected`` rows goes through. A patch sees
+    ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. A grid has ``text`` rows of text around it.
     """
 
     parameters: int
@@ -56,7 +55,7 @@ class TowerGeometry:
 
     @property
     def rows(self) -> int:
-        """Return the decoder's rows per grid: its tokens and the text around it."""
+        """Return how many decoder rows a grid takes, including the text around it."""
         return self.tokens + self.text
 
     @classmethod
@@ -86,7 +85,7 @@ class FamilyParts:
 class Family:
     """A model family. A subclass sets the attributes that differ and implements :meth:`parts`."""
 
-    vision_type: ClassVar[str] = ""  # vision_config's model_type; early checkpoints have the whole model's
+    vision_type: ClassVar[str] = ""  # vision_config's model_type, where early checkpoints have the whole model's
     content_type: ClassVar[str] = "video"  # the chat template's name for the content watched
     token_keys: ClassVar[tuple[str, ...]] = ("video_token_id", "video_token_index")  # config keys of the placeholder token
     processors: ClassVar[tuple[str, ...]] = ("video_processor", "image_processor")  # sections or files, best first
@@ -112,7 +111,7 @@ class Family:
         raise NotImplementedError
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
-        """Return the tower's geometry for ``edgevlm plan``. config: ``config.json`` with transformers' defaults filled in."""
+        """Return the tower's geometry for ``edgevlm plan``. ``config`` is ``config.json`` with transformers' defaults added."""
         from edgevlm.export.checkpoint import DeclaredOnly
         from edgevlm.export.vision import tower_parameters
 
@@ -124,7 +123,7 @@ class Family:
         return TowerGeometry.estimated(number, tower.tokens, rows * columns, tower.size, group=tower.group, text=text)
 
     def patches(self, vision: VisionSpec) -> int:
-        """Return how many patches each of a bundle's frame grids has."""
+        """Return how many patches a bundle's frame grid has."""
         return vision.tokens_per_frame * self.merge**2
 
 
@@ -145,7 +144,7 @@ def block_parameters(width: int, inner: int, gated: bool = False) -> int:
 def square_geometry(
     vision: Config, blocks: int, projector: int, projected: int, tokens: int, *, text: int = 0, more: int = 0
 ) -> TowerGeometry:
-    """Return the geometry of a SigLIP or CLIP tower's first ``blocks`` blocks. more: the number of additional parameters."""
+    """Return the geometry of the first ``blocks`` blocks of a SigLIP or CLIP tower with ``more`` additional parameters."""
     width, inner, patch = (int(vision[key]) for key in ("hidden_size", "intermediate_size", "patch_size"))
     is_clip, size = vision["model_type"] == "clip_vision_model", int(vision["image_size"])
     patches, each = (size // patch) ** 2 + is_clip, block_parameters(width, inner)

@@ -24,7 +24,7 @@ class Qwen2VL(Family):
     fading: ClassVar[tuple[str, str]] = ("20/12", "0.75/0.6")
     tokenizer_class: ClassVar[str | None] = "Qwen2Tokenizer"
     tower: ClassVar[str] = "QwenTower"
-    token_edge: ClassVar[int] = 28  # a token's edge in pixels, for the budget of 128 to 768 tokens per frame
+    token_edge: ClassVar[int] = 28  # a token's edge in pixels; a frame's budget is 128 to 768 tokens
     shares_budget: ClassVar[bool] = False  # whether a grid's frames share one budget
     is_gated: ClassVar[bool] = False  # whether the tower's MLPs are gated
     norm_vectors: ClassVar[int] = 2  # a norm's vectors: weight and bias, or only the weight
@@ -51,7 +51,7 @@ class Qwen2VL(Family):
         )
 
     def budget(self, vision: Config) -> tuple[tuple[int, int], int]:
-        """Return the default fewest and most pixels of a frame, and how many frames share this budget."""
+        """Return the default pixel budget (minimum, maximum), and the number of frames that share it."""
         return (128 * self.token_edge**2, 768 * self.token_edge**2), int(vision["temporal_patch_size"] ** self.shares_budget)
 
     def widths(self, vision: Config) -> tuple[int, int, int]:
@@ -97,7 +97,7 @@ class Qwen25VL(Qwen2VL):
 
 
 class Qwen3VL(Qwen2VL):
-    """Qwen3-VL: the time precedes each pair of frames; the tower's middle layers feed the decoder's first (DeepStack)."""
+    """Qwen3-VL: the time precedes each pair of frames; middle layers of the tower feed the decoder's first ones (DeepStack)."""
 
     vision_type: ClassVar[str] = "qwen3_vl_vision"
     tower: ClassVar[str] = "Qwen3Tower"

@@ -22,11 +22,11 @@ GRAPH, CHANGED, WEIGHTS = "vision.onnx", "vision-changed.onnx", "vision.weights"
 class Tower:
     """A vision tower, which turns pixels ``[G, group * 3, H, W]`` into decoder rows ``[G, tokens, width]``.
 
-    size: a frame's (height, width) in pixels. is_sized: whether one graph accepts frames of several sizes. group: number of
-    frames that become one grid. patch_grid: the rows and columns of patches in a grid. class_tokens: number of rows before
-    those of the patches. reach: a matrix ``[rows of tokens, rows of patches]``, nonzero where a row of tokens depends on a row
-    of patches, and a second matrix for columns; None if patches are tokens. residual: width of the residual stream, which int8
-    rotates; 0 if :meth:`add_nodes` does not mark the linears that read and write it. Families implement :meth:`add_nodes`.
+    ``size`` is a frame's (height, width) in pixels; if ``is_sized``, frames of other sizes are accepted too. ``group`` frames
+    become a grid of ``patch_grid`` (rows, columns) patches, preceded by ``class_tokens`` extra rows. ``reach`` tells which
+    patches a token depends on: a matrix ``[rows of tokens, rows of patches]`` and one for columns, or None if patches are
+    tokens. ``residual`` is the width of the residual stream for int8 to rotate; leave it 0 if :meth:`add_nodes` does not mark
+    the linears that read and write the residual stream. Families implement :meth:`add_nodes`.
     """
 
     size: tuple[int, int]
@@ -41,7 +41,7 @@ class Tower:
     reach: tuple[Float32, Float32] | None = None
 
     def patch_order(self, graph: VisionGraph) -> NDArray[np.int64]:
-        """Return the order of patches in the tower's rows; patches are numbered row by row in a frame."""
+        """Return the number of the patch in each of the tower's rows. Patches are numbered row by row in a frame."""
         return np.arange(self.patch_grid[0] * self.patch_grid[1])
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
@@ -60,10 +60,10 @@ def write_vision(
 ) -> dict[str, Any] | None:
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
 
-    precision: the linears' precision: fp32, fp16 (which needs ``standard``) or int8. standard: use standard ONNX operators
-    only; the graph is then for frames of the tower's size, and its attention has ``precision``. changed: also write
-    ``vision-changed.onnx``, with the same weights and for frames of the tower's size. Returns the
-    :class:`edgevlm.runtime.bundle.ChangedTowerSpec` of ``vision-changed.onnx`` as JSON values, or None without ``changed``.
+    ``precision`` is the linears' precision: fp32, fp16 (which needs ``standard``) or int8. With ``standard``, the graph uses
+    only standard ONNX operators and one frame size, and attention has the linears' precision. With ``changed``, also write
+    ``vision-changed.onnx`` for the tower's frame size, and return its :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON
+    values.
     """
     spec = None
     with (folder / WEIGHTS).open("wb") as stream:

@@ -17,8 +17,8 @@ from edgevlm.export.backbones import inverse_frequencies
 from edgevlm.export.vision import Tower
 from edgevlm.export.vision.layers import Operand, VisionGraph, Windows
 
-EPSILON = 1e-6  # the epsilon of all norms
-EDGE = 1 << 14  # the most squares along an edge
+EPSILON = 1e-6  # for all norms
+EDGE = 1 << 14  # limit for the squares along an edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ class PatchGrid:
 class PatchLayout:
     """The order of a frame's patches in the tower: window by window, square by square.
 
-    order: each row's patch, int64 ``[patches]``; patches are numbered row by row in the frame. row, column: each patch's place
-    in the frame. tokens: each token's square, ``[squares]``, or None if squares are in the order of tokens, row by row.
+    ``order`` int64 ``[patches]`` gives the patch in each row; patches are numbered row by row in the frame. ``row`` and
+    ``column`` give each patch's place in the frame. ``tokens`` ``[squares]`` gives each token's square, or is None if squares
+    are in row-major order already.
     """
 
     order: Operand
@@ -64,7 +65,9 @@ class PatchLayout:
         windows: Windows = [(1, c("Mul", tall, wide))]
         if side:
             down, across = c("Div", tall, merge), c("Div", wide, merge)
-            before = [c("Div", c("Sub", edge, 1), side) for edge in (down, across)]  # the number of windows before the last one
+            before = [
+                c("Div", c("Sub", edge, 1), side) for edge in (down, across)
+            ]  # windows before the last one, along an edge
             starts = [c("Mul", count, side) for count in before]
             last = [c("Sub", edge, start) for edge, start in zip((down, across), starts, strict=True)]
             behind = [c("GreaterOrEqual", at, start) for at, start in zip((y, x), starts, strict=True)]
@@ -99,7 +102,7 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
 class QwenTower(Tower):
     """Qwen2-VL's tower, in which every patch sees its whole frame pair.
 
-    vision: the complete ``vision_config``. width: a block's width. inner: the width of a block's MLP. hidden: a token's width.
+    ``vision`` is the complete ``vision_config``. A block is ``width`` wide, its MLP ``inner``, and a token ``hidden``.
     """
 
     is_sized = True
@@ -114,7 +117,7 @@ class QwenTower(Tower):
         self.depth, self.heads = int(vision["depth"]), int(vision["num_heads"])
         self.theta = float((vision.get("rope_parameters") or {}).get("rope_theta", 10000.0))
         self.side = 0  # squares along the edge of a window; 0: no windows
-        self.full: set[int] = set()  # blocks whose patches see the whole frame pair instead of their window
+        self.full: set[int] = set()  # blocks without windows
         self.head_dim, self.residual = width // self.heads, width
         down, across = (np.repeat(np.eye(edge, dtype=np.float32), grid.merge, 1) for edge in (grid.rows, grid.columns))
         self.reach = down, across
@@ -145,7 +148,7 @@ class QwenTower(Tower):
         return g.reorder("vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
-        """Add a block with attention and MLP that reads ``rows + delta``; return the new rows and delta."""
+        """Add a block, whose input is ``rows + delta``; return the two summands of its output."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
         attended = self.attention(g, name, normed, [] if layer in self.full else self.layout.windows)
@@ -176,11 +179,11 @@ class QwenTower(Tower):
         return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Return the layer's DeepStack features ``[G, squares, hidden]``; only Qwen3-VL has any."""
+        """Return the layer's DeepStack features ``[G, squares, hidden]``, which only Qwen3-VL has."""
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
-        """Add block ``name``'s attention with rotated queries and keys: inside ``windows`` or, without windows, to all rows."""
+        """Add attention with rotated queries and keys to the block ``name``, inside each window if there are ``windows``."""
         width, name, norm = self.columns, f"{name}.attn", f"{name}.norm1"
         packed = g.linear(f"{name}.qkv", rows, width, 3 * width, reads=norm)
         query, key, value = g.split(f"{name}.parts", packed, [width] * 3)
@@ -236,7 +239,7 @@ class Qwen25Tower(QwenTower):
 
 
 class Qwen3Tower(QwenTower):
-    """Qwen3-VL's tower. Tokens ``[G, squares, (1 + K) hidden]`` consist of the embedding and features for K decoder layers."""
+    """Qwen3-VL's tower. A row ``[(1 + K) hidden]`` consists of a token's embedding and its features for K decoder layers."""
 
     mlp_names = "linear_fc1", "linear_fc2"
     merger_names = "norm", "linear_fc1", "linear_fc2"

@@ -33,7 +33,7 @@ class EncoderTower(Tower):
     def embedded(self, g: VisionGraph, pixels: str, *, has_class: bool = False) -> str:
         """Return patch embeddings with their position embeddings ``[F, positions, columns]``.
 
-        has_class: put CLIP's class token first; the rows must then go through a norm before the first block.
+        With ``has_class``, CLIP's class token comes first, and the rows must go through a norm before the first block.
         """
         name, positions = "vision.embeddings", self.side**2 + has_class
         rows = g.patches(f"{name}.patch_embedding", pixels, self.columns, self.patch, bias=not has_class, writes=not has_class)
@@ -66,11 +66,11 @@ class EncoderTower(Tower):
 
 
 class SquareTower(EncoderTower):
-    """A tower whose chosen layers are joined and projected by two linears to decoder rows ``[F, tokens, width]``.
+    """A tower that joins the hidden states of chosen layers, and projects them to decoder rows ``[F, tokens, width]``.
 
     Hidden states are numbered as in transformers: 0 is the embedding, -1 the last layer before the final norm. The matrix
-    ``before`` pools rows along both edges before the projector; ``after`` pools the projector's output. A tower that sets
-    ``before`` or ``after`` must also set ``tokens`` and ``reach``.
+    ``before`` pools the projector's input along both edges, and ``after`` its output. If you set either, also set ``tokens``
+    and ``reach``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -124,8 +124,8 @@ class SquareTower(EncoderTower):
 class SmolVLMTower(EncoderTower):
     """SmolVLM's tower: all of SigLIP, then a linear over squares of ``scale`` x ``scale`` joined patches.
 
-    Frames fill the tower's square, so patches have the table's positions in order. transformers computes positions in float32,
-    with the same result for the published 27 and 32 patches per side but not for 25.
+    Frames fill the tower's square, so patch i has position i. transformers computes positions in float32. For the published 27
+    and 32 patches per side they are the same, but not for 25.
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:
