@@ -102,14 +102,14 @@ SINCE, UNTIL = (str, field("Start of the period: RFC 3339, UTC.")), (str, field(
 
 
 def content(*kinds: type[BaseModel] | str, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's ``responses`` for a route that returns a pydantic model or content of the media types ``kinds``."""
+    """Return FastAPI's ``responses`` for a route. ``kinds`` is the pydantic model that it returns, or its media types."""
     if isinstance(kinds[0], str):
         return {status: {"content": {each: {} for each in kinds}}}
     return {status: {"model": kinds[0]}}
 
 
 def list_of(*models: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's ``responses`` for a route that returns a list of ``models``. more: fields besides object and data."""
+    """Return FastAPI's ``responses`` for a route that returns a list of ``models`` and the fields ``more``."""
     kinds: Any = reduce(or_, models)
     fields: dict[str, Any] = {"object": (str, field("list, or digest.")), "data": (list[kinds], field("")), **more}
     return content(create_model(f"{models[0].__name__}List", __base__=Record, **fields))

@@ -25,7 +25,7 @@ from edgevlm.runtime.sampling import MAX_CHOICES, OneOf
 MAX_MESSAGES = 1024
 MAX_TOOLS = 256
 VIDEO_FRAMES = 8  # maximum number of frames taken from a video file
-DEEPEST = 64  # maximum depth of nesting in a tool's schema
+DEEPEST = 64
 
 
 def shallow(value: Any) -> Any:
@@ -45,7 +45,7 @@ class Strict(BaseModel):
 
 
 class Lenient(BaseModel):
-    """A model that ignores unknown fields, such as those meant for other servers. :func:`unknown` lists the ignored fields."""
+    """A model that ignores unknown fields, such as other servers' fields; :func:`unknown` lists them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -251,7 +251,7 @@ class ChatRequest(Asked):
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
-        """Return :meth:`Session.ask`'s arguments except question and window, and the ignored fields. Raises FieldError."""
+        """Return the sampling arguments and pictures for :meth:`Session.ask`, and the ignored fields. Raises FieldError."""
         given: dict[str, Any] = {
             "temperature": self.temperature or 0.0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
@@ -284,7 +284,7 @@ class ChatRequest(Asked):
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
-        """The field that restricts the answer, its logits processor and the processor's argument; None without such a field."""
+        """The field that restricts the answer, the logits processor and its argument; None if no field restricts the answer."""
         form = self.response_format
         if self.structured_outputs is not None and self.structured_outputs.choice is not None:
             return "structured_outputs.choice", OneOf, self.structured_outputs.choice
@@ -300,13 +300,13 @@ class ChatRequest(Asked):
 
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
-        """The stream's name and time window in the last ``edgevlm://`` part; empty without such a part. Raises FieldError."""
+        """The stream's name and time window in the last ``edgevlm://`` part, or an empty name and window. Raises FieldError."""
         urls = [part.url for _, part in self._parts() if part.is_stream]
         return stream_of(urls[-1]) if urls else ("", {})
 
     @property
     def stream_name(self) -> str | None:
-        """The name in the last ``edgevlm://`` part, or else in ``model`` after the last ``/``; None means the only stream."""
+        """The stream's name, from the last ``edgevlm://`` part or else from ``model``; None for the only stream."""
         return self._asked[0] or self.model.rpartition("/")[2] or None
 
     @property
@@ -315,7 +315,7 @@ class ChatRequest(Asked):
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
-        """Prepare the newest pictures, up to the limit; return them and the fields of the pictures left out.
+        """Prepare the newest pictures, up to the limit. Return the pictures, and the fields of older pictures beyond the limit.
 
         Raises FieldError for a forbidden or unreadable picture, and if the last message has too many pictures.
         """
@@ -367,8 +367,8 @@ class ChatRequest(Asked):
     def dialogue(self, stream: CameraStream) -> tuple[Dialogue, list[str]]:
         """Return the messages for the chat template, and the known fields that are ignored. Raises FieldError.
 
-        Without tools, or with a template that does not support them, the system's text is put before the user's last message,
-        tool results become user messages, and tool calls become assistant text.
+        If the request has no tools or the template does not support tools, the system's text is put before the user's last
+        message. Tool results then become user messages, and tool calls become assistant text.
         """
         last, is_demo = self.messages[-1], stream.model.is_demo
         shows = isinstance(last.content, list) and not all(part.is_text for part in last.content)
@@ -450,7 +450,7 @@ class TextRequest(Asked):
     logprobs: Likeliest = None
 
     def as_chat(self) -> ChatRequest:
-        """Return the same question as a chat request."""
+        """Convert this request to a chat request."""
         given: dict[str, Any] = {name: getattr(self, name) for name in Asked.model_fields}
         given |= {"logprobs": self.logprobs is not None, "top_logprobs": self.logprobs}
         return ChatRequest(messages=[Message(role="user", content=self.prompt)], **given)

@@ -26,8 +26,8 @@ from edgevlm.runtime.chat import Dialogue
 from edgevlm.runtime.sampling import LogProb
 from edgevlm.runtime.time_window import NothingHeld
 
-NAMED, COUNTED = 64, 1000  # maximum number of ignored fields that a reply names, and that it counts
-LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+NAMED, COUNTED = 64, 1000  # a reply names up to NAMED ignored fields, and counts up to COUNTED
+LEAST_LOGPROB = -9999.0
 
 
 class Completion:
@@ -37,14 +37,14 @@ class Completion:
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
     def __init__(self, request: ChatRequest, stream: CameraStream, ignored: Iterable[str] = ()) -> None:
-        """Prepare the question. ignored: fields of the original request that are ignored."""
+        """Prepare the question. ``ignored`` has the ignored fields of the request before it was converted to chat."""
         self.request, self.stream, self.began = request, stream, time.perf_counter()
         self._asked, self._ignored = Dialogue(()), [*islice(ignored, COUNTED)]
         self._offset = stream.observer.offset
         self.id, self.created = f"{self.prefix}{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"
         self.evidence: dict[str, Any] = {}
-        self._noted = 0  # number of tokens whose probabilities were sent
+        self._noted = 0  # number of tokens whose log probabilities were sent
 
     def ask(self, settings: ServerSettings) -> None:
         """Fetch the question's pictures, then ask the stream. Raises UserError."""
@@ -180,7 +180,7 @@ class Completion:
         return {**common, **times, **waits, **self.evidence}
 
     def logprobs(self) -> dict[str, Any] | None:
-        """Return the log probabilities of the tokens since the last call, or None if the request does not ask for them."""
+        """Return the log probabilities of tokens generated since the last call; None if the request does not ask for them."""
         if not self.request.logprobs:
             return None
         return {"content": [

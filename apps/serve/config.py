@@ -44,7 +44,7 @@ else:
 
 PICTURES = 4  # pictures per question for which memory is reserved at startup
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# settings that change only when the server restarts
+# settings whose changes apply after a restart
 FIXED = ("engine", "threads", "state", "snapshots", "state_key", "events", "thumbnails", "journal", "cluster")
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
@@ -64,8 +64,8 @@ class Section(BaseModel):
 class CameraSettings(Section):
     """One camera's settings. Omitted settings are taken from the top of edgevlm.toml.
 
-    source: what ``edgevlm run --camera`` takes, or a secret (``env:NAME`` or ``file:PATH``). name: the displayed name, in any
-    script; by default the table's name. username, password: the login at the source's address, or a secret.
+    ``source`` is what ``edgevlm run --camera`` takes. ``username`` and ``password`` are the login at the source's address. Each
+    of the three may be ``env:NAME`` or ``file:PATH``. ``name`` is the displayed name, by default the table's name.
     """
 
     source: str = "demo"
@@ -86,17 +86,16 @@ class CameraSettings(Section):
 
 
 class ServerSettings(Section):
-    """Settings of the HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: more host names under which the page is served.
+    """Settings of the HTTP server.
 
-    root_path: the path under which a proxy serves the page, if the proxy neither removes it nor names it in a header.
-    source_hosts: host names, addresses and networks of cameras that clients may add; by default all except this machine.
-    any_source: let clients add any source, including files, devices and pipelines. max_requests: questions that may run or wait
-    at once. max_rate: requests per second from one address, averaged over some seconds. Requests beyond max_requests or
-    max_rate get status 429. max_body: maximum bytes of a request, and of a picture fetched for it. max_question_tokens: maximum
-    tokens in a question with its history and tools, for cameras opened after the change. A question's memory is allocated when
-    the question arrives; the model's positions limit its length. max_pictures: maximum pictures in a question, including a
-    video's frames; those beyond PICTURES count as question tokens. media_hosts: ``HOST`` or ``HOST:PORT`` from which pictures
-    may be fetched. media_private: let media_hosts have private addresses. media_folders: folders of videos for questions.
+    Browsers may open the page under the host names in ``hosts``. ``root_path`` is the path under which a proxy serves the page,
+    if the proxy neither removes the path nor names it in a header. ``source_hosts`` lists the hosts whose cameras clients may
+    add, by default all except this machine. ``any_source`` also lets clients add files, devices and pipelines.
+
+    ``max_requests`` limits the questions that run or wait, ``max_rate`` the requests per second from one address. ``max_body``
+    limits the bytes of a request and of a picture fetched for it. ``max_question_tokens`` limits a question with its history
+    and tools. ``max_pictures`` limits the pictures and video frames in a question. Pictures are fetched only from
+    ``media_hosts``, at private addresses only if ``media_private`` is set. Videos are read only from ``media_folders``.
     """
 
     host: str = "127.0.0.1"
@@ -118,7 +117,7 @@ class ServerSettings(Section):
 
 
 class KeptSettings(Section):
-    """How many days and megabytes of data to keep. The megabytes include pictures."""
+    """The number of days and of megabytes to keep. The megabytes include pictures."""
 
     days: Days = EventStore.DAYS
     megabytes: Megabytes = EventStore.CAP >> 20
@@ -132,10 +131,10 @@ class ThumbnailSettings(KeptSettings):
 class JournalSettings(KeptSettings):
     """Settings of the journal.
 
-    every: minutes between a camera's journal lines; 0 for no journal. prompt: the question that each line answers. changed:
-    write the next line early, but not before a tenth of ``every``, once this many frames' worth of changes have been appended
-    (under ``append = "changed"``). max_tokens: maximum tokens in a line. context: maximum tokens of earlier lines to put before
-    a question that shares words with them; 0 for none. days, megabytes: how much to keep.
+    Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. A line answers ``prompt`` in at most
+    ``max_tokens`` tokens. With ``append = "changed"`` the next line comes early, but not before a tenth of ``every``, once as
+    many changed tokens as in ``changed`` whole frames were appended. Up to ``context`` tokens of journal lines are put before a
+    question that shares words with them.
     """
 
     days: Days = Journal.DAYS
@@ -150,10 +149,10 @@ class JournalSettings(KeptSettings):
 class ClusterSettings(Section):
     """Settings of a node in a cluster.
 
-    join: ``head`` or ``head:PORT`` to start a cluster, ``HOST`` or ``HOST:PORT`` of the head to join one; by default neither.
-    snapshots: where the cameras' snapshots and the head's state are kept: a folder that all nodes share, or an address like
-    ``s3://bucket/shop``. node: this node's name, by default the machine's. address: the IP address at which other nodes reach
-    this machine, by default found automatically. memory: megabytes that edgevlm may use, by default what `edgevlm plan` finds.
+    ``join`` is ``head`` or ``head:PORT`` to start a cluster, or the head's ``HOST`` or ``HOST:PORT`` to join one. The cameras'
+    snapshots and the head's state are kept in ``snapshots``: a folder that all nodes share, or an address like
+    ``s3://bucket/shop``. ``node`` is this node's name, by default the machine's. Other nodes reach this machine at the IP
+    address ``address``. edgevlm may use ``memory`` megabytes, by default what ``edgevlm plan`` finds.
     """
 
     join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None
@@ -181,8 +180,9 @@ def by_id(cameras: Any) -> Any:
 class ServeConfig(Section):
     """All settings in edgevlm.toml.
 
-    state: the folder for snapshots and events, by default in the user's state folder. snapshots: an address that replaces the
-    folder for snapshots, like ``s3://bucket/shop``. state_key: the snapshots' encryption key, as ``env:NAME`` or ``file:PATH``.
+    ``state`` is the folder for snapshots and events, by default one in the user's state folder. If ``snapshots`` is an address
+    like ``s3://bucket/shop``, snapshots are stored there instead. ``state_key`` names the key that encrypts snapshots
+    (``env:NAME`` or ``file:PATH``).
     """
 
     model: str = "demo"
@@ -230,7 +230,7 @@ class ServeConfig(Section):
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """Return the key that clients must send. Raises UserError if it is invalid, or missing although others can connect."""
+    """Return the key that clients must send. Raises UserError for an invalid key, or if the network is open without a key."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")
@@ -240,7 +240,7 @@ def server_key(server: ServerSettings) -> str | None:
 
 
 def as_far_as_running(before: ServeConfig, wanted: ServeConfig) -> tuple[ServeConfig, list[str]]:
-    """Return ``wanted`` without the changes that need a restart, and a line for each change left out."""
+    """Return ``wanted`` without the settings that need a restart to change, and a line for each of these that differs."""
     kept = {name: getattr(before, name) for name in FIXED}
     kept_of_server = {name: getattr(before.server, name) for name in FIXED_OF_SERVER}
     waits = [name for name, value in kept.items() if getattr(wanted, name) != value]
@@ -257,7 +257,7 @@ def settings_of(
 ) -> ServeConfig:
     """Read a file, then apply ``assigned`` (each KEY=VALUE), then the values in ``given`` that are not None. Raises UserError.
 
-    cameras: each ``NAME=SRC`` or SRC; a name may contain spaces. Unnamed cameras become demo, camera, camera-2, ..
+    Each entry of ``cameras`` is ``NAME=SRC`` or SRC. Cameras without a name are called demo, camera, camera-2, ..
     """
     values = {} if path is None else read_toml(path)
     for text in assigned or ():
@@ -287,7 +287,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class ConfigError(UserError):
-    """An invalid configuration. ``faults``: one line per fault."""
+    """Raised for an invalid configuration. ``faults`` has a line for each fault."""
 
     def __init__(self, faults: list[str]) -> None:
         more = f" ({len(faults) - 1} more: edgevlm config check shows all)" if len(faults) > 1 else ""
@@ -356,7 +356,7 @@ def _lines_of(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _assignment(text: str) -> dict[str, Any]:
-    """Parse ``server.max_rate=30`` into a table. Values are as in edgevlm.toml; text needs no quotes. Raises UserError."""
+    """Parse text such as ``server.max_rate=30`` into a table. A value is TOML or unquoted text. Raises UserError."""
     name, equals, value = text.partition("=")
     for line in (text, f"{name}={json.dumps(value.strip())}") if equals else ():
         with suppress(tomllib.TOMLDecodeError):

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import NoThreads, UserError, reason
 
-CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # for errors that no route raised
+CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # for errors outside the routes
 STATUSES = {
     400: "A field is invalid; the error names it.",
     401: "The key is missing or wrong.",
@@ -55,7 +55,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class ApiError(HTTPException):
-    """An HTTP error in OpenAI's format. soon: seconds to wait before a retry, for status 429 and 503."""
+    """An HTTP error in OpenAI's format. With status 429 or 503, clients should retry after ``soon`` seconds."""
 
     def __init__(
         self, status: int, message: str, code: str | None, param: str | None = None, soon: int = 1, headers: Any = None
@@ -87,7 +87,7 @@ def _as_api_error(error: Exception) -> ApiError:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """Return an error that names the invalid field and the broken rule; for a union, the most likely variant's."""
+    """Return an error that names the invalid field and the rule that it breaks."""
     errors = error.errors()
     found = max(errors, key=lambda each: (not each["type"].endswith("_type"), len(each["loc"])))
     where, *_ = found["loc"]

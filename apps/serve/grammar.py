@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 
-MAX_GRAMMAR = 65_536  # maximum characters in a schema
-MAX_MULTIPLE = 10_000  # the lexer needs this many states for a multipleOf, and its own limits do not count them
-MAX_BRANCHING = 4_000_000  # maximum steps per token: recursive alternatives, squared, times the largest number in one place
+MAX_GRAMMAR = 65_536
+MAX_MULTIPLE = 10_000  # a multipleOf of N takes N lexer states, which LIMITS does not count
+MAX_BRANCHING = 4_000_000
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, step_lexer_fuel=100_000, step_max_items=3_000, max_lexer_states=25_000,
     max_grammar_size=100_000, verbose_errors=False,
 )  # fmt: skip
 SPENT_S, SHARE = 0.2, 0.2  # a grammar may use SPENT_S plus SHARE of the answer's time on the model's thread
-_tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()  # cached, as each takes a second to make
+_tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()
 _writers: WeakKeyDictionary[Model, bool] = WeakKeyDictionary()  # whether each model can write JSON
 _lock = threading.Lock()
 
@@ -63,10 +63,10 @@ class Grammar:
         self._matcher = LLMatcher(_tokenizers[model], grammar, log_level=0, limits=LIMITS)
         self._taken, self._spent_s, self._began = 0, 0.0, 0.0
         self._check()
-        self._allowed = self._compute()  # the first mask takes longest, so the model's thread does not compute it
+        self._allowed = self._compute()  # here, not in the model's thread: the first mask takes longest
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits ``[vocabulary]`` of the token after ``token_ids``; those that break the grammar are minus infinity.
+        """Return the next token's logits ``[vocabulary]``, with minus infinity for tokens that break the grammar.
         Raises UserError if the grammar takes too long."""
         if token_ids:
             before, now = time.thread_time(), time.monotonic()
@@ -100,7 +100,7 @@ def _multiples(schema: Any) -> Iterator[int]:
 
 
 def _branches(schema: Any) -> Iterator[int]:
-    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` that has a reference, and so may be recursive."""
+    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` with a reference, which may be recursive."""
     for part in _parts(schema):
         for among in (part.get("anyOf"), part.get("oneOf")):
             if isinstance(among, list) and any("$ref" in each for each in _parts(among)):

@@ -24,14 +24,14 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.engines.weights_memory import trim
 
 BURST_S = 10.0  # an address may send this many seconds' worth of requests at once
-MANY = 1024  # with more addresses than this, those that may send a full burst are forgotten
-BODY_S = 30.0  # time for a request's body to arrive
-LINGER_S = 2.0  # how long a refused request's body is still read
+MANY = 1024
+BODY_S = 30.0
+LINGER_S = 2.0
 MAX_VALUES = 10_000  # maximum number of values in a JSON body, counted by its commas
-GAP_S = 0.05  # pause between parsing two large bodies
-TRIM_S = 5.0  # delay before a large body's memory is returned to the system
+GAP_S = 0.05
+TRIM_S = 5.0
 SMALL = 64 << 10  # a body of at most this many bytes is read even while many large bodies are being read
-OPEN_PATHS = ("/static/", "/health")  # paths that need no key, as they show nothing of the cameras
+OPEN_PATHS = ("/static/", "/health")
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -41,7 +41,9 @@ HEADERS = {
     "content-security-policy": POLICY, "cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }  # fmt: skip
-ASKING = re.compile("^(?:/v1)*(?=/(?:chat/completions|completions|responses|models)(?:/|$))")  # matches any /v1 before a path
+ASKING = re.compile(
+    "^(?:/v1)*(?=/(?:chat/completions|completions|responses|models)(?:/|$))"
+)  # OpenAI's paths after any number of /v1
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="edgevlm", Bearer'}
 
 
@@ -50,10 +52,10 @@ class Guard:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
-        self._rested: dict[str, float] = {}  # when each address may send a full burst again
-        self._held = 0  # bytes in the bodies of unanswered requests
+        self._rested: dict[str, float] = {}  # time from which each address may send a full burst again
+        self._held = 0
         self._trimming = False
-        self._parsing = asyncio.Lock()  # held while a large body is parsed and a moment longer, to let small requests pass
+        self._parsing = asyncio.Lock()  # held while a large body is parsed and GAP_S longer, so that small requests can pass
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,7 +73,7 @@ class Guard:
             await self._refuse(error, scope, receive, send)
             return
         limit, taken, values = self._service.config.server.max_body, 0, 0
-        deadline: float | None = time.monotonic() + BODY_S  # None once the whole body has arrived
+        deadline: float | None = time.monotonic() + BODY_S  # for the body; None once it has arrived
 
         async def bounded() -> Message:
             nonlocal taken, values, deadline
@@ -92,7 +94,9 @@ class Guard:
             if deadline is None and taken > SMALL:
                 await self._parsing.acquire()
                 loop = asyncio.get_running_loop()
-                loop.call_soon(loop.call_later, GAP_S, self._parsing.release)  # the gap begins once the body is parsed
+                loop.call_soon(
+                    loop.call_later, GAP_S, self._parsing.release
+                )  # release the lock GAP_S after the body was parsed
             return message
 
         async def with_headers(message: Message) -> None:
@@ -115,7 +119,7 @@ class Guard:
             asyncio.get_running_loop().run_in_executor(None, trim)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an error, then read and discard the body for a while: a proxy whose upload is cut off would report 502."""
+        """Send an error, then read and discard the body for a while; if the upload were cut off, a proxy would report 502."""
         response, headers = respond(error), Headers(scope=scope)
         response.headers["connection"] = "close"
         if "expect" in headers or not ("content-length" in headers or "transfer-encoding" in headers):

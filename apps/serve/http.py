@@ -47,11 +47,11 @@ from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
 from edgevlm.runtime.policies.description import describe
 
-PREPARING = 4  # how many questions may fetch pictures or compile a grammar at once
-POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
+PREPARING = 4  # maximum number of questions that fetch pictures or compile a grammar at once
+POLL_S = 0.1
 MJPEG = "multipart/x-mixed-replace"
 PAGE = files("edgevlm.apps.serve").joinpath("page")
-MAX_EVENTS = 1000  # maximum number of entries per reply
+MAX_EVENTS = 1000
 
 
 def wall_time(given: Any) -> float:
@@ -71,7 +71,7 @@ Time = Annotated[float, BeforeValidator(wall_time), WithJsonSchema({"type": "str
 
 
 class NewStream(Strict):
-    """A camera to watch. id: an id, or a name in any script, from which an id is made. name: the displayed name."""
+    """A camera to watch. `id` is an id, or a name in any script from which an id is made; `name` is the displayed name."""
 
     id: NamedId
     name: Name | None = None
@@ -111,7 +111,7 @@ class Window(BaseModel):
 
 
 class Forget(Window, Strict):
-    """The period to delete, for one stream or for all streams. `all`: delete everything. `confirm`: must be true."""
+    """The period to delete, for one stream or for all streams. `all` deletes everything; `confirm` must be true."""
 
     stream: NamedId | None = None
     all: bool = False
@@ -159,7 +159,7 @@ class Server:
     def __init__(self, service: Service, load: Callable[[], ServeConfig] | None) -> None:
         self.service, self.metrics, self.load = service, Metrics(service), load
         self.closing = asyncio.Event()
-        self.testing = threading.Lock()  # held while a source is tested: one test at a time
+        self.testing = threading.Lock()  # held during a test of a source
         self._preparing = CapacityLimiter(PREPARING)
 
     def stream(self, name: str | None, param: str = "name") -> CameraStream:
@@ -182,11 +182,11 @@ class Server:
             raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
         if self.metrics.unfinished >= settings.max_requests:
             self.metrics.refused.inc()
-            soon = max(1, math.ceil(self.metrics.answer_s))  # after this long, one answer should have finished
+            soon = max(1, math.ceil(self.metrics.answer_s))  # by then an answer has usually finished
             why = f"{settings.max_requests} questions are being answered or wait; ask again in {soon} s"
             raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
-        try:  # questions that fetch or compile something share a few threads, so that other questions need not wait
+        try:  # questions with pictures or grammars share PREPARING threads, so that plain questions need not wait for them
             limiter = None if chat.is_plain else self._preparing
             await to_thread.run_sync(completion.ask, settings, limiter=limiter)
         except BaseException:
@@ -287,7 +287,7 @@ class HeadAsGet:
 
 
 def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) -> FastAPI:
-    """Return the ASGI application that serves a service. load: rereads the configuration, for ``POST /v1/reload``."""
+    """Return the ASGI application that serves a service. ``POST /v1/reload`` calls ``load`` to read the configuration."""
     app = FastAPI(
         title="edgevlm", version=__version__, description="Cameras that can be asked.", responses=ERRORS,
         docs_url=None, redoc_url=None, redirect_slashes=False, servers=[{"url": "."}],
@@ -315,7 +315,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 def add_openai(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", **COMPLETION)
     async def chat_completions(asked: ChatRequest) -> Response:
-        """Ask a stream, which answers from memory. `model` is the stream's name, or text that ends in `/NAME`."""
+        """Ask a question about a stream. `model` is the stream's name, or text that ends in `/NAME`."""
         return await server.ask(asked)
 
     @router.post("/v1/completions", **COMPLETION)
@@ -422,8 +422,8 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:
-        """Return how many frames wait and, for each frame in memory, its time, its thumbnail, the fraction of its tokens held
-        (in total and per group of layers) and one hexadecimal digit per token."""
+        """Return the memory's contents: for each frame, its time, its thumbnail, the fraction of its tokens in memory (in total
+        and per group of layers), and a hexadecimal digit per token for the fraction of heads that keep the token."""
         return stream.memory()
 
     @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))
@@ -471,9 +471,9 @@ def add_events(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/digest", responses=list_of(answers.Opening, answers.Line, since=answers.SINCE, until=answers.UNTIL))
     def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
-        """Return a period's watch openings (`opening`) and journal lines (`line`) in order of time, each with its evidence.
+        """Return a period's watch openings (`opening`) and journal lines (`line`), oldest first, each with its evidence.
 
-        limit: return at most this many entries, the newest.
+        If there are more than `limit` entries, only the newest are returned.
         """
         span = {"since": asked.since or 0.0, "until": time.time() if asked.until is None else asked.until}
         found = service.digest(**span, camera=asked.camera, search=asked.search)
@@ -483,7 +483,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     def event_picture(
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
-        """Return one picture of an event's evidence. place: the picture's position, counted from 0."""
+        """Return one picture of an event's evidence. `place` is the picture's number, starting at 0."""
         return as_picture(service.delivery.store.picture(event, place), "this event has no such picture, or no longer")
 
 

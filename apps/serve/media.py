@@ -23,15 +23,15 @@ from edgevlm.apps.sources.video import Video, load_av, open_video, spread
 from edgevlm.errors import SourceError, SourceRefused, UserError
 
 MAX_PIXELS = 1 << 24  # maximum pixels of a picture or a video frame
-FETCH_S = 10.0  # time to fetch a picture
-DECODE_S = 10.0  # time to decode a video's frames
+FETCH_S = 10.0
+DECODE_S = 10.0
 VIDEO = "give a stream, edgevlm://NAME, data:video/...;base64,... or file:///.. of a video in one of server.media_folders"
-BASE64 = re.compile(r"[\w+/=\s-]{64,}")  # plain base64, which llama.cpp accepts for videos
-_ONE_AT_A_TIME = threading.Lock()  # held while decoding, as a picture may take 50 MB before it is scaled down
+BASE64 = re.compile(r"[\w+/=\s-]{64,}")
+_ONE_AT_A_TIME = threading.Lock()  # held while decoding, because a picture may take 50 MB before it is scaled down
 
 
 def read_picture(url: str, settings: ServerSettings) -> Image:
-    """Read a picture from a ``data:`` or ``http(s):`` URL: RGB ``[H, W, 3]``. Raises UserError if it is forbidden or broken."""
+    """Read a picture, RGB ``[H, W, 3]``, from a ``data:`` or ``http(s):`` URL. Raises UserError."""
     if url[:6].lower().startswith(("http:", "https:")):
         return decode_picture(_fetch(url, settings))
     return decode_picture(_inline(url, "give a picture as data:image/...;base64,... or at an http address"))
@@ -46,8 +46,7 @@ def decode_picture(data: bytes) -> Image:
 def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
     """Return up to ``count`` evenly spaced frames, RGB ``[H, W, 3]``, of a ``data:`` video or a file in an allowed folder.
 
-    Symbolic links are resolved first. Raises UserError, including for a video without frames; the error for a missing file is
-    the same as for a forbidden one.
+    Symbolic links are resolved first. Raises UserError. A missing file and a forbidden file raise the same error.
     """
     opened: Callable[[], Video]
     if "://" in url[:16]:

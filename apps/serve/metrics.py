@@ -27,7 +27,7 @@ OF_STREAMS: dict[str, tuple[Any, str, Callable[[Any], float]]] = {
 
 
 class Metrics(Collector):
-    """A service's metrics, computed on request. unfinished: unanswered questions. answer_s: mean seconds per answer."""
+    """A service's metrics, computed on request. ``answer_s`` is the mean time of an answer in seconds."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
@@ -87,7 +87,7 @@ class Metrics(Collector):
 
 
 def family(title: str, text: str, found: Mapping[Any, float], *labels: str, kind: Any = GAUGE) -> Metric:
-    """Make a metric. found: label value, or tuple of them -> the metric's value. labels: the labels' names, or ``stream``."""
+    """Make a metric. ``found`` has its value for each label value or tuple of label values; the default label is ``stream``."""
     metric: Metric = kind(f"edgevlm_{title}", text, labels=() if () in found else labels or ("stream",))
     for of, value in found.items():
         metric.add_metric((of,) if isinstance(of, str) else of, value)  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ class NamedFunction(Lenient):
 
 
 class FlatTool(Function):
-    """A function that the answer may call. Tools of any other type are ignored."""
+    """A function that the answer may call. Tools whose ``type`` is not ``function`` are ignored."""
 
     type: str = "function"
     name: ToolName = "-"
@@ -108,7 +108,7 @@ class ResponsesRequest(Lenient):
     previous_response_id: Annotated[str | None, AfterValidator(nothing_stored)] = None
 
     def as_chat(self) -> ChatRequest:
-        """Return the same question as a chat request. Raises FieldError."""
+        """Convert this request to a chat request. Raises FieldError."""
         items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         said = [Message(role="system", content=self.instructions)] if self.instructions else []
         said += [message for place, item in enumerate(items) if (message := item.message(place))]
@@ -125,19 +125,19 @@ class ResponsesRequest(Lenient):
 
     @cached_property
     def _places(self) -> list[str]:
-        """The field that each message of :meth:`as_chat` comes from."""
+        """For each message of the chat request, the field of this request from which it was made."""
         items = ["input"] if isinstance(self.input, str) else [
             f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
         ]  # fmt: skip
         return ["instructions", *items] if self.instructions else items
 
     def place_of(self, field: str) -> str:
-        """Translate ``field``, a field of the chat request, to the field of this request that it was made from."""
+        """Return the field of this request from which ``field`` of the chat request was made."""
         field = re.sub(r"^messages\.(\d+)", lambda found: self._places[int(found[1])], field)
         return {"messages": "input", "max_completion_tokens": "max_output_tokens"}.get(field, field)
 
     def ignored(self) -> Iterator[str]:
-        """Yield the paths of unknown fields and of items with an ignored type."""
+        """Yield the paths of the ignored fields and items."""
         yield from unknown(self)
         items = [] if isinstance(self.input, str) else self.input
         yield from (f"input.{place}" for place, item in enumerate(items) if item.message(place) is None)
@@ -151,8 +151,8 @@ class ModelResponse(Completion):
     def __init__(self, request: ResponsesRequest, chat: ChatRequest, stream: CameraStream) -> None:
         super().__init__(chat, stream, request.ignored())
         self._request, self._number = request, 0
-        self._output: list[dict[str, Any]] = []  # finished output items
-        self._text: str | None = None  # text of the unfinished message at the end, if any
+        self._output: list[dict[str, Any]] = []
+        self._text: str | None = None  # text of the last output item while it is unfinished
 
     def ask(self, settings: ServerSettings) -> None:
         own = {*self._ignored}

@@ -33,13 +33,13 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, progress, silence, to_stderr, to_stderr_if_lost
 
-HEAD_S = 20.0  # time for a request's head to arrive
-MAX_HEADERS = 64 << 10  # bytes in a request's head
-MAX_DIGITS = 640  # maximum digits of an integer in a body; parsing time grows with their square
-READ_S = 20.0  # a client that leaves sent data unread for this long is disconnected
-RESERVE = 128  # open files kept for cameras and state; at most a quarter of the limit
-WAITING = 1024  # maximum number of connections waiting to be accepted
-ALIVE_S = 1.0  # time between signs of life to a service manager
+HEAD_S = 20.0
+MAX_HEADERS = 64 << 10
+MAX_DIGITS = 640  # maximum digits of an integer in a body; the parsing time grows with the square of the digits
+READ_S = 20.0
+RESERVE = 128  # file descriptors kept for cameras and state; at most a quarter of the limit
+WAITING = 1024
+ALIVE_S = 1.0
 
 
 class Membership(Protocol):
@@ -51,7 +51,7 @@ class Membership(Protocol):
 
 
 def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Membership] | None = None) -> None:
-    """Serve until a signal arrives. Raises UserError. load: reads the configuration. join: adds the service to a cluster."""
+    """Serve until a signal arrives. ``join`` adds the service to a cluster. Raises UserError."""
     sys.set_int_max_str_digits(MAX_DIGITS)
     config, notify = load(), to_stderr_if_lost if quiet else to_stderr
     service = Service(config, notify)
@@ -73,8 +73,8 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
                 gc.collect()
-                gc.freeze()  # without this, a full collection stops all requests for 50 to 100 ms
-                listening.listen(WAITING)  # the kernel holds this many more connections
+                gc.freeze()  # otherwise a full garbage collection stops all requests for 50 to 100 ms
+                listening.listen(WAITING)
                 loop = asyncio.get_running_loop()
                 with suppress(ValueError, RuntimeError):  # not in the main thread
                     loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, reloads, reload, service, load, notify)
@@ -96,7 +96,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
             server.run(sockets=[listening])
     finally:
         done.set()
-        serving.set()  # ends the reporter's wait if the server never started
+        serving.set()  # if the server never started, the reporter still waits for this
         reporter.join(ALIVE_S)
         Notifier().send(Notifier.STOPPING)
         listening.close()
@@ -113,14 +113,14 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
         Guard(app, service), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,
         limit_concurrency=service.config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False,
         h11_max_incomplete_event_size=MAX_HEADERS, lifespan="off", http=TimedProtocol, ws="none",
-        backlog=reserve // 2,  # connections accepted in one go
+        backlog=reserve // 2,
     )  # fmt: skip
 
 
 class TimedProtocol(H11Protocol):
     """Closes a connection that is idle for HEAD_S, or whose client does not read for READ_S.
 
-    most: with more files open than this, each new connection closes the oldest idle one, or itself if no other is idle.
+    If more than ``most`` files are open, a new connection closes the oldest idle connection, which may be the new one.
     """
 
     most: float = math.inf
@@ -154,7 +154,7 @@ class TimedProtocol(H11Protocol):
 
 
 def open_files() -> float:
-    """Return the number of this process's open file descriptors, or infinity if no descriptor is left for counting them."""
+    """Return the number of this process's open file descriptors. Counting takes one; if none is left, return infinity."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -162,7 +162,7 @@ def open_files() -> float:
 
 
 def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
-    """Read and apply the configuration; report an invalid one and change nothing."""
+    """Read and apply the configuration. If it is invalid, report the error and change nothing."""
     try:
         for line in service.reload(load()):
             notify(line)
@@ -171,7 +171,7 @@ def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) ->
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
-    """Reopen cameras with a torn memory; tell the service manager that the server is ready and that every stream is alive."""
+    """Tell the service manager that the server is ready and its streams are alive; call :meth:`Service.reopen_torn`."""
     notifier, before = Notifier(), dict[str, tuple[int, int]]()
     while not serving.wait(ALIVE_S):
         notifier.send(Notifier.STARTING)

@@ -44,11 +44,11 @@ from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.settings import AUTO, check_policy
 
 MAX_STREAMS = 256
-TEST_S = 10.0  # how long a test waits for the source's first picture
-LOOK_S = 2.0  # how long a test then reads the source
-TEST_FPS = 100  # maximum frames that a test reads, per second and in total
-CLOSING_S = 30.0  # time for the last snapshots on shutdown
-REOPEN_S = 60.0  # minimum time between two reopenings of a camera with a torn memory
+TEST_S = 10.0  # longest wait for the first picture of a source that is tested
+LOOK_S = 2.0
+TEST_FPS = 100  # a test of a source reads at most this many frames, per second and in total
+CLOSING_S = 30.0
+REOPEN_S = 60.0
 CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # sources clients may add: no files, pipelines or programs
 
 
@@ -62,7 +62,7 @@ def field(name: str) -> Iterator[None]:
 
 
 def check_client_policy(policy: str | None) -> None:
-    """Raise FieldError unless the policy is a registered one; a policy in a file is a program, which clients may not run."""
+    """Raise FieldError unless the policy is a registered one. A policy in a file is a program; clients may not run programs."""
     if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
         raise FieldError("policy", "there is no such policy; GET /v1/policies lists them")
 
@@ -106,7 +106,7 @@ class Service:
         self.config, self.key = config, server_key(config.server)
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
-        self._reopen_at: dict[str, float] = {}  # when each camera with a torn memory may be reopened
+        self._reopen_at: dict[str, float] = {}  # time from which each camera with a half-changed memory may be reopened
         self.notify, self._lock = notify, threading.RLock()
         self.power, self.page = Power(), ""  # page: the web page's address, once known
         self._delivery: Delivery | None = None
@@ -138,7 +138,7 @@ class Service:
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
         """Open a camera and watch it, unless ``paused``.
 
-        by_client: a client, not the configuration, adds the camera. Raises UserError, or FieldError if a field is the cause.
+        If ``by_client``, a client adds the camera. Raises UserError, or FieldError if a field is the cause.
         """
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
@@ -156,7 +156,7 @@ class Service:
             with field("policy"):
                 check_policy(wanted.policy or "auto")
             folder = self.hooks.camera_folder(self, name)
-            if by_client:  # a client that adds a video file after deleting what was seen wants it watched again
+            if by_client:  # watch a video file again, even if what was seen in it was deleted
                 (folder / MARK).unlink(missing_ok=True)
             return self._open(name, wanted, folder, hosts, paused)
 
@@ -178,8 +178,8 @@ class Service:
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
         """Delete what one camera saw in a period or, without ``name``, what all cameras saw, including removed cameras.
 
-        Deleting everything leaves an empty memory and pauses a camera whose source is a video file; it stays paused after a
-        restart. Returns, by camera, how much was deleted. Raises UserError; deletions before the error remain.
+        If everything is deleted, the memory is empty, and a camera that plays a video file is paused, even after a restart.
+        Returns the number of deleted items by camera and kind. Raises UserError; deletions before the error remain.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -189,7 +189,7 @@ class Service:
             return done
 
     def forget_kept(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete like :meth:`forget`, except from the memories of open cameras."""
+        """Delete like :meth:`forget`, but leave open cameras' memories unchanged."""
         with self._lock:
             done: dict[str, Forgotten] = {}
             for each, path in self.removed().items():
@@ -250,7 +250,7 @@ class Service:
     def remove(self, name: str, keep_model: bool = False, again: bool = False) -> None:
         """Stop watching a camera; keep its snapshots. Raises UserError for an unknown stream.
 
-        keep_model: do not close the model. again: the camera will be reopened, so its open watches stay open.
+        If ``keep_model``, an unused model stays loaded. If ``again``, the camera will be reopened, so open watches stay open.
         """
         with self._lock:
             stream = self.stream(name)
@@ -263,7 +263,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Close open watches that were removed, or whose camera was removed, while the server was not running."""
+        """Close open watches if they or their cameras were removed while the server was not running."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
@@ -337,7 +337,6 @@ class Service:
 
     @property
     def has_events(self) -> bool:
-        """Whether :attr:`delivery` is open."""
         return self._delivery is not None
 
     @property
@@ -351,7 +350,7 @@ class Service:
         return self._journal
 
     def lines(self, **query: Any) -> list[Line]:
-        """Return the journal lines that match a query. ``jpeg_url`` is None once a thumbnail is gone."""
+        """Return the lines that :meth:`Journal.query` finds. ``jpeg_url`` is None if a thumbnail is gone."""
 
         def pictured(line: Line, seen: Mapping[str, Any]) -> dict[str, Any]:
             stream = self.streams.get(line.camera)
@@ -361,7 +360,7 @@ class Service:
         return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """Return a period's watch openings and journal lines in order of time, as in ``GET /v1/digest``."""
+        """Return a period's watch openings and journal lines, oldest first, as in ``GET /v1/digest``."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
@@ -379,7 +378,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return two counters per watched stream, for its loop and its model; while the stream is alive, at least one rises."""
+        """Return two counters per watched stream: its loop's and its model's. One of them rises while the stream is alive."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces
@@ -387,7 +386,7 @@ class Service:
         return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Start reopening cameras whose memory is torn, each from its last snapshot. Returns at once."""
+        """Reopen cameras whose memory an error left half changed, from their last snapshots. Does not wait."""
         now = time.monotonic()
         for name, stream in self.streams.items():
             if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):
@@ -405,7 +404,7 @@ class Service:
                     torn.notice(f"cannot continue: {torn.problem}")
 
     def close(self) -> None:
-        """Close all streams in parallel, each with a last snapshot. If the streams close within CLOSING_S, close the models."""
+        """Close all streams in parallel, each with a last snapshot; close the models unless a stream takes over CLOSING_S."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}
@@ -495,7 +494,7 @@ class Power:
         self._watts: float | None = None
 
     def watts(self) -> float | None:
-        """Return the mean power in watts since the last reading at least a second ago, or None if it is unknown."""
+        """Return the machine's mean power in watts, measured at most once a second; None if it is unknown."""
         with self._lock:
             if self._meter is not None and time.monotonic() - self._since >= 1.0:
                 if self._energy is not None:

@@ -42,13 +42,13 @@ from edgevlm.runtime.snapshots.writer import written_at
 from edgevlm.runtime.taught import never_taught
 
 WAITING = 64  # a listener with this many unread events is dropped
-RETRY_S = 30.0  # time from a source's failure to the next attempt
-SAME_S = 5.0  # two times this close belong to the same frame
-PAUSE_S = 5.0  # how long a pause waits for the frame in progress
+RETRY_S = 30.0
+SAME_S = 5.0  # times that differ by less belong to one frame
+PAUSE_S = 5.0
 RATES = 11  # frame rates are computed over this many statistics, one per second
 PROMPT = "Describe in one short sentence what is happening now."
 DEMO_PROMPT, BEFORE = "what left last?", "how many objects are there now?"  # BEFORE is asked until an object has left
-NOTES = 32  # maximum number of journal lines put before a question
+NOTES = 32
 SOONEST = 0.1  # if much has changed, the next journal line comes after this fraction of the interval
 Event = tuple[str, dict[str, Any]]
 
@@ -88,7 +88,7 @@ class Broadcast:
 
 
 class SignsOfLife(Notifier):
-    """A notifier that counts the signs of life that ``edgevlm run`` sends to a service manager."""
+    """A notifier that only counts a run loop's signs of life; ``edgevlm serve`` sends its own to the service manager."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -99,7 +99,7 @@ class SignsOfLife(Notifier):
 
 
 class Owner(Protocol):
-    """The part of a service that its cameras use."""
+    """The attributes of a service that its cameras use."""
 
     config: ServeConfig
     notify: Notify
@@ -115,16 +115,16 @@ class Owner(Protocol):
 class CameraStream:
     """A camera, watched by its own thread until :meth:`close`.
 
-    The stream is the output and the observer of its run loop. ``ends``: whether the source is a video file. ``problem``: why
-    nothing is watched, if the source gives no reason. ``hosts``: the hosts that the source may reach, or None for any.
+    ``ends`` is true if the source is a video file. ``problem`` is the reason why nothing is watched, if the source gives none.
+    ``hosts`` are the hosts that the source may reach, or None for any host.
     """
 
     def __init__(
         self, service: Owner, name: str, settings: CameraSettings, options: SourceOptions, folder: Path | None, paused: bool
     ) -> None:
-        """Open the source and the session, or neither if this raises UserError.
+        """Open the source and the session; after a UserError, both are closed.
 
-        folder: where to keep thumbnails and snapshots; None to keep nothing on disk.
+        Thumbnails and snapshots are kept in ``folder``; if it is None, nothing is kept on the disk.
         """
         self.name, self.settings, self.folder, self.paused = name, settings, folder, paused
         self.model = model = service.model(settings.model or "demo")
@@ -189,12 +189,11 @@ class CameraStream:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
         return self._closing.is_set()
 
     @property
     def resumed_at(self) -> float | None:
-        """When the resumed snapshot was written, in seconds since 1970, or None if there was none."""
+        """The time at which the resumed snapshot was written, in seconds since 1970; None if no snapshot was resumed."""
         resumed = None if self._writer is None else self._writer.resumed
         return None if resumed is None else float(resumed.about["written"])
 
@@ -236,7 +235,7 @@ class CameraStream:
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Return the path of a frame's thumbnail, or None without one. time: when the thumbnail must have been taken."""
+        """Return the path of a frame's thumbnail, or None if there is none or it was not taken at ``time``."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None
@@ -269,7 +268,7 @@ class CameraStream:
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """Describe the memory by frame. ``patches``: for each token, a hexadecimal digit for the fraction of heads with it."""
+        """Describe the memory by frame. ``patches`` has a hexadecimal digit per token: the fraction of heads that keep it."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)
@@ -299,7 +298,7 @@ class CameraStream:
         return jpeg
 
     def pause(self) -> None:
-        """Release the camera after the frame in progress; keep the memory, so questions can still be asked."""
+        """Release the camera after the frame in progress. The memory stays, so questions can still be asked."""
         self.paused = True
         self.loop.stop()
         self._source.close()
@@ -347,7 +346,6 @@ class CameraStream:
     def piece(self, text: str) -> None: ...
 
     def watch(self, frame: Frame) -> None:
-        """Handle a frame that the session has watched."""
         self.observer.watch(frame)
         self.watcher.watch(frame)
 
@@ -414,7 +412,7 @@ class CameraStream:
 
 
 class JournalWriter(threading.Thread):
-    """A thread that asks a stream for journal lines, at intervals and whenever much has changed."""
+    """A thread that asks a stream for journal lines at intervals, and earlier if much has changed."""
 
     def __init__(self, stream: CameraStream, journal: Journal, settings: JournalSettings) -> None:
         super().__init__(name=f"edgevlm-journal-{stream.name}", daemon=True)
@@ -422,11 +420,11 @@ class JournalWriter(threading.Thread):
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Stop writing without waiting; closing the session cancels the line in progress."""
+        """Stop writing lines. This does not wait: closing the session cancels the line in progress."""
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """Put the window's journal lines that share words with ``question`` before the question, up to ``context`` tokens."""
+        """Put journal lines from the time window before a question with which they share words, up to ``context`` tokens."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question

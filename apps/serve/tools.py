@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-# keywords that may add properties to those a schema lists
+# keywords through which a schema may have more properties than it lists
 JOINED = {"$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A function call in an answer. arguments: a JSON string."""
+    """A function call in an answer. ``arguments`` is a JSON string."""
 
     name: str
     arguments: str
@@ -53,7 +53,7 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _own_references(schema: Any, before: str) -> Any:
-    """Return a copy of a schema with its references to definitions changed to ``#/$defs/{before}NAME``."""
+    """Copy a schema, changing each reference to a definition NAME to ``#/$defs/{before}NAME``."""
     if isinstance(schema, Mapping):
         changed = {name: _own_references(each, before) for name, each in schema.items()}
         if isinstance(place := schema.get("$ref"), str):
@@ -67,8 +67,8 @@ def _own_references(schema: Any, before: str) -> Any:
 class CallReader:
     """Splits an arriving answer into text and tool calls. Calls are ``<tool_call>{..}</tool_call>``, as in Hermes and Qwen.
 
-    names: the functions that may be called; a call to any other stays text. whole: the answer is a single call without tags.
-    only_one: drop everything after the first call. called: whether a call was found so far.
+    Only the functions in ``names`` can be called; calls to other functions stay text. If ``whole``, the answer is a single call
+    without tags. If ``only_one``, everything after the first call is dropped. ``called`` is true once a call was found.
     """
 
     def __init__(self, names: Sequence[str], *, whole: bool = False, only_one: bool = False) -> None:
@@ -96,7 +96,7 @@ class CallReader:
             yield from self.end()
 
     def end(self) -> Iterator[str | ToolUse]:
-        """Yield the rest of the answer: text, or a call without its closing tag."""
+        """Yield the rest of the answer: text, or a call that has no closing tag."""
         text, self._text = self._text, ""
         yield from self._kept(ToolUse.parse(text.removeprefix(OPENING), self._names) or text)
 

@@ -26,8 +26,8 @@ from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, reason
 from edgevlm.progress import progress, to_stderr, to_stderr_if_lost, to_stdout
 
-LOOK_S = 0.2  # how often to check whether the command should end
-NEVER_S = 86_400.0  # time between snapshots when no later run will resume from them
+LOOK_S = 0.2
+NEVER_S = 86_400.0  # seconds between snapshots in a run without --state, which no later run resumes
 
 
 class Lines(Sink):
@@ -44,7 +44,7 @@ class Lines(Sink):
 
 
 def checked_watch(settings: dict[str, Any]) -> Watch:
-    """Return the watch that command-line options describe; omitted options are None. Raises UserError that names the option."""
+    """Make a watch from command-line options; ignore options that are None. Raises UserError that names the option."""
     try:
         return Watch.model_validate({name: value for name, value in settings.items() if value is not None})
     except ValidationError as error:
