@@ -18,7 +18,7 @@ from edgevlm.errors import UserError
 from edgevlm.progress import Lost, Notify
 from edgevlm.runtime.plugins import blamed
 
-FIRST_S, MOST_S = 1.0, 60.0  # first and longest pause between attempts; each pause is twice the previous one
+FIRST_S, MOST_S = 1.0, 60.0  # the pause between attempts doubles from FIRST_S to MOST_S seconds
 CLOSE_S = 2.0
 
 
@@ -26,8 +26,8 @@ class Delivery:
     """Records events and sends them to sinks.
 
     Events that are unsent at :meth:`close` are sent by the next Delivery. An event sent just before the process is killed is
-    sent again, with the same id. sinks: the sinks by name. control: called with a camera and a watch that a sink wants to pause
-    (False) or resume (True). program: describes this program to sinks.
+    sent again, with the same id. ``sinks`` maps names to sinks. A sink calls ``control`` with a camera, a watch, and True to
+    resume or False to pause the watch. ``program`` describes this program to the sinks.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Delivery:
         self.delivered: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._watches: Sequence[WatchStatus] | None = None
-        self._standing = threading.Lock()  # held during announcements to keep announcements in order
+        self._standing = threading.Lock()  # held during announcements, which must stay in order
         self.sinks: Collection[str] = ()
         self._senders: dict[str, Sender] = {}
         self.replace(sinks)
 
     def replace(self, sinks: Mapping[str, Sink]) -> None:
-        """Replace the sinks. Events that wait for a removed sink are dropped, with a notice."""
+        """Replace the sinks. Drop the events that wait for a removed sink, and print their number."""
         self.sinks = tuple(sinks)
         self.close()
         for name, count in self.store.waiting().items():
@@ -79,7 +79,7 @@ class Delivery:
             sender.wake.set()
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Announce all watches to the sinks; called whenever a watch is added, removed or paused."""
+        """Announce all watches to the sinks. This is called whenever a watch is added, removed or paused."""
         with self._standing:
             self._announce_all(watches)
 
@@ -91,7 +91,7 @@ class Delivery:
                     sender.sink.announce(watches)
 
     def close(self) -> None:
-        """For at most CLOSE_S seconds, try once more to send the waiting events. The store stays open."""
+        """Try once more to send the waiting events, for at most CLOSE_S seconds. The event store stays open."""
         senders, self._senders, end = self._senders.values(), {}, time.monotonic() + CLOSE_S
         for sender in senders:
             sender.end = end

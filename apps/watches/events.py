@@ -17,7 +17,7 @@ from edgevlm.apps.schemas import SCHEMA
 from edgevlm.apps.store import TimedDatabase
 
 UNWRITTEN = 1000
-MOST = 10_000  # a digest covers only this many of the newest events or journal lines
+MOST = 10_000  # a digest covers at most this many events and as many journal lines
 COLUMNS = "camera, watch, state, time, probability, opened, evidence, question"
 TENTH = "LIMIT (SELECT 1 + count(*) / 10 FROM events)"
 SENT = "number NOT IN (SELECT event FROM outbox)"
@@ -27,8 +27,8 @@ SENT = "number NOT IN (SELECT event FROM outbox)"
 class WatchEvent:
     """An event: a watch opened or closed.
 
-    time, opened: seconds since 1970, of this event and of the watch's opening. evidence: moments, as in an answer's JSON.
-    question: for people; it is not part of the event's JSON.
+    ``time`` is the event's time, ``opened`` the time at which the watch opened, both in seconds since 1970. ``evidence`` lists
+    moments as an answer's JSON does. ``question`` is not part of the event's JSON.
     """
 
     camera: str
@@ -42,7 +42,7 @@ class WatchEvent:
 
     @property
     def id(self) -> str:
-        """Return 32 hexadecimal digits that depend only on camera, watch, opening (to the millisecond) and state."""
+        """Return 32 hexadecimal digits that depend only on camera, watch, state, and the opening's time in milliseconds."""
         about = json.dumps([self.camera, self.watch, round(1e3 * self.opened), self.state])
         return hashlib.sha256(about.encode()).hexdigest()[:32]
 
@@ -63,15 +63,15 @@ class WatchEvent:
         return f"{self.camera} {self.watch} {self.question}".lower()
 
     def is_of(self, camera: str | None, since: float, until: float) -> bool:
-        """Return whether the event, or the opening that it ends, was in this period, on this camera (None for any)."""
+        """Return whether the event or its watch's opening was in this period, on this camera (None for any camera)."""
         return camera in (None, self.camera) and any(since <= at <= until for at in (self.time, self.opened))
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A period in which a watch was open, in seconds since 1970. closed: None if the watch is still open.
+    """A period in which a watch was open.
 
-    event: the event that opened the watch.
+    ``event`` opened the watch. The watch closed at ``closed``, in seconds since 1970; None if it is still open.
     """
 
     event: WatchEvent
@@ -101,7 +101,8 @@ class EventStore(TimedDatabase):
     """Stores past and unsent events in a file that only this process opens.
 
     :meth:`record` returns once the event is on the disk. While the disk refuses writes, at most UNWRITTEN events are held in
-    memory, and sent from memory. Above the cap, pictures are deleted first, then events; unsent events never expire.
+    memory and sent from memory. If the file exceeds CAP, the oldest pictures are deleted first, then the oldest events. Unsent
+    events do not expire after DAYS.
     """
 
     FILE, TABLE, TIMES, DAYS, CAP = "events.sqlite", "events", ("time", "opened"), 30.0, 64 << 20
@@ -130,14 +131,14 @@ class EventStore(TimedDatabase):
 
     def __init__(self, *given: Any, **kept: Any) -> None:
         self._unwritten: dict[str, Unwritten] = {}
-        self._sent: set[tuple[str, str]] = set()  # sink and id of events that were sent but not marked as sent on the disk
+        self._sent: set[tuple[str, str]] = set()  # sink and event id of each sent event that the disk still lists as unsent
         super().__init__(*given, **kept)
         self._attempt(self.prune, None)
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
-        """Write an event and its deliveries in one transaction; an event whose id is known changes nothing.
+        """Write an event and its deliveries in one transaction. An event whose id is known changes nothing.
 
-        pictures: a JPEG or None for each moment of the event's evidence; the moment's ``jpeg_url`` will point to the JPEG.
+        ``pictures`` has a JPEG or None for each moment of the event's evidence; the moment's ``jpeg_url`` points to it.
         """
         urls = [f"/v1/events/{event.id}/{place}.jpg" if jpeg else None for place, jpeg in enumerate(pictures)]
         evidence = [{**moment, "jpeg_url": url} for moment, url in zip_longest(event.evidence, urls) if moment is not None]
@@ -200,16 +201,16 @@ class EventStore(TimedDatabase):
         text: str | None = None,
         limit: int = 100,
     ) -> list[WatchEvent]:
-        """Return events, newest first. since, until: seconds since 1970, both included.
+        """Return the events from ``since`` to ``until`` (seconds since 1970, both included), newest first.
 
-        text: a part of the camera's or watch's name, or of the question.
+        ``text`` is a part of the camera's or watch's name, or of the question.
         """
         where: dict[str, Any] = {"time >= ?": since, "time <= ?": until, "camera = ?": camera, "watch = ?": watch}
         where["instr(lower(camera || char(10) || watch || char(10) || question), lower(?))"] = text or None
         return [_event(*row) for row in self._find(COLUMNS, where, "time DESC, number DESC", limit)]
 
     def last(self, camera: str, watch: str) -> WatchEvent | None:
-        """Return a watch's most recently recorded event, whatever the event's time."""
+        """Return the event of a watch that was recorded last."""
         with self._lock:
             held = [each.event for each in self._unwritten.values()]
             rows = self._find(COLUMNS, {"camera = ?": camera, "watch = ?": watch}, "number DESC", 1)
@@ -217,13 +218,13 @@ class EventStore(TimedDatabase):
         return found[-1] if found else None
 
     def open_now(self) -> list[WatchEvent]:
-        """Return the openings that have not ended."""
+        """Return the opening event of each watch that is open."""
         newest = "SELECT max(number) FROM events GROUP BY camera, watch"
         statement = f"SELECT {COLUMNS} FROM events WHERE state = 'open' AND number IN ({newest})"
         return [_event(*row) for row in self._rows(statement)]
 
     def openings(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[Opening]:
-        """Return the openings of watches in a period, by time. search: words that must all occur in a watch's names."""
+        """Return a period's openings, oldest first. The camera, watch and question must contain every word in ``search``."""
         newest = "SELECT max(number) FROM events WHERE time < ? AND camera = coalesce(?, camera) GROUP BY camera, watch"
         statement = f"SELECT {COLUMNS} FROM events WHERE state = 'open' AND number IN ({newest}) ORDER BY number"
         open_then = [_event(*row) for row in self._rows(statement, since, camera)]
@@ -236,7 +237,7 @@ class EventStore(TimedDatabase):
         return sorted(shown, key=lambda opening: opening.event.opened)
 
     def picture(self, event_id: str, place: int) -> bytes | None:
-        """Return the JPEG for the moment at this index of an event's evidence."""
+        """Return the JPEG of the moment number ``place`` of an event's evidence."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"
         rows = self._rows(statement, event_id, place)
         return rows[0][0] if rows else None
@@ -261,7 +262,6 @@ class EventStore(TimedDatabase):
         self._run("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _write(self) -> None:
-        """Write the events that are not on the disk yet."""
         for key, entry in list(self._unwritten.items()):
             if not self._attempt(partial(self._insert, entry), False):
                 break

@@ -24,10 +24,10 @@ from edgevlm.errors import UserError
 STATES = {"open": "ON", "close": "OFF"}
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 SUPPORT_URL = "https://github.com/edgevlm/edgevlm"
-ENTITIES = {  # a watch's entities in Home Assistant: platform, name and settings; T stands for the watch's topic
+ENTITIES = {  # platform, name and settings of a watch's entities in Home Assistant; T is the watch's topic
     "open": ("binary_sensor", "{}", {
         "state_topic": "T/state", "json_attributes_topic": "T/attributes",
-        "json_attributes_template": "{{ value or '{}' }}",  # removing the watch empties its attributes
+        "json_attributes_template": "{{ value or '{}' }}",  # an empty message if the watch was removed
     }),
     "snapshot": ("image", "{} (picture)", {"image_topic": "T/snapshot", "content_type": "image/jpeg"}),
     "active": ("switch", "{} (ask)", {"state_topic": "T/active", "command_topic": "T/set", "entity_category": "config"}),
@@ -38,20 +38,19 @@ Key = tuple[str, str]  # camera and watch
 
 
 def is_topic(text: str) -> bool:
-    """Return whether a text is a valid topic to publish to."""
     return not re.search(r"[+#\0\ud800-\udfff]", text) and 0 < len(text.encode()) < 1 << 16
 
 
 class Mqtt(Sink):
-    """Publishes to a broker with QoS 1, below the path of the broker's address (default ``edgevlm``) and the program's id.
+    """Publishes events and states to an MQTT broker with QoS 1.
 
-    ``edgevlm/ID/available`` is online, or offline as the last will. Topics below ``edgevlm/ID/CAMERA/WATCH/``: ``state`` (ON or
-    OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG), ``active`` (ON or OFF). All topics except
-    ``event`` are retained. ON or OFF sent to ``set`` resumes or pauses the watch.
+    ``edgevlm/ID/available`` is ``online``, or ``offline`` as the last will. Topics below ``edgevlm/ID/CAMERA/WATCH/`` are
+    ``state`` (ON or OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG) and ``active`` (ON or OFF).
+    All topics except ``event`` are retained. ON sent to the topic ``set`` resumes the watch; OFF pauses it.
 
-    Topics of other ids are never changed. id: the program's id, by default the id in the program's state folder. discovery:
-    Home Assistant's discovery prefix; empty for none. ca: a file with certificates to verify a broker at ``mqtts://``, by
-    default the system's.
+    A path in the broker's address replaces ``edgevlm``. ID is ``id``, by default the one in the program's state folder. Home
+    Assistant's discovery topics begin with ``discovery``; if it is empty, none are published. ``ca`` is a file with
+    certificates to verify a broker at ``mqtts://``, by default the system's.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Mqtt(Sink):
             if not message.is_published():
                 raise UserError(f"{self._shown} did not confirm within {self._timeout:g} s")
         with self._lock:
-            if key in self._held and state != self._state(event):  # a lost connection may have reordered states
+            if key in self._held and state != self._state(event):  # a reconnection may have sent the states in the wrong order
                 self._publish(f"{topic}/state", self._state(event))
 
     def _state(self, event: WatchEvent) -> str:
@@ -238,7 +237,6 @@ class Mqtt(Sink):
         self._publish(topic, json.dumps(device) if device else "")
 
     def _wanted(self) -> dict[str, dict[str, Any]]:
-        """Return the devices for Home Assistant, by camera."""
         devices: dict[str, dict[str, Any]] = {}
         for each in (self._watches or {}).values():
             device = self._device(each.camera)

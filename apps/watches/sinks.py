@@ -28,7 +28,7 @@ from edgevlm.packages import needs
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.snapshots.writer import ago
 
-SECRET_OPTIONS = ("password", "secret", "token", "key")  # these options must be references (env:NAME or file:PATH)
+SECRET_OPTIONS = ("password", "secret", "token", "key")  # options whose value must be env:NAME or file:PATH
 SECRET_VARIABLE = "EDGEVLM_WEBHOOK_SECRET"
 ANSWER_S = 10.0  # timeout for a webhook or a broker, seconds
 PROGRAM_S = 30.0
@@ -37,9 +37,10 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class WatchStatus:
-    """The state of a watch on a camera; None before the state is known. device_class: Home Assistant's class.
+    """The state of a watch on a camera.
 
-    camera, watch: ids. camera_name, watch_name: names for people, or None.
+    ``camera`` and ``watch`` are ids; ``camera_name`` and ``watch_name`` are the displayed names, or None. ``state`` is None
+    before it is known. ``device_class`` is Home Assistant's.
     """
 
     camera: str
@@ -56,7 +57,8 @@ class WatchStatus:
 class Program:
     """Describes the program that sends the events.
 
-    id: unique, and the same after a restart. page: the server's address. shared: whether the nodes of a cluster share the id.
+    ``id`` is unique and stays the same after a restart. ``page`` is the server's address. If ``shared``, the nodes of a cluster
+    share the id.
     """
 
     id: str = ""
@@ -67,9 +69,9 @@ class Program:
 class Sink:
     """A receiver of events.
 
-    One thread calls :meth:`send`, in the order of the events; other threads may call the other methods. Packages add sinks with
-    entry points in the group ``edgevlm.sinks``. The options in the sink's table of edgevlm.toml are keyword arguments of its
-    constructor. The constructor raises UserError for invalid options, and opens no connection.
+    A single thread calls :meth:`send`, in the order of the events; any thread may call the other methods. Packages add sinks
+    with entry points in the group ``edgevlm.sinks``. The constructor gets the options from the sink's table of edgevlm.toml as
+    keyword arguments. It raises UserError for invalid options, and opens no connection.
     """
 
     control: Callable[[str, str, bool], object] = staticmethod(lambda camera, watch, active: None)
@@ -81,14 +83,14 @@ class Sink:
         """Connect, if the sink needs a connection before the first event."""
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
-        """Send an event, and return once the receiver has it; ``event.line()`` is its JSON.
+        """Send an event, and return once the receiver has it. ``event.line()`` is the event's JSON.
 
-        After an exception, the event is sent again.
+        If this raises an exception, it is called again later with the same event.
         """
         raise NotImplementedError
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Handle the list of all watches without blocking; called whenever a watch is added, removed or changed."""
+        """Handle the list of all watches, without blocking. This is called whenever a watch is added, removed or changed."""
 
     def close(self) -> None:
         """Close connections."""
@@ -104,7 +106,8 @@ class Stdout(Sink):
 class Webhook(Sink):
     """A sink that posts an event's JSON. With a secret, requests are signed as https://www.standardwebhooks.com specifies.
 
-    secret: ``whsec_`` and base64, or any text; by default the content of SECRET_VARIABLE. Redirects are not followed.
+    ``secret`` is ``whsec_`` and base64, or any text; by default the value of the environment variable SECRET_VARIABLE.
+    Redirects are not followed.
     """
 
     def __init__(self, url: str, secret: str = "", timeout: Seconds = ANSWER_S) -> None:
@@ -153,9 +156,9 @@ class Webhook(Sink):
 
 
 class Exec(Sink):
-    """A sink that runs a program, without a shell, for each event; the event's JSON is on stdin. Exit status 0 means success.
+    """A sink that runs a program, without a shell, for each event, with the event's JSON on stdin.
 
-    The program's output goes to stderr. After ``timeout`` seconds the program is killed with its child processes.
+    Exit status 0 means success. The program's output goes to stderr. After ``timeout`` seconds its process group is killed.
     """
 
     def __init__(self, command: str, timeout: Seconds = PROGRAM_S) -> None:
@@ -186,7 +189,7 @@ class Exec(Sink):
 
 
 class Apprise(Sink):
-    """A sink that sends a message in words, with a picture, to any service that apprise supports: https://appriseit.com."""
+    """A sink that sends a text and a picture to any service that apprise supports: https://appriseit.com."""
 
     def __init__(self, url: str) -> None:
         self._names: dict[str, str | None] = {}  # camera names by id
@@ -210,7 +213,7 @@ class Apprise(Sink):
 
 
 def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
-    """Return an event's title and one line about it for people. camera: the camera's name."""
+    """Return a message about an event: its title and one line. ``camera`` is the camera's displayed name."""
     what = f"Opened at {{}}, with probability {event.probability:.2f}."
     if event.state == "close":
         what = f"Closed at {{}}, after {ago(max(0.0, event.time - event.opened))}."
@@ -222,7 +225,7 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 class SinkSettings(BaseModel):
     """A ``[[sinks]]`` table; other keys are options of the sink.
 
-    name: by default the kind. kind: stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``.
+    ``kind`` is stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. It is the default ``name``.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -233,7 +236,7 @@ class SinkSettings(BaseModel):
 
 
 def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
-    """Return the configured sinks by name, not connected yet. Raises UserError that names the sink."""
+    """Return the configured sinks by name, without connecting them. Raises UserError that names the sink."""
     sinks: dict[str, Sink] = {}
     for each in settings:
         name = each.name or unused(each.kind if each.kind.isidentifier() else "sink", sinks)

@@ -1,4 +1,4 @@
-"""A watch is a standing question to a camera; this module has its settings and its state."""
+"""The settings and the state of a watch: a standing question to a camera."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from edgevlm.apps.names import Id, Name, NamedId, id_of, slug
 
-GAP_S = 30.0  # open_after and close_after restart after `every` and this many seconds without a probability
+GAP_S = 30.0  # open_after and close_after restart if no probability comes for `every` + GAP_S seconds
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_SECONDS = 7 * 86_400
 
@@ -26,14 +26,15 @@ DeviceClass = Literal[
 
 
 class WatchSettings(BaseModel):
-    """A watch's question, and the rule that opens and closes it. choices: the possible answers.
+    """A watch's question, and the rule that opens and closes the watch.
 
-    answer: the answers that open the watch, by default the first. every: seconds between questions; by default each frame is
-    asked. changed: ask only if the picture has changed. open_above, close_below: probabilities of the answer; between them the
-    answer is "not sure" and nothing changes. open_after, close_after: seconds for which the probability must stay beyond that
-    limit; if above 0, for at least two answers. cooldown: seconds after closing during which the watch stays closed. schedule:
-    ``mon-fri 08:00-18:00``, ``sat,sun`` or ``22:00-06:00`` in local time; by default always. on: the events to send. sinks:
-    their receivers, by default all. device_class: Home Assistant's class of the binary sensor.
+    The possible answers are ``choices``; those in ``answer``, by default the first, open the watch. The question is asked every
+    ``every`` seconds; if ``every`` is 0, at each frame; if ``changed`` is set, only after the picture has changed.
+
+    The watch opens once the probability of ``answer`` has been above ``open_above`` for ``open_after`` seconds, and closes once
+    the probability has been below ``close_below`` for ``close_after`` seconds. A duration above 0 takes at least two answers.
+    After closing, the watch stays closed for ``cooldown`` seconds. Outside its ``schedule``, in local time, a watch is not
+    asked. ``on`` selects the events that are sent to ``sinks``, by default to all sinks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -74,8 +75,8 @@ class WatchSettings(BaseModel):
 class Watch(WatchSettings):
     """A question that is asked repeatedly.
 
-    A watch is open while its answer is yes. name: an id, or a name in any script from which an id is made; by default the
-    question's words. label: the displayed name. cameras: the streams' names; by default all streams.
+    ``name`` is an id, or a name in any script from which an id is made; by default the question's words. ``label`` is the
+    displayed name. The watch is asked on the streams in ``cameras``, by default on all streams.
     """
 
     name: NamedId = ""
@@ -102,11 +103,10 @@ class Watch(WatchSettings):
 
     @property
     def in_words(self) -> str:
-        """Return the watch's question; add the answers that open it, unless only "yes" does."""
+        """Return the watch's question, followed by the answers that open the watch unless that is "yes"."""
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:
-        """Return whether the schedule covers this local time."""
         return not self.schedule or any(covers(each, now) for each in self.schedule)
 
 
@@ -139,8 +139,8 @@ def covers(hours: str, now: datetime) -> bool:
 class WatchState:
     """Tracks whether a watch is open on a camera, from the probabilities of its answer.
 
-    is_open, since: whether the watch is open, and since when in stream seconds; None before the watch first opened.
-    probability, asked: the newest probability and when it was asked for, in stream seconds.
+    The watch last opened or closed at ``since``, in stream seconds. ``probability`` is the newest probability, for which the
+    watch was asked at stream time ``asked``.
     """
 
     watch: Watch
@@ -148,11 +148,11 @@ class WatchState:
     since: float | None = None
     probability: float | None = None
     asked: float | None = None
-    _beyond: float | None = None  # since when the probability calls for a change
+    _beyond: float | None = None  # stream time since which the probability has been beyond the limit
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:
-        """Return the answer that the newest probability gives; None before the first probability."""
+        """Return the answer that follows from the newest probability; None before the first probability."""
         if self.probability is None:
             return None
         above, below = self.probability > self.watch.open_above, self.probability < self.watch.close_below
@@ -160,13 +160,13 @@ class WatchState:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether the newest answer will open or close the watch if it holds long enough."""
+        """Return whether the watch will open or close if its answer stays the same."""
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:
         """Add the probability at a stream time in seconds; return whether the watch opened or closed.
 
-        Counting for ``open_after`` and ``close_after`` restarts after a gap, or if stream time goes back.
+        ``open_after`` and ``close_after`` start again from 0 after a gap, or if stream time goes back.
         """
         watch = self.watch
         if self.asked is None or not self.asked <= time <= self.asked + watch.every + GAP_S:
@@ -183,7 +183,7 @@ class WatchState:
         return True
 
     def end(self, time: float) -> bool:
-        """Close the watch because its schedule ended, or because it was paused or removed; return whether it was open."""
+        """Close the watch when its schedule ends, or when it is paused or removed; return whether it was open."""
         was_open, self.probability, self.asked, self._beyond = self.is_open, None, None, None
         if was_open:
             self._change(time)

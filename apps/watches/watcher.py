@@ -24,9 +24,9 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.taught import never_taught
 
 PICTURE = 640
-FRAMES = 16  # number of newest frames to keep until an answer's time shows which frame it is about
+FRAMES = 16  # number of newest frames kept to find the frame that an answer is about
 COME_S = 2.0
-EARLY = 0.001  # a question may be asked early by this fraction of `every`
+EARLY = 0.001  # a watch may be asked this fraction of `every` too early
 
 
 @dataclass(slots=True)
@@ -43,10 +43,10 @@ class Tracked(WatchState):
     """The state of a watch on one camera."""
 
     opened: float = 0.0
-    closed: float | None = None  # wall clock of the watch's last closing, if that was before a restart
-    judged: float | None = None  # the stream time up to which a replayed recording is not asked again
+    closed: float | None = None  # wall clock of the last closing before a restart
+    judged: float | None = None  # a replayed video file is asked again only after this stream time
     paused: bool = False
-    picture_changed: bool = False  # whether the picture has changed since the last question
+    picture_changed: bool = False  # since the last question
     gate: ChangeGate = field(default_factory=ChangeGate)
     reported: tuple[Any, ...] = ()
 
@@ -54,9 +54,9 @@ class Tracked(WatchState):
 class Watcher:
     """The watches of one camera, asked in a separate thread.
 
-    The run loop passes frames to :meth:`watch`. taught: returns a question in the model's own words, or None if the model was
-    not taught the question. last: returns the newest event of a camera's watch before this start. changed: called with each
-    watch whose state or probability changed. replays: whether a restart plays the source again; recorded events are not resent.
+    The run loop passes frames to :meth:`watch`. ``taught`` returns a question in the model's own words, or None if the model
+    was not taught the question. ``last`` returns the newest recorded event of a camera's watch. ``changed`` is called with each
+    watch whose state or probability changed. If ``replays``, a restart plays the source again; events are not sent again.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
-        """Ask a watch from the next frame on, unless the watch's name is in use. Raises FieldError like :meth:`check`."""
+        """Start asking a watch, unless its name is in use. Raises FieldError like :meth:`check`."""
         self.check(watch)
         with self._lock:
             if watch.name in self._tracked:
@@ -148,7 +148,7 @@ class Watcher:
             self._fresh.notify_all()
 
     def forget(self, since: float, until: float) -> None:
-        """Drop the frames kept from a period of stream time."""
+        """Drop the kept frames of a period of stream time."""
         with self._fresh:
             kept = [seen for seen in self._frames if not since <= seen.frame.time_s <= until]
             self._frames = deque(kept, maxlen=FRAMES)
@@ -214,7 +214,7 @@ class Watcher:
 
     def _observe(self, tracked: Tracked, one: Classified, seen: SeenFrame) -> None:
         probability = sum(one.probabilities[choice] for choice in tracked.watch.answers)
-        if tracked.closed is not None:  # only now is the stream time known
+        if tracked.closed is not None:  # convert the wall clock to stream time
             tracked.since, tracked.closed = one.time_s - max(0.0, time.time() - tracked.closed), None
         tracked.picture_changed, tracked.judged = False, None
         if tracked.observe(one.time_s, probability):
@@ -223,7 +223,6 @@ class Watcher:
             self._report(tracked, seen, probability, one)
 
     def _end(self, tracked: Tracked) -> None:
-        """Close a watch if it is open, and report the closing."""
         probability = tracked.probability or 0.0
         if tracked.end(self._session.time_s):
             self._report(tracked, self._frames[-1] if self._frames else None, probability)
@@ -246,7 +245,7 @@ class Watcher:
         self._record(tracked.watch, event, pictures)
 
     def _seen(self, time_s: float) -> SeenFrame | None:
-        """Return the frame of this time, which may still be arriving, or the newest frame before it; None if there is none."""
+        """Return the newest frame not later than ``time_s``, waiting up to COME_S for it; None if no frame is kept."""
         with self._fresh:
             self._fresh.wait_for(lambda: self._closing or not self._frames or self._frames[-1].frame.time_s >= time_s, COME_S)
             before = (each for each in reversed(self._frames) if each.frame.time_s <= time_s)
@@ -260,7 +259,6 @@ class Watcher:
         }  # fmt: skip
 
     def _report_changes(self, changed: Sequence[Tracked]) -> None:
-        """Report the watches whose state has changed since the last report."""
         for tracked in changed:
             with self._lock:
                 fields = self._fields(tracked)

@@ -20,7 +20,7 @@ MAX_WATCHES = 256
 
 
 class WatchHooks(Protocol):
-    """Hooks for a cluster node: whether an event may be recorded, and which cameras other nodes watch."""
+    """The decisions about watches that a cluster node overrides."""
 
     def may_record(self, event: WatchEvent) -> bool: ...
     def cameras_elsewhere(self) -> Collection[str]: ...
@@ -29,7 +29,7 @@ class WatchHooks(Protocol):
 class Watches:
     """The watches of a service, by name. Any thread may call any method.
 
-    watchers: the watchers by camera name. delivery: sends events; opened with the first watch.
+    ``watchers`` returns the watchers by camera name. ``delivery`` returns the delivery, which it opens on the first call.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Watches:
 
     def add(self, watch: Watch) -> None:
         """Add a watch. Raises FieldError if the watch's name is in use, or if one of its cameras cannot be asked."""
-        self._delivery()  # open the delivery first: this takes a lock of the service, whose holder may wait for the lock below
+        self._delivery()  # open it before taking the lock: opening takes the service's lock, whose holder may wait for ours
         with self._lock:
             if watch.name in self.watches:
                 raise FieldError("name", f"there is a watch {watch.name} already; remove it first, or choose another name")
@@ -135,7 +135,7 @@ class Watches:
         return self._delivery().store.last(camera, watch)
 
     def announce(self, anyway: bool = False) -> None:
-        """Send the state of all watches to the sinks if it has changed or ``anyway`` is set; do nothing inside :meth:`held`."""
+        """Send all watches' states to the sinks if they changed or ``anyway`` is set. Does nothing inside :meth:`held`."""
         if self._holds or self._closed:
             return
         standing = [
@@ -161,10 +161,10 @@ class Watches:
         finally:
             with self._lock:
                 self._holds -= 1
-        self.announce()  # skipped after an error, when watches that are not open yet would seem removed
+        self.announce()  # not after an error: watches that are not open yet would look removed
 
     def close(self) -> None:
-        """Stop announcing, because cameras are closed but not removed at shutdown."""
+        """Stop announcing: at shutdown, cameras are closed but not removed."""
         self._closed = True
 
     def _chosen(self, watch: Watch) -> list[Watcher]:
