@@ -24,7 +24,7 @@ from edgevlm.runtime.settings import ALL
 
 STAGES = ("capture", "decode", "preprocess", "wait", "encode", "prefill", "compress", "busy", "answer", "total")
 QUESTION = "how many objects are there now?"  # works with any model, as the answer is ignored
-WARM_UP = 2  # first frames, which are not counted
+WARM_UP = 2
 
 
 def camera(

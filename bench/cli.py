@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgevlm.apps.commands.lazy import lazy_app
 
-COMMANDS = {  # listed in --help in this order
+COMMANDS = {  # --help lists the commands in this order
     "speed": ("edgevlm.bench.commands.measure:speed", "Time decode, prefill, vision and precisions."),
     "compression": ("edgevlm.bench.commands.measure:compression", "Compare compression with a plain read."),
     "stream": ("edgevlm.bench.commands.measure:stream", "Measure a growing stream: speed, memory, energy."),

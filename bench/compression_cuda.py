@@ -2,7 +2,7 @@
 
 Each round selects rows with InfiniPot-V on a full memory with all value norms unknown, evicts, makes positions dense, and
 computes the attention of a few queries. CUDA events around each kernel give its time; times are medians over rounds. A kernel's
-bytes are those of the keys and values that it must read and write; a copy's bytes count both its reads and its writes.
+bytes are those of the keys and values that it must read and write. A copy's bytes include both its reads and its writes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTS = {
     "pooling": ("place_patches", "pool_norms"),
     "selection": ("choose_window", "choose_rows"),
 }
-QUERIES = 8  # rows in a layer's probe, for each of the GROUP query heads of a KV head
+QUERIES = 8  # query rows in a layer's probe
 
 
 class FilledDeviceCache(FilledCache):

@@ -11,7 +11,7 @@ from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.engine import Float32, KVBuffer, arrays_of
 from edgevlm.runtime.kv import KVScales, codes
 
-FRAMES = 31  # tokens held at the default shape: 31 frames of 14 x 14
+FRAMES = 31
 GROUP = 8  # query heads per KV head, for policies that need queries
 
 
@@ -59,13 +59,13 @@ class FilledCache:
 
     def __init__(self, shape: CacheShape, dtype: str) -> None:
         self.shape, self.next = shape, 0
-        sizes = shape.layers, shape.kv_heads, shape.head_dim, shape.tokens + 1  # plus one row for a summary
+        sizes = shape.layers, shape.kv_heads, shape.head_dim, shape.tokens + 1  # one more row for a summary
         self.cache = empty_cache(*sizes, dtype, self.kind)
         self._random = np.random.default_rng(0)
         self._noise = as_stored(self.noise(shape.kv_heads, shape.tokens), self.cache.buffers()[0])
 
     def fill(self) -> Rows | None:
-        """Append the stream's next rows until the fullest layer reaches the budget; return None if there is no room."""
+        """Append rows until the fullest layer reaches the budget, and return them; return None if that layer is full."""
         count = self.shape.tokens - int(self.cache.lengths.max())
         if count <= 0:
             return None

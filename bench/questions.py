@@ -20,7 +20,7 @@ from edgevlm.runtime.session import Session
 
 LENGTHS = (256, 1000, 4000)  # tokens in a question
 NOW = "how many objects are there now?"
-IDLE_S = 2.0  # idle time before each question
+IDLE_S = 2.0
 BEFORE = 32  # frames in the memory when a question is asked
 
 
@@ -34,9 +34,9 @@ def questions(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each question length; questions are about one of two cameras that share a model.
 
-    ttft_ms: time to the first token. frame_ms, own_frame_ms: the longest wait of a frame meanwhile, on the other camera and on
-    the camera asked about. idle_frame_ms: the longest wait on either camera without a question. fps_ratio: the other camera's
-    frame rate divided by its rate without a question. All figures are medians over ``rounds`` rounds.
+    ``ttft_ms``: the time to the first token. ``own_frame_ms``: the longest wait of a frame meanwhile, on the camera asked
+    about. ``frame_ms``: the same on the other camera. ``idle_frame_ms``: the longest wait of a frame without a question.
+    ``fps_ratio``: the other camera's frame rate divided by its rate without a question. Figures are medians over rounds.
     """
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(model, threads or default_threads(), engine))
@@ -78,7 +78,7 @@ def questions(
 
 
 class PacedCamera(threading.Thread):
-    """A thread that shows a session ``fps`` pictures per second and records when and how many seconds each picture waited."""
+    """A thread that shows a session ``fps`` pictures per second and records how long each picture waited."""
 
     def __init__(self, session: Session, fps: float) -> None:
         super().__init__(daemon=True)

@@ -55,7 +55,7 @@ class Tensors(Protocol):
 
 
 class SeededTensors:
-    """Random tensors. The seed and a tensor's name determine its numbers."""
+    """Random tensors, determined by a seed and the tensors' names."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed, self.config = seed, dict[str, Any]()

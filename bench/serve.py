@@ -1,6 +1,6 @@
 """Measure what ``edgevlm serve`` saves when cameras share one process and model, compared with one process per camera.
 
-Servers run as users start them, with demo cameras at full speed.
+The servers are started by the ``edgevlm serve`` command and watch demo cameras at full speed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from edgevlm.errors import UserError
 from edgevlm.progress import show
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
-WATCHED = 16  # frames watched per camera before counting starts
+WATCHED = 16
 FASTEST = 1000.0  # frames per second on the camera's clock, so that no frame is skipped
-START_S = 600.0  # maximum time for the first frames
-SETTLES_S = 0.5  # pause after stopped processes continue
+START_S = 600.0
+SETTLES_S = 0.5
 SNAPSHOTS_S = 5.0  # time between snapshots, so that the measured memory includes their copies
 
 
@@ -55,7 +55,7 @@ def cameras(
 ) -> Iterator[dict[str, Any]]:
     """Yield lines with the total frames per second and the memory for each number of cameras, in one process and in several.
 
-    Rates are medians over ``rounds`` windows of ``seconds``; the other servers are stopped meanwhile. The memory of each
+    Rates are medians over ``rounds`` windows of ``seconds`` in which all other servers are stopped. The memory of each
     additional camera is compared with what ``edgevlm plan`` predicts. Raises UserError if a server does not start.
     """
     threads = threads or default_threads()
@@ -95,7 +95,7 @@ def cameras(
 
 
 class Served:
-    """A server process with demo cameras. Raises UserError if the server does not start; its errors are on stderr."""
+    """A server process with demo cameras. Raises UserError if the server does not start."""
 
     def __init__(self, model: str, engine: str, cameras: int, threads: int, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def _rate(servers: Sequence[Served], seconds: float) -> float:
 
 
 def _until(done: Callable[[], bool]) -> None:
-    """Wait until ``done`` returns true. Raises UserError if that takes more than START_S."""
+    """Wait until ``done`` returns true. Raises UserError after START_S."""
     end = time.monotonic() + START_S
     while not done():
         if time.monotonic() > end:

@@ -5,7 +5,7 @@ After tower and prediction, a call takes as long as the slowest of arithmetic, m
 call = tower + prediction + max(max(operations / F, bytes / B), fetched bytes / G)
 
 On a GPU, prediction precedes the fetch of the rows that it chooses; V-Rex's DRE hides the prediction. Every method fetches a
-layer's rows while the previous layer computes (sec. VI-B), so a fetch costs only the time by which it exceeds that computation.
+layer's rows while the previous layer computes, so a fetch costs only the time by which it exceeds that computation.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Analytic:
         return operations, self.paper["llm"]["bytes"] * (matrices + connector)
 
     def call(self, system: str, rows: int, held: int, batch: int = 1) -> Call:
-        """Model appending ``rows`` rows (1: a token, ``frame_rows``: a frame) to each of ``batch`` streams of ``held`` rows."""
+        """Return the modelled times of appending ``rows`` rows to each of ``batch`` streams of ``held`` rows."""
         about, (hardware, method) = self.paper["systems"][system], self.parts(system)
         ratio = method["generation_ratio" if rows == 1 else "prefill_ratio"]
         decoder = self.decoder_work(rows, held * ratio, batch)
@@ -124,7 +124,7 @@ class Analytic:
         return float(sum(count * self.call(system, rows, held).seconds for count, rows in counts))
 
     def quantity(self, name: str, system: str, over: str | None, held: int, batch: int) -> float:
-        """Return the quantity of one of the paper's figures. Speedups and gains are how many times more ``over`` takes."""
+        """Return the quantity of one of the paper's figures. Speedups and gains are relative to the system ``over``."""
         frame, watts = self.call(system, self.frame_rows, held, batch), self.parts(system)[0]["watts"]
         kind, _, what = name.partition("_")
         if what in ("ms", "speedup", "energy_gain"):

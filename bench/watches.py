@@ -40,10 +40,7 @@ RULES: dict[str, dict[str, float]] = {
 
 @dataclass
 class Score:
-    """Counts of right, spurious, missed and repeated (``again``) openings and closings.
-
-    delays: how many frames after the true change each right opening or closing came.
-    """
+    """Counts of right, spurious, missed and repeated (``again``) openings and closings; the right ones' delays in frames."""
 
     right: int = 0
     spurious: int = 0
@@ -97,10 +94,10 @@ def quality(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[Line]:
-    """Yield a line for each memory and rule, over enough streams for objects to appear or leave ``events`` times.
+    """Yield a line for each policy and rule, over enough streams for objects to appear or leave ``events`` times.
 
-    At each frame, WATCHES watches ask whether an object is present. ``still`` is not a policy: each frame is asked about
-    separately. Raises UserError.
+    At each frame, WATCHES watches ask whether an object is present. The policy ``still`` remembers only the current frame.
+    Raises UserError.
     """
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}
@@ -138,7 +135,7 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Return objects to watch for, first those that appear, and whether each object is present, ``[frames, watches]``."""
+    """Choose objects to watch for, preferring those that appear; return their names and presence ``[frames, watches]``."""
     come = sorted(set().union(*present))
     others = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in come]
     names = [*random.permutation(come)[:watches], *random.permutation(others)][:watches]

@@ -21,7 +21,7 @@ SCORED = ("hit1", "hit3", "overlap")
 UNSEEN = "unseen"  # questions about things that a long stream never showed
 
 Line = dict[str, Any]
-Contest = tuple[str, str]  # (budget, frame settings); only its best oracle is reported
+Contest = tuple[str, str]  # (budget, ``append`` and ``encode``)
 
 
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
@@ -71,8 +71,9 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 def _figures(records: Sequence[Line], pick: Pick) -> Line:
     """Return a run's memory use and evidence scores over the picked questions.
 
-    hit1, hit3, overlap: means over the right answers whose evidence is still held; a wrong "no longer in memory" counts as a
-    miss. gone: the number of questions whose evidence was evicted. said_gone: the fraction of ``gone`` that the answers report.
+    ``hit1``, ``hit3``, ``overlap``: means over the right answers whose evidence is still held; a wrong "no longer in memory"
+    counts as a miss. ``gone``: the number of questions whose evidence was evicted. ``said_gone``: the fraction of these for
+    which the answer reports the eviction.
     """
     picked = [result for record in records for result in record["results"] if pick(result)]
     scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]

@@ -1,4 +1,4 @@
-"""Convert a language model's GGUF file to a bundle with its decoder, tokenizer, and a chat template that begins the answer."""
+"""Convert a language model's GGUF file to a bundle whose chat template begins the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgevlm.runtime.bundle import FORMAT, MANIFEST, ChatSpec, hash_file, seal_m
 
 TOKENIZER = "tokenizer.json"
 CONTROL = 3  # tokenizer.ggml.token_type of a special token
-STREAM = "<stream>"  # placeholder in the prompt for the stream's rows
+STREAM = "<stream>"
 TEMPLATE = (
     "{% for item in messages[-1]['content'] %}{% if item['type'] == 'video' %}<|im_start|>user\n" + STREAM + "\n"
     "{% else %}{% set question, _, start = item['text'].partition('\n') %}{{ question }}<|im_end|>\n"

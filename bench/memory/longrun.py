@@ -34,12 +34,12 @@ from edgevlm.runtime.stateful import bytes_of
 from edgevlm.runtime.taught import COLORS, SHAPES
 
 TEXT_BUDGET = TextBudget(80, 80, 80)
-REPORT_EVERY = 500  # frames
-LEAST = 200  # minimum frames before the first mark, in which a visitor comes and goes
+REPORT_EVERY = 500
+LEAST = 200  # the first mark's least number of frames, in which a visitor comes and goes
 GAPS = (30, 60, 90, 130, 200, 350, 600, 900, 1_400, 2_500, 4_000, 7_000, 9_000, 20_000, 40_000, 80_000)
 """Frames between a visitor's leaving and a mark. Each mark has visitors for as many of these gaps as fit."""
 SHAPES_OF_VISITORS = 6  # other objects have the remaining two shapes
-KINDS = ("past_where", "past_seen")  # kinds of questions that name a colour and a shape that only one visitor has
+KINDS = ("past_where", "past_seen")
 
 
 def longrun(
@@ -149,7 +149,7 @@ def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Vis
 
 
 def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generator) -> list[tuple[str, str, int | None]]:
-    """Return the text, answer and age in frames of questions about each visit, as many unseen pairs, and the present."""
+    """Return questions about each visit, about objects never shown, and about now: their texts, answers and ages in frames."""
     asked: list[tuple[str, str, int | None]] = []
     for visit, kind in product(visits, KINDS):
         question = demo.ask(kind, int(rng.integers(2)), visit.color, visit.shape)

@@ -1,7 +1,7 @@
 """Time how long a snapshot holds up the stream, compared with a frame's time, and how long writing it takes.
 
-The cache is first filled until its policy compresses. Then watching a chunk and taking a snapshot alternate. The stream waits
-while a snapshot is copied, but not while it is written.
+Once the cache is full, watching a chunk and taking a snapshot alternate. The stream waits while a snapshot is copied, but not
+while it is written.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Ite
     """Yield one line: medians over rounds that each fetch ``asked`` of ``clusters`` clusters.
 
     ``put_ms``: time to store one cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch announced
-    as long in advance as a fetch from disk takes. ``unexpected_ms``: the wait for an unannounced fetch. Ratios are per round.
+    ``disk_ms`` in advance. ``unexpected_ms``: the wait for an unannounced fetch.
     """
     rng = np.random.default_rng(0)
     one = _block(rng)

@@ -11,7 +11,7 @@ from edgevlm.bench.results.journal import Run, number
 from edgevlm.errors import UserError
 
 OURS = "edgevlm"
-SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")  # fields that are equal on comparable machines
+SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")
 # strings that are results; all other strings and the numbers in SETTINGS identify a line's subject
 RESULTS = ("policy_used", "stopped", "skipped", "left_out", "error")
 SETTINGS = (
@@ -22,7 +22,7 @@ TIMED = (
     "ms_per_token", "ms_per_frame", "ratio", "ttft_ms_p50", "tpot_ms_p50", "ms_p50", "ttft_ms", "ms", "frame_ms", "hold_ms",
     "write_ms", "joules_per_frame", "joules_per_token", "fps", "fps_ratio", "tokens_ratio",
 )  # fmt: skip
-TWICE = 2.0  # a factor by which single measurements rarely differ by chance
+TWICE = 2.0
 MORE_IS_BETTER = ("fps", "fps_ratio", "tokens_ratio")
 
 Subject = tuple[tuple[str, Any], ...]
@@ -39,9 +39,10 @@ def difference(one: Line, other: Line) -> str:
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
     """Return a line for each timed field that both runs measured, worst first.
 
-    ``times_worse``: how many times worse the new median is. Above 1 + ``margin``, ``verdict`` is ``worse`` if the gap between
-    the spreads exceeds the sum of their widths, else ``chance``. Without spreads, ``verdict`` is ``worse`` from TWICE on, else
-    ``no spread``. Raises UserError for different machines, unless forced, and for runs without a common line.
+    ``times_worse``: how many times worse the new median is. If it exceeds 1 + ``margin``, ``verdict`` is ``worse`` if the gap
+    between the spreads exceeds the sum of their widths, else ``chance``. Without spreads, ``verdict`` is ``worse`` if
+    ``times_worse`` is at least TWICE. Raises UserError for different machines, unless forced, and for runs without a common
+    line.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
         raise UserError(f"{new.id} and {old.id} cannot be compared ({apart}); --force does it all the same")

@@ -1,9 +1,8 @@
 """Read benchmark results: JSON lines in an append-only file that ``bench all`` writes.
 
-A run's header is ``{"event": "run", "id", "at", "quick", "versions", "machine"}``. Each command follows as ``{"event": "begin",
-"run", "entry", "command", "at"}``, its lines with ``run`` and ``entry`` added, and ``{"event": "end", .. "seconds"}`` or
-``{"event": "failed", .. "code", "error"}``. A command that begins again in a run replaces its earlier lines. Lines without a
-run, such as one command's output, form a run named after their file.
+A run's header has the event ``run``. Each command then adds a line with the event ``begin``, its result lines with ``run`` and
+``entry``, and a line with the event ``end`` or ``failed``. A command that begins again in a run replaces its earlier lines.
+Lines without a run, such as one command's output, form a run named after their file.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Run:
-    """The commands of one ``bench all``. ``header`` is empty if the file has none."""
+    """The commands of one ``bench all``. ``header`` is empty if the file has no header line."""
 
     id: str
     header: Line = field(default_factory=dict)

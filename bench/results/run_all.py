@@ -31,7 +31,7 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.files import JsonLines
 
 PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]
-PATIENCE_S = 10.0  # time for a terminated process to end
+PATIENCE_S = 10.0
 SOURCE = Path(__file__).resolve().parents[2]  # a git checkout if .git is in this folder
 PACKAGES = (
     "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python",

@@ -23,7 +23,7 @@ SHAPES = {
     "seeded-3b": (36, 16, 2, 128),
 }  # layers, query heads, KV heads, head_dim
 GQA, READ = "GroupQueryAttention", "read"
-MOST_MB = 1500  # maximum MB of keys and values in memory; layers beyond that are skipped
+MOST_MB = 1500  # the keys and values of all timed layers take at most this many MB
 
 
 def attention(
@@ -37,8 +37,9 @@ def attention(
 ) -> Iterator[dict[str, Any]]:
     """Time the attention of one token or of whole frames over ``held`` tokens of noise, in all layers of a model's shape.
 
-    frames: frames per call; 0 for one token. ``ratio``: our time divided by GroupQueryAttention's on fp32. ``gb_s`` counts keys
-    and values once. ``read`` is numpy's maximum over the same memory. Raises UserError for an unknown shape or precision.
+    ``frames``: frames per call; 0 for one token. ``ratio``: our time divided by GroupQueryAttention's on fp32. ``gb_s`` counts
+    keys and values once. ``read`` times numpy's ``max`` over the keys and values. Raises UserError for an unknown shape or
+    precision.
     """
     for name in model:
         if name not in SHAPES:
@@ -111,7 +112,7 @@ def _gqa(query: np.ndarray, key: np.ndarray, value: np.ndarray, memory: np.ndarr
     model = helper.make_model(helper.make_graph([node], GQA, inputs, outputs), opset_imports=imports, ir_version=9)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # otherwise ONNX Runtime's workers keep our cores
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # otherwise ONNX Runtime's threads spin on our cores
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     given = [query[None], key[None], value[None], np.array([[capacity - 1]], np.int32), np.array([capacity], np.int32)]
     out, bindings = np.empty((1, rows, width), np.float32), []

@@ -18,13 +18,13 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.progress import show, to_stderr
 from edgevlm.runtime.kv import DTYPES
 
-TOKENS_PER_FRAME = {"demo": 16}  # 196 if the model is not listed
+TOKENS_PER_FRAME = {"demo": 16}  # all other models: 196
 Place = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` earlier rows, with logits only for a single row."""
+    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` earlier rows."""
 
     held: int
     rows: int = 1

@@ -1,9 +1,9 @@
 """Run transformers' decoder in OpenVINO on the CPU, with weights compressed by nncf and OpenVINO's stateful KV cache.
 
 The conversion follows the stateful export of optimum-intel, which cannot be installed with this version of transformers. Past
-keys and values become inputs and outputs and are gathered by ``beam_idx``. Each input becomes a state with its output, which
-the CPU plugin fuses with attention. Weights follow optimum-intel's defaults: int8 has a scale and zero point per matrix row;
-int4 has them per group of at most 128 numbers, and has 8 bits for embedding and head.
+keys and values become states that are gathered by ``beam_idx``; the CPU plugin fuses them with attention. Weights follow
+optimum-intel's defaults. int8 weights have a scale and zero point per matrix row. int4 weights have them per group of at most
+128 numbers; the embedding and the head have 8 bits.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def stateful(model: TextModel) -> Any:
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # tracing warns of values that it treats as constants, rightly
+        warnings.simplefilter("ignore")  # tracing warns about values that are constant here
         converted = ov.convert_model(WithCache(load(model)), example_input=(*inputs, *past))
     names = {f"past{index}": f"present{index}" for index in range(2 * s.layers)}
     for (taken, given), node, output in zip(names.items(), converted.inputs[3:], converted.outputs[1:], strict=True):
@@ -115,7 +115,7 @@ def stateful(model: TextModel) -> Any:
     index = opset13.parameter(name="beam_idx", dtype=ov.Type.i32, shape=ov.PartialShape([-1]))
     index.output(0).get_tensor().add_names({"beam_idx"})
     converted.add_parameters([index])
-    for name in names:  # the plugin looks for this gather of the beams' past
+    for name in names:  # OpenVINO's CPU plugin expects keys and values to be gathered by beam
         past = converted.input(name)
         readers = past.get_target_inputs()
         gathered = opset13.gather(past, index, opset13.constant(0))

@@ -24,7 +24,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
 
 PASSAGE = 500  # tokens per text
-CHUNK = 125  # tokens appended per call
+CHUNK = 125
 STEPS = 30  # tokens timed singly, taking turns with float32, after BEFORE tokens of text
 BEFORE = 300
 WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
@@ -73,8 +73,8 @@ def weights(
 ) -> Iterator[dict[str, Any]]:
     """Export a checkpoint in float32 and in each precision, and compare them on ``tokens`` tokens of Python's help topics.
 
-    ``top1``: how often the most likely token is the same. ``kl``: the mean KL(fp32 || precision) in nats. Single tokens are
-    timed in turns. Raises UserError for an unknown precision and a checkpoint that cannot be exported or is already quantized.
+    ``top1``: how often the most likely token is the same as in float32. ``kl``: the mean KL(fp32 || precision) in nats. Raises
+    UserError for an unknown precision and a checkpoint that cannot be exported or is already quantized.
     """
     with needs("exporting a checkpoint"):
         from edgevlm.calib.activations import passages, sample_activations

@@ -42,9 +42,9 @@ def products(
 ) -> Iterator[dict[str, Any]]:
     """Time products of one row, or of whole frames' rows, with each of a layer's noise matrices and with all of them.
 
-    frames: frames per call; 0 for one row. ``ratio``: the time divided by float32's time. ``gflop_s`` counts two operations per
-    weight and row, ``gb_s`` the stored bytes once. ``read`` is numpy's maximum over the float32 matrix. The whole ``layer`` is
-    also timed as the extension's int4 product with norms, gate and rotation. Raises UserError for an unknown shape.
+    ``frames``: frames per call; 0 for one row. ``ratio``: the time divided by float32's time. ``gflop_s`` counts two operations
+    per weight and row, ``gb_s`` the stored bytes once. ``read`` times numpy's ``max`` over the float32 matrix. ``int4
+    extension`` times the whole layer in the C++ extension. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:

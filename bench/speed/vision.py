@@ -45,7 +45,7 @@ def vision(
     torch.set_num_threads(threads)
     config = llava_onevision_config(layers)
     text, side = config.text_config, config.vision_config.image_size
-    config.text_config = transformers.Qwen2Config(  # for a decoder that never runs
+    config.text_config = transformers.Qwen2Config(  # a small decoder, because only the tower is timed
         vocab_size=512, hidden_size=text.hidden_size, intermediate_size=64, num_hidden_layers=1, tie_word_embeddings=True,
         num_attention_heads=text.num_attention_heads, num_key_value_heads=text.num_key_value_heads,
     )  # fmt: skip

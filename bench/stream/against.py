@@ -35,7 +35,7 @@ VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's preci
 
 @dataclass(slots=True)
 class Side:
-    """One runtime's times: ms per frame of each chunk; for each answer, ms to the first token and ms per later token.
+    """One runtime's times in ms: per frame of each chunk, and each answer's first token and later tokens.
 
     ``parts``: each part's total milliseconds after each chunk.
     """

@@ -69,8 +69,8 @@ def changed(
     """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios are relative to the clip's first line.
 
     Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the time
-    of tower and prefill were proportional to the patches encoded and appended. ``model``: a bundle, or SEEDED, which is
-    exported with ``layers`` layers in each of tower and decoder (default: all). Raises UserError for fewer than three chunks.
+    of tower and prefill were proportional to the patches encoded and appended. ``model``: a bundle or SEEDED. ``layers``: the
+    number of layers in each of SEEDED's tower and decoder (default: all). Raises UserError for fewer than three chunks.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:
@@ -115,7 +115,7 @@ def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> f
     """Return the highest ratio of frames per second to ``full``'s that the encoded and appended fractions allow."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
-    frame = fmean(once.wall for once in first.took[1:])  # the mean, as the stages' times are means too
+    frame = fmean(once.wall for once in first.took[1:])  # a mean, because the stages' times are means
     return round(frame / (frame - saved), 3)
 
 
@@ -132,7 +132,7 @@ def fill(session: Session, chunk: int) -> None:
 
 @contextmanager
 def bundle_of(name: str, precision: str, layers: int | None) -> Iterator[str | Path]:
-    """Yield a bundle's directory or ``demo``. SEEDED is written and exported to a temporary directory."""
+    """Yield ``name``, which is ``demo`` or a bundle's directory, or for SEEDED the temporary bundle that it is exported to."""
     if name != SEEDED:
         if layers is not None:
             raise UserError(f"--layers: is of {SEEDED}, and {name} has its own")

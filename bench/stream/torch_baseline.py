@@ -1,8 +1,8 @@
 """Run InfiniPot-V in PyTorch on transformers, like its authors' program, as the baseline of ``bench stream against``.
 
-A chunk of frames is encoded and appended to a DynamicCache. Before the cache exceeds the budget, TaR and value norms choose the
-tokens to keep (arXiv 2506.15745, Alg. 1), which are gathered into new tensors. As in ``tests/parity``, the i-th oldest token
-counts as patch ``i % p``, and rotated keys are compared. The batch size is 1.
+A chunk of frames is encoded and appended to a DynamicCache. Before the cache would exceed the budget, the tokens chosen by TaR
+and value norms (arXiv 2506.15745, Alg. 1) are gathered into new tensors. As in ``tests/parity``, the i-th oldest token counts
+as patch ``i % p``, and rotated keys are compared. The batch size is 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TorchBaseline:
         self._append(self._embedded(prefix))
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's rotated keys and its values, ``[kv_heads, n, head_dim]``, oldest first after the prefix."""
+        """Return a layer's rotated keys and its values, each ``[kv_heads, n, head_dim]``, oldest first."""
         kept = self._cache.layers[layer]
         return kept.keys[0], kept.values[0]
 
@@ -110,7 +110,7 @@ def target_of(budget: int, per_frame: int) -> int:
 def chosen(keys: Tensor, values: Tensor, budget: int, per_frame: int) -> Tensor:
     """Return the indices of the tokens to keep, int64 ``[kv_heads, target]``, ascending.
 
-    keys, values: ``[kv_heads, n, head_dim]``, oldest first, where n is a number of whole frames of ``per_frame`` tokens.
+    ``keys``, ``values``: ``[kv_heads, n, head_dim]``, oldest first. n is a multiple of ``per_frame``.
     """
     count, target = keys.shape[1], target_of(budget, per_frame)
     new = per_frame * max(1, int(RECENT * (count // per_frame)))

@@ -57,7 +57,7 @@ POLLED_ON_S = 4.0  # polling continues for this long after a proactive question'
 
 
 def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
-    """Yield StreamingBench's questions. If a part is in two files, by record and (``_stream``) by video, only one is read."""
+    """Yield StreamingBench's questions. Of a part that is in two files, only the file without ``_stream`` is read."""
     patterns = [f"{folder}questions_{part}*.json" for folder in ("", "src/data/", "data/") for part in PARTS]
     chosen: dict[str, str] = {}
     for file in sorted(data.files(*patterns), key=lambda file: ("_stream" in file, file)):
@@ -71,7 +71,7 @@ def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
 def streaming_question(
     data: Dataset, part: str, told: defaultdict[str, list[str]], value: Any, name: str
 ) -> Iterator[SuiteQuestion]:
-    """Yield a record's question. told: each video's earlier questions and answers, which a sequential question repeats."""
+    """Yield a record's question. ``told``: each video's earlier questions and answers, repeated in a sequential question."""
     asked = streaming_proactive(value) if part == "proactive" else streaming_choice(value)
     video, text = data.video(asked["video_path"]), asked["question"]
     if part == "proactive":

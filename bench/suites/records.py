@@ -16,7 +16,7 @@ from edgevlm.bench.output import printable
 from edgevlm.bench.suites import GUIDE
 from edgevlm.errors import UserError
 
-FOLDERS = ("", "videos", "video", "data")  # where videos may be in the data folder
+FOLDERS = ("", "videos", "video", "data")  # folders in the data folder that may hold videos
 SUFFIXES = ("", ".mp4", ".mkv", ".webm", ".avi", ".mov")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -63,9 +63,9 @@ class Poll:
 class SuiteQuestion:
     """One question about one video.
 
-    id: file and index, unique in the suite. video: the file's path in the data folder. prompt: the whole prompt for the model.
-    options: the choices' texts, without letters. time_s: when to ask first, in video seconds. tokens: the answer's limit.
-    scoring: a key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
+    ``id``: file and index, unique in the suite. ``video``: the file's path in the data folder. ``options``: the choices' texts,
+    without letters. ``time_s``: when to ask first, in video seconds. ``tokens``: the answer's limit. ``scoring``: a key of
+    :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 
     id: str
@@ -111,8 +111,8 @@ class Dataset:
     ) -> Iterator[SuiteQuestion]:
         """Yield each record's questions. Invalid records are skipped and added to ``findings``.
 
-        Each entry of a list under the key ``nested`` counts as a record, with the outer record's fields added.
-        make: makes questions from a record and its id, or raises ValueError.
+        Each entry of a list under the key ``nested`` counts as a record, with the outer record's fields added. ``make`` makes
+        questions from a record and its id, or raises ValueError.
         """
         for place, value in _leaves(values, nested, ""):
             try:

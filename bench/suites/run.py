@@ -32,7 +32,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import parse_budget
 
 PROMPT_PARTS = 4  # a prompt may take 1 / PROMPT_PARTS of a model's positions
-NAMED = 5  # maximum number of skipped records listed without --json
+NAMED = 5
 LEFT_OUT = {  # field of the last line -> the words printed before its entries
     "missing_videos": "missing",
     "malformed": "malformed, and left out",
@@ -109,7 +109,7 @@ def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBud
     for prompt in {part for q in questions for part in (q.prompt, q.poll.prompt if q.poll else q.prompt)}:
         try:
             longest = max(longest, len(chat.suffix([], prompt)))
-        except UserError:  # the prompt contains the video's placeholder; the error is recorded when the question is asked
+        except UserError:  # an invalid prompt is recorded when the question is asked
             continue
     return TextBudget(0, min(longest, most), min(max(question.tokens for question in questions), most))
 

@@ -11,7 +11,7 @@ from edgevlm.calib.intervals import fraction_right
 Record = dict[str, Any]
 Line = dict[str, Any]
 
-WINDOW_S = 2.0  # a proactive answer may be this far from its moment (StreamingBench)
+WINDOW_S = 2.0  # a proactive answer may come this many seconds before or after its moment (StreamingBench)
 
 
 def is_right(record: Record) -> bool | None:
@@ -28,7 +28,7 @@ def _proactive(record: Record) -> bool:
 SCORINGS: dict[str, Callable[[Record], bool]] = {
     # StreamingBench: the response's first character is the right letter
     "first-letter": lambda record: record["response"].strip()[:1] == record["answer"],
-    # OVO-Bench, by task: the response has the right letter, the right digits, or the right word (or is its first letter)
+    # OVO-Bench, depending on the task: the response has the right letter, the right digits or the right word
     "letter-within": lambda record: record["answer"] in record["response"],
     "digits": lambda record: "".join(re.findall(r"[0-9]+", record["response"])) == record["answer"],
     "yes-no": lambda record: record["response"] == record["answer"][0] or record["answer"] in record["response"],
@@ -43,7 +43,7 @@ def contains(response: str, output: str) -> bool:
 
 
 class Scores:
-    """Computes table columns from one policy's saved answers at one budget. A column is a line without the policy's name."""
+    """Computes table columns from one policy's saved answers at one budget."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = list(records)

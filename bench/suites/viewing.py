@@ -29,7 +29,7 @@ from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.session import Session
 
 EVERY_S = 1.0  # seconds between two polls
-ASKED = ("video", "category", "subtask", "prompt", "options", "answer", "scoring", "time_s")  # copied from a question
+ASKED = ("video", "category", "subtask", "prompt", "options", "answer", "scoring", "time_s")
 
 
 class Viewer:
@@ -73,13 +73,13 @@ class Viewer:
                 self._add(place, "")
 
     def fail(self, reason: str, **facts: object) -> None:
-        """Record that the remaining questions cannot be answered. facts: more fields of the record, such as ``damaged``."""
+        """Record that the remaining questions cannot be answered. ``facts``: more fields of the record, such as ``damaged``."""
         left, self._due = self._due, []
         for _, place in left:
             self._add(place, "", error=reason, **facts)
 
     def _ask_until(self, time_s: float) -> None:
-        """Ask the questions due before ``time_s``; the session has watched exactly the frames up to their time."""
+        """Ask the questions due before ``time_s``."""
         while self._due and self._due[0][0] < time_s:
             due, place = self._due.pop(0)
             poll = self._questions[place].poll
@@ -110,7 +110,7 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """Return the answer to a prompt, or None after recording a failure. If the memory is full, all questions fail."""
+        """Return the answer to a prompt, or None after recording a failure."""
         checked = False
         try:
             self.session.check(prompt)
@@ -205,9 +205,9 @@ class VideoWorker:
         yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.peak_bytes)
 
     def peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """Return the peak bytes of cache and policy in a session that watches noise until it has been full for two chunks.
+        """Return the peak bytes of cache and policy in a session that watches noise beyond its budget.
 
-        tokens: the budget; 0 stands for as many tokens as the model can hold, and then only the cache is measured.
+        ``tokens``: the budget; 0 measures an empty cache for as many tokens as the model can hold.
         """
         session, policy = self.open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()
