@@ -1,6 +1,6 @@
 """Compare the policies on a model at equal bytes, and select the policies and settings that ``auto`` uses.
 
-For ``append`` and ``encode``, it selects the settings that save the most among those that lose little under full KV.
+The settings selected for ``append`` and ``encode`` save the most among those that lose little under full KV.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
         shown |= {there.index(0): opening} if frame == 0 else {}
         ids[frame] = [*encode(ALWAYS), *(token for part in shown.values() for token in part)]
         owners[frame, -SLOTS * len(opening) :] = np.repeat(there, len(opening))
-    owners[0, owners[0] == 0] = PEOPLE  # the number of the opening sentence's tokens
+    owners[0, owners[0] == 0] = PEOPLE  # the opening sentence counts as an object of its own
     questions: list[CaseQuestion] = []
     for who in range(coming):
         is_now, asks_city = who in there, who % 2

@@ -174,7 +174,7 @@ def split(text: str) -> list[str]:
 
 
 def parse_budgets(text: str) -> list[Budget]:
-    """Parse budgets such as ``12.5%,50%`` of a stream or ``512,6k`` tokens per layer. Raises UserError for invalid ones."""
+    """Parse budgets: ``12.5%,50%`` of a stream, or ``512,6k`` tokens per layer. Raises UserError for an invalid budget."""
     budgets = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         fraction = float(part[:-1]) / 100 if re.fullmatch(r"\d+(\.\d+)?%", part) else 0.0
