@@ -57,7 +57,7 @@ POLLED_ON_S = 4.0  # polling continues for this long after a proactive question'
 
 
 def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
-    """Yield StreamingBench's questions. Of a part that is in two files, only the file without ``_stream`` is read."""
+    """Yield StreamingBench's questions. If two files hold the same part, only the one without ``_stream`` is read."""
     patterns = [f"{folder}questions_{part}*.json" for folder in ("", "src/data/", "data/") for part in PARTS]
     chosen: dict[str, str] = {}
     for file in sorted(data.files(*patterns), key=lambda file: ("_stream" in file, file)):
