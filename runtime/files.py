@@ -53,9 +53,7 @@ def look(path: str | Path) -> Found:
 
 
 def is_utf8(path: str | Path) -> bool:
-    """Return whether a name is UTF-8. Python turns bytes that are not UTF-8 into lone surrogates, which few libraries
-    accept.
-    """
+    """Return whether a name is UTF-8. Python holds bytes that are not UTF-8 as lone surrogates, which few libraries accept."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Load a model, which is a bundle with its engine and tokenizer and serves any number of sessions."""
+"""Load a model: a bundle with its engine and tokenizer, which serves any number of sessions."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from edgevlm.runtime.positions import position_rule
 from edgevlm.runtime.sandbox import try_tokenizer
 from edgevlm.runtime.scheduler import Scheduler
 
-LARGEST_TOKENIZER = 1 << 27  # the largest tokenizer file, in bytes
-MOST_FRAMES = 10**9  # the highest frame number for which the text around a frame is measured
-FURTHEST = 10 * 365.25 * 86400.0  # the latest time, in seconds, for which the text around a frame is measured
+LARGEST_TOKENIZER = 1 << 27  # the maximum size of a tokenizer file, in bytes
+MOST_FRAMES = 10**9
+FURTHEST = 10 * 365.25 * 86400.0
 
 
 @dataclass(eq=False)
 class Model:
-    """A loaded bundle with its engine.
+    """A loaded bundle with its engine. Sessions submit work to ``scheduler``, and only the scheduler's thread calls the engine.
 
-    ``is_demo`` is set for the embedded model and its copies, which were trained only on the demo world. Sessions submit their
-    work to ``scheduler``, and only the scheduler's thread calls the engine.
+    ``is_demo`` is set for the embedded model and its copies, which were trained only on the demo world. ``origin`` is the model
+    that this model is a view of.
     """
 
     bundle: Bundle
     engine: Engine
     tokenizer: Tokenizer
-    closing: NDArray[np.float32]  # rows that close a video before the text after it, [n, hidden]
+    closing: NDArray[np.float32]  # the rows that follow a video's last frame, [n, hidden]
     is_demo: bool = False
     scheduler: Scheduler = field(init=False, repr=False, compare=False)
-    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # the model of which this model is a view
+    origin: Model | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler()
@@ -59,7 +59,7 @@ class Model:
     def for_frames(self, size: tuple[int, int]) -> Model:
         """Return a view of this model for frames of ``size``, (height, width), with the same engine and scheduler.
 
-        Returns the model itself if its tower takes only one size. Raises UserError for an invalid size.
+        Returns the model itself if its tower takes frames of only one size. Raises UserError for an invalid size.
         """
         vision = self.bundle.vision.for_frames(*size)
         if vision is self.bundle.vision:
@@ -84,10 +84,10 @@ class Model:
     ) -> Model:
         """Load ``demo``, the directory of a bundle or a checkpoint, or a hub model ``ORG/NAME[@revision]``.
 
-        engine: a backend's name. threads: threads per call, 1 to 256, by default the physical cores. positions: ``trained`` or
-        ``transformers``, by default the bundle's rule. Raises BundleError for a bundle that is missing, truncated or of an
-        unsupported version. Raises UserError for an engine that is unknown or not installed, or that does not accept the bundle
-        or the number of threads.
+        ``engine``: a backend's name. ``threads``: the number of threads for a call, 1 to 256, by default the physical cores.
+        ``positions``: ``trained`` or ``transformers``, by default the bundle's rule. Raises BundleError for a bundle that is
+        missing, truncated or of an unsupported version. Raises UserError for an engine that is unknown or not installed, or
+        that does not accept the bundle or the number of threads.
         """
         bundle = Bundle.load(find_bundle(name, engine), verify="size")
         if positions is not None:
@@ -97,25 +97,22 @@ class Model:
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
-        """Encode text inside a prompt, after a token of the video, to token ids.
-
-        Raises UserError for text that is not Unicode (a lone surrogate).
-        """
+        """Encode text that follows a token of the video in a prompt. Raises UserError for text with a lone surrogate."""
         return encode_inside(self.tokenizer, self.bundle.chat, text)
 
     def embed(self, text: str) -> NDArray[np.float32]:
-        """Return the embeddings ``[n, hidden]`` of text inside a prompt. Raises UserError as :meth:`encode` does."""
+        """Return the embeddings ``[n, hidden]`` of text that follows the video. Raises UserError as :meth:`encode` does."""
         self.scheduler.check_process()
         return self.engine.embed(np.asarray(self.encode(text), np.int64))
 
     @property
     def rows_per_frame(self) -> int:
-        """The most rows that a frame, or a group of merged frames, appends."""
+        """The maximum number of rows that a frame, or a group of merged frames, appends, including the text around it."""
         text = sum(len(self.encode(text)) for text in self.frame_text(FURTHEST, MOST_FRAMES) if text)
         return self.bundle.vision.tokens_per_frame + text
 
     def frame_text(self, seconds: float, frame: int) -> tuple[str, str]:
-        """Return the texts before and after frame number ``frame`` (from 0), seen at ``seconds`` of the stream."""
+        """Return the texts before and after the frame with number ``frame`` (from 0), seen at ``seconds`` of the stream."""
         full = int(seconds)
         vision = self.bundle.vision
         time = {"seconds": seconds, "minutes": full // 60, "second": full % 60, "frame": frame + 1}
@@ -155,7 +152,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 def find_bundle(name: str | Path, engine: str) -> Path:
     """Return the folder of the bundle called ``name``, after exporting a checkpoint or downloading a hub model if needed.
 
-    The entry point ``edgevlm.models``, in a higher layer, exports and downloads. Raises UserError as :meth:`Model.load` does.
+    A plugin of the group ``edgevlm.models`` exports and downloads. Raises UserError as :meth:`Model.load` does.
     """
     folder = bundle_folder(name)
     if str(name) == "demo" or (folder / MANIFEST).exists() or not (isinstance(name, str) or folder.exists()):
@@ -165,7 +162,7 @@ def find_bundle(name: str | Path, engine: str) -> Path:
 
 
 def bundle_folder(name: str | Path) -> Path:
-    """Return the folder of ``demo`` or of the bundle at a path. Raises UserError for an address."""
+    """Return the folder of the bundle ``name``, which is ``demo`` or a path. Raises UserError for an address."""
     refuse_address(name)
     return demo_bundle() if str(name) == "demo" else Path(name)
 

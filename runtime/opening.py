@@ -21,22 +21,22 @@ from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY, OtherStore
 from edgevlm.runtime.stream import Stream
 
-FALLBACK = "infinipot-v"  # the policy of ``auto`` if no policy was measured to be better on the model
-FAR = 2.0  # two budgets are far apart if their ratio is larger than this
-STORE = "store.bin"  # the store's file in the directory of snapshots
-FEW = 64  # for frames of at most this many patches, encoding all of them takes less time than comparing them
-LATEST_S = 1e12  # the largest timestamp, 30,000 years
+FALLBACK = "infinipot-v"  # the policy for ``auto`` if no policy measured better on the model
+FAR = 2.0
+STORE = "store.bin"
+FEW = 64  # up to this many patches, encoding a whole frame is faster than comparing patches
+LATEST_S = 1e12
 
 
 def check_int(**numbers: object) -> None:
-    """Raise UserError for settings that are neither None nor integers."""
+    """Raise UserError for a number that is neither None nor an integer."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
             raise UserError(f"{name} is an integer, not {number!r}")
 
 
 def check_time(timestamp: object) -> None:
-    """Raise UserError unless ``timestamp`` is a number of seconds."""
+    """Raise UserError unless ``timestamp`` is a number of seconds below LATEST_S."""
     number = isinstance(timestamp, int | float | np.integer | np.floating) and not isinstance(timestamp, bool)
     if not number or not -LATEST_S < timestamp < LATEST_S:  # type: ignore[operator]
         raise UserError(f"timestamp is a number of seconds, not {str(timestamp)[:40]}")
@@ -45,9 +45,9 @@ def check_time(timestamp: object) -> None:
 def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
     """Return the encoder of changed patches, or None if whole frames are encoded.
 
-    ``auto`` takes calibration's choice. Without a calibrated choice, ``auto`` encodes changed patches of frames with more than
-    FEW patches if the engine, the frames' size and a quarter of the free memory allow this. A resumed stream keeps its setting.
-    Raises UserError if ``changed`` was requested and is impossible.
+    ``auto`` uses the calibrated choice. Without a calibrated choice, ``auto`` encodes changed patches if frames have more than
+    FEW patches, the engine supports it, and the tower's cache takes at most a quarter of the free memory. A resumed stream
+    keeps its setting. Raises UserError if ``changed`` was requested and is impossible.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
@@ -71,7 +71,7 @@ def open_stream(
 ) -> tuple[Stream, str]:
     """Open a stream and append its prefix. Also returns a line on why ``auto`` chose the policy and which tokens to append.
 
-    writer: writes snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
+    ``writer`` writes the snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
     """
     policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
     prefix, rows, budget, why = chat.prefix, text.rows(model), settings.budget, ""
@@ -100,10 +100,10 @@ def open_stream(
 
 
 def _append(settings: SessionSettings, model: Model, policy: Policy, writer: SnapshotWriter | None) -> AppendChanged | None:
-    """Return which tokens enter the memory; None means all tokens of each frame.
+    """Return the settings of ``--append changed``, or None if all tokens of each frame enter the memory.
 
-    ``auto`` takes the changed tokens, unless calibration chose whole frames or the policy needs them. A resumed memory that
-    earlier versions filled with whole frames keeps taking whole frames.
+    ``auto`` appends changed tokens, unless calibration chose whole frames or the policy needs them. A memory that earlier
+    versions filled with whole frames continues with whole frames.
     """
     choices, (name, tau, refresh, present) = model.bundle.choices(), parse_append(settings.append)
     if name == AUTO and writer is not None and writer.kept(model.bundle).get("append") == ALL:
@@ -117,7 +117,7 @@ def _append(settings: SessionSettings, model: Model, policy: Policy, writer: Sna
 def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: SessionSettings) -> Store | None:
     """Open a retrieval policy's store in the writer's directory or a temporary file; return None for other policies.
 
-    A store file whose blocks no snapshot describes is deleted first. Raises UserError for store settings if the policy has no
+    A store file is deleted first if no snapshot describes its blocks. Raises UserError for store settings if the policy has no
     store.
     """
     given = {"file_bytes": settings.store_bytes, "host_bytes": settings.host_bytes}
@@ -144,10 +144,10 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason; the
-    line's details come after the first ``; ``.
+    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason. In
+    the line, details follow the first ``; ``.
 
-    The policy is the choice at the nearest measured budget. FALLBACK is used if no budget was measured, no policy is clearly
+    The policy is the choice at the nearest measured budget. It is FALLBACK if no budget was measured, no policy is clearly
     better, or the chosen policy is not installed. Raises BundleError for invalid choices.
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
@@ -165,7 +165,9 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
-    """Describe the policy that ``auto`` chooses at ``budget`` and its measurement; numbers and warnings come after ``; ``."""
+    """Describe the policy that ``auto`` chooses at ``budget`` and its measurement. Numbers and warnings follow the first ``;
+    ``.
+    """
     best, on = choice.best, f"on streams of {choices.frames} frames"
     on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:

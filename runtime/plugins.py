@@ -1,6 +1,6 @@
 """Find classes and functions by name in edgevlm, in installed packages and in users' files.
 
-A name is looked up in a group of :data:`GROUPS`; edgevlm and other packages declare names as entry points::
+A name is looked up in a group of :data:`GROUPS`. Edgevlm and other packages declare names as entry points::
 
     [project.entry-points."edgevlm.policies"]
     my-policy = "my_package.policies:MyPolicy"
@@ -43,13 +43,13 @@ GROUPS = {
 
 
 def names(group: str, *, own: bool = False) -> list[str]:
-    """Return the names in ``group``, sorted: edgevlm's own, then, unless ``own`` is set, those of other packages."""
+    """Return the names in ``group``: edgevlm's own, then, unless ``own`` is set, other packages'. Both parts are sorted."""
     ours = sorted(_own(group))
     return ours if own else ours + sorted({point.name for point in entry_points(group=f"edgevlm.{group}")} - set(ours))
 
 
 def load_class(group: str, name: str) -> Any:
-    """Return the class called ``name``, preferring edgevlm's own, or the class at ``./file.py:Class``. Raises UserError."""
+    """Return the class called ``name``, preferring edgevlm's own, or the class ``./file.py:Class``. Raises UserError."""
     if is_file(name):
         return _from_file(name)
     point = _own(group).get(name) or next(iter(entry_points(group=f"edgevlm.{group}", name=name)), None)
@@ -69,7 +69,7 @@ def is_file(name: str) -> bool:
 
 
 def split_options(text: str) -> tuple[str, str]:
-    """Split ``name:options`` or ``file.py:Class:options``; options may be empty."""
+    """Split ``name:options`` or ``file.py:Class:options`` into the name and the options, which may be empty."""
     found = _FILE.fullmatch(text)
     if found is None:
         name, _, options = text.partition(":")
@@ -79,9 +79,9 @@ def split_options(text: str) -> tuple[str, str]:
 
 @contextmanager
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Convert errors in the file of ``plugin`` (a class, instance or function) to type ``kind``, naming file, line and error.
+    """Convert errors in the file of ``plugin`` (a class, instance or function) to ``kind``, naming the file, line and error.
 
-    Errors from edgevlm's own classes and errors raised in other files pass through.
+    Errors from edgevlm's own classes and errors raised in other files pass through unchanged.
     """
     try:
         yield
@@ -97,12 +97,12 @@ def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterato
 
 
 def is_foreign(plugin: Any) -> bool:
-    """Return whether a class, an instance or a function is not edgevlm's own."""
+    """Return whether ``plugin``, a class, instance or function, is from outside edgevlm."""
     return not plugin.__module__.startswith("edgevlm.")
 
 
 def place(function: Any) -> str:
-    """Return the source location of a function or class: ``file, line N``; empty if unknown."""
+    """Return the source location of a function or class as ``file, line N``, or an empty string if it is unknown."""
     try:
         return f"{inspect.getsourcefile(function)}, line {inspect.getsourcelines(function)[1]}"
     except (OSError, TypeError):
@@ -113,7 +113,7 @@ def place(function: Any) -> str:
 def _own(group: str) -> dict[str, EntryPoint]:
     """Return edgevlm's entry points, preferring installed ones to a stale ``edgevlm.egg-info`` next to the sources."""
     found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]
-    found.sort(key=lambda each: each.read_text("METADATA") is None)  # a distribution found through an egg-info has no METADATA
+    found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info has no METADATA
     return {point.name: point for point in found[0].entry_points.select(group=f"edgevlm.{group}")} if found else {}
 
 
@@ -135,7 +135,7 @@ def _from_file(text: str) -> Any:
 
 
 def _module(path: Path) -> ModuleType:
-    """Import a file once per process, as a module that dataclasses and pickle can find by name."""
+    """Import a file as a module that dataclasses and pickle can find by name. Later calls return the same module."""
     name = f"edgevlm_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,4 +1,4 @@
-"""Count a stream's positions, place its frames, and re-index the positions that are kept."""
+"""Count a stream's positions, place its frames, and re-index the positions of kept rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ Reindexing = Literal["lazy", "eager", "never"]
 Mark = tuple[int, int | None, int, float, int | None]
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
-VIDEO_RULES = {"trained": "video", "transformers": "transformers"}  # --positions -> the rule where a stream is one video
-_ROUNDING = 1e-6  # added to positions before rounding down, because 0.1 * 30 may be less than 3
+VIDEO_RULES = {
+    "trained": "video",
+    "transformers": "transformers",
+}  # maps --positions to the rule for a stream that is one video
+_ROUNDING = 1e-6
 
 
 def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8] | None = None) -> tuple[Float32, Float32]:
-    """Return the cosine and sine tables, each float32 ``[S, head_dim / 2]``, of positions ``[S]`` or ``[S, axes]``.
+    """Return the cosine and sine tables, each float32 ``[S, head_dim / 2]``, for positions ``[S]`` or ``[S, axes]``.
 
-    With several axes, ``pair_axis [head_dim / 2]`` is the axis that each rotary pair turns by. Angles are float32, as in
+    With several axes, ``pair_axis [head_dim / 2]`` gives the axis that each rotary pair turns by. Angles are float32, as in
     transformers.
     """
     flat = positions.reshape(len(positions), -1).astype(np.float32)
@@ -39,10 +42,10 @@ def position_rule(rule: str, wanted: str) -> str:
 class Positions:
     """The rotary positions of one stream: a text row takes the next index on every axis, and a frame follows ``rule``.
 
-    limit: the smaller of the model's limit and the trained length written in the bundle. margin: min(1024, limit / 4), but at
-    least the text budget, so that a question always fits below the limit (InfiniPot-V, appendix B.4; HERMES, appendix F). rule,
-    grid, tokens_per_second: ``positions``, ``grid`` and ``tokens_per_second`` of :class:`~edgevlm.runtime.bundle.VisionSpec`.
-    next: 1 + the largest position taken, over all axes.
+    ``limit``: the smaller of the model's limit and the trained length written in the bundle. ``rule``, ``grid`` and
+    ``tokens_per_second`` are those of :class:`~edgevlm.runtime.bundle.VisionSpec`, whose ``positions`` is the rule. ``next``: 1
+    + the largest position taken, over all axes. ``margin`` is min(1024, limit / 4), but at least the text budget, so that a
+    question always fits below the limit (InfiniPot-V, appendix B.4; HERMES, appendix F).
     """
 
     limit: int
@@ -53,25 +56,25 @@ class Positions:
     tokens_per_second: float | None = None
     axes: int = 1
     next: int = 0
-    _start: int | None = None  # the position from which the video's rows and columns count
-    _time: int = 0  # the newest frame's position on the first axis
-    _since: float = 0.0  # when the video's first frame was seen, in seconds
-    _text: int | None = None  # the position of the next text row after the video, if it differs from ``next``
+    _start: int | None = None  # the first position of the video's rows and columns
+    _time: int = 0
+    _since: float = 0.0  # the time of the video's first frame, in seconds
+    _text: int | None = None
 
     @property
     def margin(self) -> int:
         return max(min(1024, self.limit // 4), self.text_rows)
 
     def due(self, rows: int, compressed: bool) -> bool:
-        """Return whether positions must be made dense before ``rows`` more rows are appended."""
+        """Return whether the positions must be re-indexed before ``rows`` more rows are appended."""
         if self.reindexing == "never":
             return False
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin
 
     def compact(self, cache: KVCache, prefix: int, gap: int = 0) -> None:
-        """Replace kept positions with their dense rank per layer, head and axis; the next frame begins a new video.
+        """Replace the positions of kept rows with their rank in each layer, head and axis; the next frame begins a new video.
 
-        gap: how many positions to leave free after the prefix.
+        ``gap``: how many positions to leave free after the prefix.
         """
         self.next, self._start, self._text = cache.reindex(prefix), None, None
         if gap:
@@ -81,14 +84,14 @@ class Positions:
             self.next += gap
 
     def mark(self) -> Mark:
-        """Return the state, for :meth:`restore`."""
+        """Return the positions' state, for :meth:`restore`."""
         return self.next, self._start, self._time, self._since, self._text
 
     def restore(self, mark: Mark) -> None:
-        self.next, self._start, self._time, self._since, self._text = (*mark, None)[:5]  # older snapshots have only four values
+        self.next, self._start, self._time, self._since, self._text = (*mark, None)[:5]  # older snapshots have four values
 
     def take(self, rows: int) -> Int32:
-        """Return the positions of the next ``rows`` rows of text, ``[rows, axes]``."""
+        """Return the positions ``[rows, axes]`` of the next ``rows`` rows of text."""
         first = self.next if self._text is None else self._text
         self.next = max(self.next, first + rows)
         if self._text is not None:
@@ -96,15 +99,13 @@ class Positions:
         return np.repeat(np.arange(first, first + rows, dtype=np.int32)[:, None], self.axes, 1)
 
     def frame(self, seconds: float, tokens: NDArray[np.bool_] | None = None) -> Int32:
-        """Return the positions of the tokens of the next frame, seen at ``seconds``: ``[rows * columns, axes]``.
+        """Return the positions ``[rows * columns, axes]`` of the tokens of the next frame, seen at ``seconds``.
 
-        tokens: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule ``rows`` leaves no gaps between
-        positions.
-
-        With rule ``video``, the frame coordinate advances by 1 per frame or by ``tokens_per_second`` for each second, and rows
-        and columns count from the video's start. With rule ``frame``, frame, row and column count from the next index.
-        (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2.) Rule ``transformers`` is like ``video``, but text
-        follows the largest row or column, whatever the time (transformers 5.23 and later).
+        ``tokens``: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule ``rows`` leaves no gaps
+        between positions. With rule ``video``, the frame coordinate advances by 1 per frame or by ``tokens_per_second`` for
+        each second, and rows and columns count from the video's start. With rule ``frame``, all three coordinates count from
+        the next index (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2). Rule ``transformers`` is like
+        ``video``, but the text position follows the largest row or column, whatever the time (transformers 5.23 and later).
         """
         rows, columns = self.grid
         if self.rule == "rows":
@@ -114,7 +115,7 @@ class Positions:
             self._since = seconds
         elif self.tokens_per_second is None:
             self._time += 1
-        else:  # a frame is never placed before the previous one, nor so far ahead that no text would fit
+        else:  # a frame never comes before the previous frame, nor so late that no text would fit
             passed = int((seconds - self._since) * self.tokens_per_second + _ROUNDING)
             furthest = max(self._time + 1, self.limit - self.margin - 1)
             self._time = min(max(self._time, self._start + passed), furthest)

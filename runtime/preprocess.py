@@ -12,10 +12,10 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import VisionSpec
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
-MOST_PIXELS = 1 << 26  # the most pixels of a frame or of a picture that a source reads: 8192 x 8192, 192 MB decoded
-MOST_EDGE = 1 << 14  # the most pixels along one edge
-BAND = 16  # how many output pixels one matrix product resizes
-SMALL = 1 << 17  # the most multiplications in one product: BLAS splits larger ones among threads, which takes longer
+MOST_PIXELS = 1 << 26  # the limit for a frame or a picture: 8192 x 8192, 192 MB decoded
+MOST_EDGE = 1 << 14
+BAND = 16  # the number of output pixels that one matrix product computes
+SMALL = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,20 @@ class Preprocessor:
         return planes
 
     def _resize(self, height: int, width: int) -> list[Pass]:
-        """Return the resize passes for a source size. Only the last size's passes are cached; cameras rarely change size."""
+        """Return the resize passes for a source size. Only the newest size's passes are cached; cameras rarely change size."""
         if (found := self._passes.get((height, width))) is None:
             self._passes = {(height, width): (found := self._bands(height, width))}
         return found
 
     def _bands(self, height: int, width: int) -> list[Pass]:
-        """Return the bands of each resize pass; a frame of the right size needs none."""
+        """Return the bands of each resize pass. A frame of the right size needs no pass."""
         spec, method = self.spec, self.spec.resample
         sizes = [(height, width), (spec.size[0], spec.size[1])]
         if spec.fit == "longest":
             sizes.insert(1, longest(height, width, spec.longest_edge or max(spec.size)))
         elif sizes[0] == sizes[1]:
             return []
-        if spec.fit == "crop":  # only pixels inside the crop get weights, because the longer edge may have a million pixels
+        if spec.fit == "crop":  # make weights only for the crop, because the longer edge may have a million pixels
             edge, short = spec.shortest_edge or min(spec.size), min(height, width)
             edges = [(side, int(edge * side / short), kept) for side, kept in zip((height, width), spec.size, strict=True)]
             rows, columns = (resize_bands(side, to, method, (to - kept) // 2, kept) for side, to, kept in edges)
@@ -120,9 +120,10 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
 
 
 def resize_bands(size: int, to: int, method: str, start: int = 0, count: int | None = None) -> list[Band]:
-    """Return antialiased filter weights (Pillow's) that resize an edge of ``size`` pixels to ``to``.
+    """Return the weights of Pillow's antialiasing filter ``method``, in bands, that resize ``size`` pixels to ``to``.
 
-    Only ``count`` output pixels from ``start`` on are made, by default all. A band's weights cover only the input that it uses.
+    Only ``count`` output pixels from ``start`` on are made, by default all. A band's weights cover only the input pixels that
+    it uses.
     """
     scale, bands = size / to, list[Band]()
     stretch = max(scale, 1.0)
@@ -144,7 +145,7 @@ def _kernel(x: NDArray[np.float64], method: str) -> NDArray[np.float64]:
         return 1 - x
     if method == "lanczos":
         return np.sinc(x) * np.sinc(x / 3)
-    a = -0.5  # the parameter of Keys's cubic filter, as in Pillow
+    a = -0.5  # the parameter of Keys' cubic filter, as in Pillow
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a
     return np.where(x < 1, near, far)

@@ -1,4 +1,4 @@
-"""Draw an answer's tokens greedily, with a temperature, or so that they form one of several texts."""
+"""Draw an answer's tokens greedily, at a temperature, or so that they form one of several texts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ MAX_CHOICES = 256
 
 @dataclass
 class Sampler:
-    """Draws tokens. temperature: 0 is greedy. top_p: keep the smallest set of tokens whose probabilities add up to it.
+    """Draws tokens. ``temperature``: 0 is greedy. ``top_p``: keep the smallest set of tokens whose probabilities reach this
+    sum.
 
-    top_k: keep the k likeliest tokens; 0 keeps all. min_p: keep tokens with at least this fraction of the highest probability.
-    seed: fixes the draws. Raises UserError for a value out of range.
+    ``top_k``: keep the k likeliest tokens; 0 keeps all. ``min_p``: keep tokens with at least this fraction of the highest
+    probability. ``seed``: makes the draws repeatable. Raises UserError for a value out of range.
     """
 
     temperature: float = 0.0
@@ -46,7 +47,7 @@ class Sampler:
         if self.temperature == 0:
             return int(logits.argmax())
         below = logits.astype(np.float64) - logits.max()
-        with np.errstate(over="ignore"):  # at a temperature close to 0, numbers overflow to minus infinity
+        with np.errstate(over="ignore"):  # at a temperature near 0, ``below / temperature`` overflows to minus infinity
             probabilities = np.exp(below / self.temperature)
         probabilities /= probabilities.sum()
         order = np.argsort(-probabilities, kind="stable")[: self.top_k or None]
@@ -60,10 +61,10 @@ class Sampler:
 class Repetition:
     """A logits processor that penalises tokens of the prompt and the answer.
 
-    penalty: divides positive logits of these tokens and multiplies negative ones, as in transformers' ``generate``. ngram: no
-    run of this many tokens may repeat; 0 means no limit. presence, frequency: subtracted from the logits of the answer's
-    tokens, once per token and once per occurrence, as in OpenAI's API. prompt: the prompt's token ids. Raises UserError for a
-    penalty out of range.
+    ``penalty``: divides positive logits of these tokens and multiplies negative ones, as in transformers' ``generate``.
+    ``ngram``: no run of this many tokens may repeat; 0 means no limit. ``presence`` and ``frequency`` are subtracted from the
+    logits of the answer's tokens, once per token and once per occurrence, as in OpenAI's API. ``prompt``: the prompt's token
+    ids. Raises UserError for a penalty out of range.
     """
 
     def __init__(self, penalty: float = 1.0, ngram: int = 0, presence: float = 0.0, frequency: float = 0.0) -> None:
@@ -75,7 +76,7 @@ class Repetition:
         self.prompt: list[int] = []
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Change the logits ``[vocabulary]`` of the token that follows ``token_ids``, the answer so far."""
+        """Return the penalised logits ``[vocabulary]`` of the token that follows ``token_ids``, the answer so far."""
         if self.penalty == 1 and not (self.ngram or self.presence or self.frequency):
             return logits
         ids, changed = [*self.prompt, *token_ids], logits.copy()
@@ -102,7 +103,9 @@ class LogProb(NamedTuple):
 
     @classmethod
     def of(cls, logits: NDArray[np.float32], token: int, count: int) -> LogProb:
-        """Return a token's log-probability. logits: float32 ``[vocabulary]``. count: the number of likeliest tokens."""
+        """Return a token's log-probability. ``logits``: float32 ``[vocabulary]``. ``count``: the number of likeliest tokens to
+        list.
+        """
         best = float(logits.max())
         total = best + float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
         order = np.argsort(-logits, kind="stable")[:count] if count else ()
@@ -110,9 +113,9 @@ class LogProb(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """The probability of each choice as the answer to a question, and the question's attention.
+    """The probability of each choice as the answer to a question, and the question's attention to the frames.
 
-    time_s: the stream's time at the newest frame that the question saw.
+    ``time_s``: the stream's time at the newest frame that the question saw.
     """
 
     time_s: float
@@ -123,12 +126,12 @@ class Classified(NamedTuple):
 class OneOf:
     """A logits processor that allows only the tokens of ``texts``; a space may precede each text.
 
-    probabilities: one for each text, which add up to 1. Texts that start with the same token share the token's probability
-    evenly until the answer decides between them.
+    ``probabilities``: the probability of each text; they add up to 1. Texts that start with the same token share the token's
+    probability evenly until the answer decides between them.
     """
 
     def __init__(self, model: Model, texts: Sequence[str]) -> None:
-        """Encode the texts. Raises UserError unless there are 2 to MAX_CHOICES texts, and if two texts have the same tokens."""
+        """Encode the texts. Raises UserError unless there are 2 to MAX_CHOICES texts, no two of them with the same tokens."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UserError("choices are a list of texts")
         if not 2 <= len(texts) <= MAX_CHOICES:
@@ -136,7 +139,7 @@ class OneOf:
         self.probabilities = dict.fromkeys(texts, 0.0)
         unknown = getattr(model.tokenizer.model, "unk_token", None)
         unknown_id = None if unknown is None else model.tokenizer.token_to_id(unknown)
-        self._text: dict[tuple[int, ...], str] = {}  # maps the tokens that spell a text to the text
+        self._text: dict[tuple[int, ...], str] = {}  # maps each text's tokens to the text
         for text in texts:
             for written in (model.encode(text), model.encode(f" {text}")):
                 if not text.strip() or unknown_id in written or model.bundle.chat.placeholder_id in written:
@@ -150,9 +153,8 @@ class OneOf:
         self._mass = dict.fromkeys(self._text, 1 / len(self._text))
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Mask the logits ``[vocabulary]`` after ``token_ids``: tokens that lead to no choice get minus infinity.
-
-        Updates ``probabilities``.
+        """Set the logits ``[vocabulary]`` of tokens that lead to no choice to minus infinity, and update ``probabilities``.
+        ``token_ids``: the answer so far.
         """
         after = {ids: ids[len(token_ids)] if len(ids) > len(token_ids) else self._stop for ids in self._open(token_ids)}
         allowed = np.array(sorted(set(after.values())))
@@ -181,13 +183,13 @@ class OneOf:
                 raise UserError(f"choices {other!r} and {text!r} start with the same token; word one of them differently")
 
     def complete(self, token_ids: Sequence[int]) -> bool:
-        """Return whether ``token_ids`` spell a choice that is not the beginning of a longer one."""
+        """Return whether ``token_ids`` spell a choice that is not the start of a longer choice."""
         return self._open(token_ids) == [tuple(token_ids)]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the choice that ``token_ids`` spell, or an empty text if there is none yet."""
+        """Return the choice that ``token_ids`` spell, or an empty string if they spell none yet."""
         return self._text.get(tuple(token_ids), "")
 
     def _open(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the choices that are still possible after ``token_ids``."""
+        """Return the tokens of the choices that are still possible after ``token_ids``."""
         return [ids for ids in self._text if ids[: len(token_ids)] == tuple(token_ids)]

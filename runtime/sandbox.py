@@ -1,6 +1,6 @@
 """Read models' chat templates and tokenizers in helper processes, with limits on memory and time.
 
-The first template that is not in KNOWN starts the helper that renders templates, which takes 0.2 s and 22 MB.
+The first template that is not in KNOWN starts the helper for templates, which takes 0.2 s and 22 MB.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.runtime.helper_process import Helper, HelperEnded
 
-CPU_S = 2  # the most processor seconds for a rendering; published models' chat templates take a millisecond
-WAIT_S = 60.0  # the longest wait for a rendering on a busy machine, in seconds
-MEMORY = 1 << 28  # how many bytes the helper may map in addition to those at its start
-LONGEST = 1 << 20  # the longest rendered text, in characters
-TOKENIZER_S = 60  # the most processor seconds for reading a tokenizer; a tokenizer of 250,000 tokens takes 2 s
-TOKENIZER_BYTES = 20  # the most bytes of memory per byte of a tokenizer's file; a tokenizer of 250,000 tokens takes 9
-KNOWN = {  # SHA-256 of texts read in this process: the demo's template and tokenizer, and SmolVLM's default template
+CPU_S = 2  # for rendering a template; the templates of published models take a millisecond
+WAIT_S = 60.0
+MEMORY = 1 << 28  # how many bytes the helper may map after it starts
+LONGEST = 1 << 20
+TOKENIZER_S = 60  # for reading a tokenizer; one with 250,000 tokens takes 2 s
+TOKENIZER_BYTES = 20
+KNOWN = {  # SHA-256 of texts that need no helper: the demo's template and tokenizer, SmolVLM's default template
     "64908e476298d5017c8362d3c1cf7185abedc717720028d3e6a04691b9479b77",
     "11ead1817a1a6aee0fa8ae634dee8b58e99ebc088183b4a8f71efe28abd2f534",
     "dad132fe0567c3de66c99ad7a9db6ff407329f33a99f7d8ba3d0a140eb82c578",
@@ -43,7 +43,9 @@ def render(template: str, **values: Any) -> str:
 
 
 def try_tokenizer(path: Path) -> None:
-    """Check once, in a helper process, that a tokenizer.json can be read. Raises a UserError without the path on failure."""
+    """Check, in a helper process, that a tokenizer.json can be read. Raises a UserError that does not name the path if it
+    cannot.
+    """
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest in KNOWN:
         return
@@ -65,9 +67,9 @@ def read_tokenizer(path: str) -> None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode("What is there?")
-    except MemoryError:  # a MemoryError ends the helper
+    except MemoryError:  # uncaught, it ends the helper
         raise
-    except BaseException as error:  # tokenizers raises a plain Exception, or a BaseException when it panics
+    except BaseException as error:  # tokenizers raises Exception, or BaseException when its Rust code panics
         raise UserError(repr(" ".join(str(error).split())[:200])) from None
 
 
@@ -75,7 +77,7 @@ def render_here(template: str, values: dict[str, Any]) -> str:
     """Render ``template`` in this process. Raises UserError for any failure."""
     try:
         text = _compiled(template).render({"tools": None, "documents": None} | values)
-    except MemoryError:  # a MemoryError ends the helper
+    except MemoryError:  # uncaught, it ends the helper
         raise
     except Exception as error:
         raise UserError(" ".join(str(error).split())[:200] or type(error).__name__) from None
@@ -92,7 +94,7 @@ def _compiled(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The tag ``{% generation %}``, which marks text for training. Only the tag's body is rendered."""
+        """The tag ``{% generation %}``, which marks text for training. Only the text inside the tag is rendered."""
 
         tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 

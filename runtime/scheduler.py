@@ -1,4 +1,4 @@
-"""One thread that runs all work on a model, for any number of sessions."""
+"""A thread that runs all work on a model, for any number of sessions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from edgevlm.errors import NoThreads, UserError, refuse_fork
 
 T = TypeVar("T")
 
-PERIOD_S = 0.5  # the default time between a session's tasks, in seconds
-RETURN_S = 0.01  # how many seconds to wait for the next task of the session served last, if that task would be due first
-WATCH_FRACTION = 0.15  # the largest share of the model's time that watches may take
+PERIOD_S = 0.5
+RETURN_S = 0.01  # how long a session's next task is awaited if it would be due first, in seconds
+WATCH_FRACTION = 0.15
 
 
 class Task(NamedTuple):
     """A queued call and the future for its result.
 
-    session: the session's id. due: when the call is due on the scheduler's clock. period: seconds between the session's tasks.
+    ``session``: the session's id. ``due``: when the call is due on the scheduler's clock. ``period``: the seconds between the
+    session's tasks.
     """
 
     session: int
@@ -49,10 +50,9 @@ class Scheduler:
     """Runs one task at a time: urgent tasks first, then watches, then the sessions' other tasks, the earliest deadline first.
 
     A session's task is due one period after the session's previous task. Under overload, every session therefore runs at the
-    same fraction of its rate (start-time fair queueing). An idle session accumulates no credit.
-
-    Between two urgent tasks, a task that is not urgent runs if any waits, so endless questions to one camera do not stop the
-    others. Watches take at most WATCH_FRACTION of the time: after a watch of t seconds, the next watch starts 5.7 t later.
+    same fraction of its rate (start-time fair queueing). An idle session accumulates no credit. After an urgent task, a waiting
+    task that is not urgent runs, so endless questions to one camera do not stop the others. Watches take at most WATCH_FRACTION
+    of the time: after a watch of t seconds, the next watch starts 5.7 t seconds later.
 
     Only the scheduler's thread uses a model's engine, caches and policies, so no lock is needed. The thread starts with the
     first task.
@@ -62,11 +62,11 @@ class Scheduler:
         self._changed = threading.Condition()
         self._urgent: deque[Task] = deque()
         self._watches: deque[Task] = deque()
-        self._watch_from = 0.0  # when the next watch may begin, on the clock of time.monotonic()
-        self._queues: dict[int, deque[Task]] = {}  # each session's waiting tasks; the session served longest ago is first
-        self._clock = 0.0  # the latest (due - period) of the sessions' tasks that have begun
-        self._due: dict[int, float] = {}  # when each session's newest task is due, if that is later than ``_clock``
-        self._returning: tuple[int, float] | None = None  # the session served last, and when its next task is due
+        self._watch_from = 0.0  # when the next watch may begin, by time.monotonic()
+        self._queues: dict[int, deque[Task]] = {}
+        self._clock = 0.0  # the largest ``due - period`` of the tasks that have begun
+        self._due: dict[int, float] = {}
+        self._returning: tuple[int, float] | None = None  # the session that ran last, and when its next task is due
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._pid = os.getpid()
@@ -74,7 +74,7 @@ class Scheduler:
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this process is a fork of the process that runs the scheduler."""
+        """Return whether this process is a fork of the process that made the scheduler."""
         return self._pid != os.getpid()
 
     def check_process(self) -> None:
@@ -104,11 +104,11 @@ class Scheduler:
         watch: bool = False,
         period: float = PERIOD_S,
     ) -> Future[T]:
-        """Queue a call and return the future for its result.
+        """Queue a call and return the future for its result. Cancelling the future removes a call that has not begun.
 
-        Cancelling the future removes a call that has not begun. urgent: run the call before all others, like users' questions.
-        watch: run the call after urgent calls, like background questions. period: seconds between the session's tasks if there
-        is time for all. Raises UserError after :meth:`stop`, in a forked process, and if the system cannot start a thread.
+        ``urgent``: run the call before all others, like a user's question. ``watch``: run the call after urgent calls, like a
+        background question. ``period``: the seconds between the session's tasks if there is time for all. Raises UserError
+        after :meth:`stop`, in a forked process, and if the system cannot start a thread.
         """
         self.check_process()
         with self._changed:
@@ -133,9 +133,9 @@ class Scheduler:
         watch: bool = False,
         period: float = PERIOD_S,
     ) -> T:
-        """Queue a call, wait for it and return its result; raises the call's error.
+        """Queue a call, wait for it and return its result. Raises the call's error.
 
-        An interrupt of the waiting thread cancels a call that has not begun; a call that has begun runs to its end.
+        If the waiting thread is interrupted, a call that has not begun is cancelled; a call that has begun runs to its end.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("the model's own thread cannot wait for the model: call this from another thread")
@@ -149,7 +149,7 @@ class Scheduler:
             raise
 
     def stop(self) -> None:
-        """Cancel all waiting tasks and end the thread after the running task. Does nothing in a forked process."""
+        """Cancel all waiting tasks, and end the thread after the running task. Does nothing in a forked process."""
         if self.is_forked:
             return
         with self._changed:
@@ -169,9 +169,9 @@ class Scheduler:
             self._thread.join()
 
     def give_way(self, session: object, takes: Callable[[Task], bool]) -> None:
-        """Run one task of each waiting session; a long task calls this on the model's thread between two of its parts.
+        """Run one task of each waiting session. A long task calls this method on the model's thread between two of its parts.
 
-        session: the long task's session. takes: tells whether that session's next task may run now.
+        ``session``: the long task's session. ``takes``: returns whether that session's next task may run now.
         """
         with self._changed:
             waiting = sorted(self._queues, key=lambda each: self._queues[each][0].due)
@@ -196,7 +196,7 @@ class Scheduler:
             pass
 
     def _step(self) -> bool:
-        """Run the next task; return False after :meth:`stop`. While waiting, the thread holds no reference to a task."""
+        """Run the next task. Return False after :meth:`stop`. While waiting, the thread holds no reference to a task."""
         with self._changed:
             while not (self._urgent or self._queues or self._stopped or self._watch_in_s == 0):
                 self._changed.wait(self._watch_in_s)
@@ -221,9 +221,9 @@ class Scheduler:
         return max(self._clock, self._due.get(session, 0.0)) + period
 
     def _returns(self) -> bool:
-        """Return whether the session served last would be served again if its next task were already queued.
+        """Return whether the session that ran last would run again if its next task were already queued.
 
-        The session may be about to queue its next task. Without this check, two sessions would alternate whatever their rates.
+        That session may be about to queue its next task. Without this check, two sessions would alternate whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

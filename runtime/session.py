@@ -1,4 +1,4 @@
-"""A session that watches frames and answers questions."""
+"""A session, which watches frames and answers questions about them."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ from edgevlm.runtime.taught import never_taught, parse
 from edgevlm.runtime.time_window import TimeWindow
 
 T = TypeVar("T")
-ROUND_S = 0.5  # how many seconds one round of watches' questions may hold up frames
-KNOWN_QUESTIONS = 256  # how many questions with choices are kept tokenised
+ROUND_S = 0.5  # the longest time that a round of background questions may hold up frames, in seconds
+KNOWN_QUESTIONS = 256
 
 
 @dataclass(eq=False)
 class SessionMemory:
     """The part of a session that a snapshot holds, and why ``auto`` chose the policy; always replaced as a whole.
 
-    frames: the number of frames watched. chunks: the number of chunks appended. time_s: the stream's time at the newest frame.
-    asked: the number of questions. resumed: how many of ``frames`` came from a snapshot. started: when this process watched its
-    first frame.
+    ``frames``: the number of frames watched. ``chunks``: the number of chunks appended. ``time_s``: the stream's time at the
+    newest frame. ``asked``: the number of questions. ``resumed``: how many of ``frames`` came from a snapshot. ``started``:
+    when this process watched its first frame.
     """
 
     stream: Stream
@@ -77,7 +77,7 @@ class SessionMemory:
         return (self.frames - self.resumed) / elapsed if elapsed else 0.0
 
     def capture(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """Return a snapshot's header and views of the session's arrays, which must be copied before the session changes."""
+        """Return a snapshot's header, and views of the session's arrays, which must be copied before the session changes."""
         numbers, held = self.stream.state()
         counts, waiting = self.chunk.state()
         turns = {name: list(of) for name, of in self.conversations.turns.items()}
@@ -97,8 +97,8 @@ class SessionMemory:
 class HeldFrames(NamedTuple):
     """The frames that have tokens in the memory, oldest first, as arrays ``[k]``.
 
-    number: the number of each frame, from 0, or of each group of frames that the tower merges. seconds: when the frame was
-    seen. tokens: how many of the frame's tokens are in the layer and KV head that hold the most.
+    ``number``: each frame's number, from 0, or the number of each group of frames that the tower merges. ``seconds``: when the
+    frame was seen. ``tokens``: how many of the frame's tokens are in the layer and KV head that hold the most of them.
     """
 
     number: NDArray[np.int64]
@@ -107,7 +107,7 @@ class HeldFrames(NamedTuple):
 
 
 class CallerError(Exception):
-    """Raised if a caller's ``logits_processor`` fails or no token can be drawn from its result; ``__cause__`` is the error."""
+    """Raised if a caller's ``logits_processor`` fails or no token can be drawn from its result. ``__cause__`` has the cause."""
 
 
 class Session:
@@ -124,29 +124,29 @@ class Session:
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
     Any thread of the process that opened the session may call any method; a forked process may not. The model's own thread
-    (``model.scheduler``) does the work, questions first. A question starts at the next chunk boundary or earlier. The question
+    (``model.scheduler``) does the work, questions first. A question starts at the next chunk boundary or earlier. A question
     sees every frame watched before it and none after, because ``watch`` waits while a question is open. A question leaves the
     memory as if it had not been asked, even in the middle of a chunk.
 
-    ``notify`` is called with each one-line notice; by default, notices go to the logger ``edgevlm``. ``rate`` is the intended
-    frames per second; the sessions of a model share its time in proportion to their rates. ``cache`` and ``store`` may be read
-    while the session is idle.
+    The session calls ``notify`` with each one-line notice; by default, notices go to the logger ``edgevlm``. ``rate`` is the
+    intended number of frames per second. The sessions of a model share the model's time in proportion to their rates. ``cache``
+    and ``store`` may be read while the session is idle.
     """
 
     def __init__(
         self, model: Model, settings: SessionSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None, bgr: bool
     ) -> None:
-        """Build the session on the model's thread; callers use :meth:`open` instead."""
+        """Build the session on the model's thread. Callers use :meth:`open` instead."""
         self.model, self.text_budget, self.rate = model, text, 1 / PERIOD_S
         self.notify: Notify = logging.getLogger("edgevlm").warning
         self._settings, self._chat, self._writer = settings, chat, writer
         self._preprocess = Preprocessor(model.bundle.vision, bgr=bgr)
-        self._asking = threading.Lock()  # guards ``_answers`` and ``_standing``
-        self._answers: list[Answer] = []  # holds at least all unfinished answers
+        self._asking = threading.Lock()
+        self._answers: list[Answer] = []  # at least all unfinished answers
         self._standing: list[StandingQuestion] = []
         self._closed = self._reading = False
         self._ttft_ms = self._tpot_ms = 0.0
-        self._owned: Model | None = None  # closed with the session
+        self._owned: Model | None = None
         self._known: dict[tuple[str, tuple[str, ...]], tuple[list[int], OneOf]] = {}
         self._memory = self._empty_memory()
         try:
@@ -177,7 +177,7 @@ class Session:
         return SessionMemory(stream, chunk, Conversations(self._chat, text.conversation, most), why)
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """Continue from ``snapshot``. If the snapshot does not fit, empties the session again and raises SnapshotError."""
+        """Continue from ``snapshot``. If the snapshot does not fit, empty the session again and raise SnapshotError."""
         try:
             restore(snapshot, self._memory.restore)
             self._memory.resumed = self._memory.frames
@@ -205,9 +205,9 @@ class Session:
     ) -> Session:
         """Open a session: allocate the memory of one stream and append the prefix.
 
-        model: ``demo``, the directory of a bundle or a checkpoint, a hub model ``ORG/NAME[@revision]``, or a loaded model,
-        which is not closed with the session. A checkpoint is exported once, and a hub model is downloaded once.
-        settings, fields: :class:`~edgevlm.runtime.settings.SessionSettings`, or keywords that replace its fields::
+        ``model``: ``demo``, the directory of a bundle or a checkpoint, a hub model ``ORG/NAME[@revision]``, or a loaded model,
+        which is not closed with the session. A checkpoint is exported once, and a hub model is downloaded once. ``settings``,
+        ``fields``: :class:`~edgevlm.runtime.settings.SessionSettings`, or keywords that replace its fields::
 
             policy       ``name`` or ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this
                          session only), or ``auto``, the best one measured on this model
@@ -223,11 +223,11 @@ class Session:
             max_question_tokens  maximum length of a question with its conversation, by default 8192; its memory is allocated
                          when it is asked, within the model's positions; not used with ``text_budget``
 
-        state: a directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session.
-        bgr: whether frames are BGR, as OpenCV reads them, instead of RGB. engine: the backend that loads a model given by name.
-        system: a system prompt that replaces the chat template's. text_budget: token limits for conversation, question and
-        answer. frame_size: the frames' (height, width), ``frame.shape[:2]``, for models that keep the aspect ratio (Qwen's).
-        Frames of a different size are resized to ``frame_size``, which is by default the size given at export.
+        ``state``: a directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session.
+        ``bgr``: whether frames are BGR, as OpenCV reads them, instead of RGB. ``engine``: the backend for a model given by
+        name. ``system``: a system prompt that replaces the chat template's. ``text_budget``: the token limits for conversation,
+        question and answer. ``frame_size``: the (height, width) of frames, ``frame.shape[:2]``, for models that keep the aspect
+        ratio (Qwen's). Frames of a different size are resized to ``frame_size``, which is by default the size given at export.
 
         Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt, and for a
         budget or chunk that is smaller than a frame, exceeds the model's positions or does not fit in the free memory. Also
@@ -261,19 +261,19 @@ class Session:
         return session
 
     def prepare(self, frame: NDArray[np.uint8]) -> Pixels:
-        """Resize and normalise a frame, uint8 ``[H, W, 3]``, ahead of :meth:`watch`, in the calling thread.
+        """Resize and normalise a frame, uint8 ``[H, W, 3]``, for a later :meth:`watch`, in the calling thread.
 
         Raises UserError for a wrong shape or dtype.
         """
         return Pixels(self._preprocess(frame), (frame.shape[0], frame.shape[1]))
 
     def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
-        """Watch one frame, uint8 RGB ``[H, W, 3]``, or one from :meth:`prepare`.
+        """Watch one frame, uint8 RGB ``[H, W, 3]``, or a frame from :meth:`prepare`.
 
-        timestamp: when the frame was seen, in seconds of the stream; by default the frame's number, from 0. Frames are encoded
-        and appended ``chunk`` at a time. Waits while a question is being answered. After an interrupt, the frame is either
-        absent or complete. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest, if the memory of a
-        policy that never compresses is full, and after :meth:`close`.
+        ``timestamp``: when the frame was seen, in seconds of the stream; by default the frame's number, from 0. Frames are
+        encoded and appended ``chunk`` at a time. This method waits while a question is being answered. After an interrupt, the
+        frame is either absent or complete. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest, if
+        the memory of a policy that never compresses is full, and after :meth:`close`.
         """
         pixels = self._pixels(frame)
         if timestamp is not None:
@@ -287,15 +287,15 @@ class Session:
         return pixels
 
     def skip(self, timestamp: float) -> None:
-        """Advance the stream's time to ``timestamp`` seconds without a frame.
+        """Advance the stream's time to ``timestamp`` seconds without a frame. Waits while a question is being answered.
 
-        Waits while a question is being answered. Raises UserError for an earlier time, and after :meth:`close`.
+        Raises UserError for a time before the stream's time, and after :meth:`close`.
         """
         check_time(timestamp)
         self._run(self._skip_to, timestamp)
 
     def flush(self) -> None:
-        """Append the waiting frames without waiting for a full chunk. Raises UserError as :meth:`watch` does."""
+        """Append the watched frames without waiting for a full chunk. Raises UserError as :meth:`watch` does."""
         self._run(self._append_chunk)
 
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -304,7 +304,7 @@ class Session:
         return self.model.scheduler.run(self, self._step, work, *arguments, period=1 / self.rate)
 
     def _step(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do ``work`` on the model's thread and update the stats; errors name the engine or policy that caused them."""
+        """Do ``work`` on the model's thread and update the stats. Errors name the engine or policy that caused them."""
         self._check_open()
         self._check_memory()
         memory, chunks = self._memory, self._memory.chunks
@@ -361,7 +361,7 @@ class Session:
             self._memory.chunks += 1
 
     def _append_pieces(self, *, complete: bool = True) -> None:
-        """Append the chunk's frames. complete: append only the pieces that frames still to come cannot change."""
+        """Append the chunk's frames. ``complete``: append only the pieces that later frames of the chunk cannot change."""
         chunk = self._chunk
         try:
             if chunk.taken:
@@ -372,9 +372,9 @@ class Session:
             raise
 
     def check(self, question: str | Dialogue, choices: Sequence[str] = ()) -> None:
-        """Raise UserError if ``question`` is longer than its budget, holds the video's placeholder, or is not Unicode.
+        """Raise UserError if ``question`` is longer than its budget, contains the video's placeholder, or is not Unicode.
 
-        choices: also raise UserError for choices that :meth:`classify` cannot distinguish.
+        With ``choices``, also raises UserError for choices that :meth:`classify` cannot distinguish.
         """
         if choices:
             self._classifier(str(question), choices)
@@ -420,20 +420,20 @@ class Session:
         """Ask about everything watched so far. Returns at once: print the answer, or iterate over its growing text.
 
         A question leaves the memory unchanged; "What a question changes" in docs/guide/asking.md names the one exception.
-        question: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. conversation: the name
-        of a conversation that this turn continues and is added to. history: earlier turns (question, answer), oldest first,
-        instead of a named conversation. max_tokens: the answer's maximum length, by default the whole budget for answers.
-        Decoding is greedy at ``temperature`` 0. At higher temperatures, top_p keeps the smallest set of tokens whose
-        probability reaches it, top_k the likeliest k, and min_p the tokens with at least ``min_p`` times the highest
-        probability; seed, 0 or more, fixes the draws. repetition_penalty: a penalty for tokens of the prompt and the answer; 1
-        means none, and the default is the model's (generation_config.json). presence_penalty, frequency_penalty: OpenAI's
-        penalties for tokens of the answer. ``choices`` are drawn without any penalty. logprobs: record the log-probabilities,
-        before penalties and temperature, of each token and of this many likeliest tokens. choices: answer with one of these
-        texts, uncut by max_tokens, and the ``probabilities`` of all. logits_processor: a function called for each token with
-        the ids so far and the logits ``[vocabulary]``, on the model's thread. The token is drawn from the returned logits,
-        where minus infinity excludes a token. With ``choices``, ``logits_processor`` is not called. pictures: frames
-        for this question only, placed after the watched ones; at most :meth:`most_pictures`. since, until: attend only to
-        frames from this period, in seconds of the stream.
+        ``question``: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. ``conversation``:
+        the name of a conversation that this turn continues and is added to. ``history``: earlier turns (question, answer),
+        oldest first, instead of a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget
+        for answers. ``temperature``: 0 decodes greedily. At higher temperatures, ``top_p`` keeps the smallest set of tokens
+        whose probability reaches it, ``top_k`` the likeliest k, and ``min_p`` the tokens with at least ``min_p`` times the
+        highest probability. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of
+        the prompt and the answer; 1 means none, and the default is the model's (generation_config.json). ``presence_penalty``,
+        ``frequency_penalty``: OpenAI's penalties for tokens of the answer. ``logprobs``: record the log-probabilities, before
+        penalties and temperature, of each token and of this many likeliest tokens. ``choices``: answer with one of these texts,
+        uncut by ``max_tokens`` and drawn without any penalty, and give the ``probabilities`` of all. ``logits_processor``: a
+        function called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread, unless there
+        are ``choices``. The token is drawn from the logits that the function returns, where minus infinity excludes a token.
+        ``pictures``: frames for this question only, placed after the watched frames; at most :meth:`most_pictures`. ``since``,
+        ``until``: attend only to frames from this period, in seconds of the stream.
 
         If the memory holds no frame from ``since`` to ``until``, reading the answer raises NothingHeld. Raises UserError for a
         question that is longer than its budget or contains the video's placeholder, and for sampling settings out of range.
@@ -508,7 +508,7 @@ class Session:
         pictures: Sequence[Pixels],
         window: TimeWindow | None,
     ) -> FinishReason:
-        """Generate the answer and, unless cancelled, add the turn to its conversation. Leaves the memory unchanged."""
+        """Generate the answer and, unless it was cancelled, add the turn to its conversation. Leaves the memory unchanged."""
         model, memory = self.model, self._memory
         answer.found.queued_ms = 1e3 * (time.perf_counter() - answer._asked_at)
         answer.found.time_s, memory.asked = memory.time_s, memory.asked + 1
@@ -523,7 +523,7 @@ class Session:
         shown = [model.engine.encode(picture.values[None]) for picture in pictures]
         with ExitStack() as stack:
             before = [model.closing]
-            if text_only:  # without video, the prompt continues the stream's prefix
+            if text_only:  # without a video, the prompt continues the stream's prefix
                 known = zip(ids, self._chat.prefix, strict=False)
                 prefix = min(len(list(takewhile(lambda pair: pair[0] == pair[1], known))), len(ids) - 1)
                 stack.enter_context(memory.stream.truncated_prefix(prefix))
@@ -552,12 +552,11 @@ class Session:
     def classify(self, questions: Sequence[tuple[str, Sequence[str]]], *, watch: bool = False) -> list[Classified]:
         """Return the probability of each choice as the answer to its question, about everything watched so far.
 
-        questions: pairs of a question and its choices. Each question takes one decoder step and generates no text. Frames of a
-        chunk that is not full are encoded once for all questions. Leaves the memory unchanged. watch: run after users'
-        questions, within WATCH_FRACTION of the model's time. With ``watch``, at least the first question is answered, and the
-        rest are left out after ROUND_S or if a user's question waits.
-
-        Raises UserError as :meth:`ask` does, and for choices that start with the same token.
+        ``questions``: pairs of a question and its choices. Each question takes one decoder step and generates no text. Frames
+        of a chunk that is not full are encoded once for all questions. The memory is left unchanged. ``watch``: run after
+        users' questions, within WATCH_FRACTION of the model's time. With ``watch``, this method always answers the first
+        question, and skips the others after ROUND_S seconds or when a user's question waits. Raises UserError as :meth:`ask`
+        does, and for choices that start with the same token.
         """
         self._check_open()
         asked = [self._classifier(question, choices) for question, choices in questions]
@@ -594,9 +593,9 @@ class Session:
     def on(self, question: str, callback: Callable[[Change], object], every: float = 1.0) -> StandingQuestion:
         """Call ``callback`` with a :class:`~edgevlm.runtime.standing.Change` when the answer changes between yes and no.
 
-        A separate thread asks every ``every`` seconds while frames come. The answer is no at first, becomes yes if its
-        probability reaches 0.6, and becomes no again below 0.4. To stop asking, call ``cancel()`` of the returned object or
-        :meth:`close`. Raises UserError as :meth:`check` does.
+        A separate thread asks every ``every`` seconds while frames come. The answer is no at first, becomes yes when the
+        probability of yes reaches 0.6, and becomes no again below 0.4. To stop asking, call ``cancel()`` of the returned
+        object, or close the session. Raises UserError as :meth:`check` does.
         """
         self.check(question, ("yes", "no"))
         standing = StandingQuestion(self, question, callback, every)
@@ -607,9 +606,8 @@ class Session:
         return standing
 
     def memory(self) -> HeldFrames:
-        """Return which frames have tokens in the memory.
-
-        If only changes are appended, the newest frame is kept outside the memory and is not listed.
+        """Return which frames have tokens in the memory. The newest frame is not listed if only changes are appended, because
+        it is then kept outside the memory.
         """
         self._check_open()
         return self.model.scheduler.run(self, self._step, self._held_frames, urgent=True)
@@ -636,14 +634,12 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete what was seen from ``since`` to ``until``, in seconds of the stream; return the most rows that a layer lost.
+        """Delete what was seen from ``since`` to ``until``, in seconds of the stream. Return the most rows that any layer lost.
 
-        Rows from that period leave the memory, and a new snapshot replaces all others. Rows of later frames keep what they took
-        from the deleted rows through attention.
-
-        All conversations are forgotten. Older rows that were confirmed in that period are also deleted. Raises UserError for a
-        period that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if the new snapshot
-        cannot be written; the old snapshots then remain.
+        Rows from the period leave the memory, as do older rows that were confirmed in it, and all conversations are forgotten.
+        A new snapshot replaces all others. Rows of later frames that attended to deleted rows still reflect them. Raises
+        UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if
+        the new snapshot cannot be written; the old snapshots then remain.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:
@@ -662,13 +658,13 @@ class Session:
             stream.stats = stream.stats.plus(evicted=held - int(stream.cache.lengths.sum()))
         memory.conversations.turns = {}
         stream.clear_free_rows()
-        memory.asked += 1  # a snapshot is due
+        memory.asked += 1
         return forgotten
 
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Return a snapshot's header, copies of the session's arrays, and how long (ms) copying held the session up.
 
-        Copying is an urgent task, like a question. A closed session can still be copied until its memory is freed.
+        Copying is an urgent task, like a question. A closed session can be copied until its memory is freed.
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
@@ -722,7 +718,7 @@ class Session:
 
     @property
     def max_question_tokens(self) -> int:
-        """The maximum length of a question in tokens, including earlier turns if ``text_budget.most`` is set."""
+        """The maximum length of a question in tokens, including its earlier turns if ``text_budget.most`` is set."""
         return longest_question(self.text_budget, self._stream.spare_positions)
 
     @property
@@ -777,7 +773,7 @@ class Session:
         return self._memory.time_s
 
     def cancel(self) -> list[Answer]:
-        """Cancel the running answer and all waiting questions, from any thread, without waiting for them."""
+        """Cancel the running answer and all waiting questions, from any thread, without waiting for their end."""
         self.model.scheduler.check_process()
         with self._asking:
             answers = [answer for answer in self._answers if not answer.finished]
@@ -818,11 +814,9 @@ class Session:
         return f"Session({name}, {self.policy}, {held})"
 
     def __enter__(self) -> Session:
-        """Return the session itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the session."""
         self.close()
 
 
@@ -843,6 +837,6 @@ def _checked_size(size: object) -> tuple[int, int]:
 
 
 def _close_opened(opening: Future[Session]) -> None:
-    """Free a session whose opening was interrupted; runs on the model's thread."""
+    """Free a session whose opening was interrupted. Runs on the model's thread."""
     if opening.exception() is None:
         opening.result()._stream.close()

@@ -30,9 +30,9 @@ class Metavar(NamedTuple):
 class AppendChanged:
     """Settings of ``--append changed``.
 
-    tau: append a token if the cosine between its feature and its patch's reference is below tau and below what camera noise
-    causes. refresh: append a patch again after this many frames even if it is unchanged; 0 turns this off. present: keep this
-    many of the newest frames outside the memory; every question sees them whole.
+    ``tau``: append a token if the cosine between its feature and its patch's reference is below ``tau`` and lower than camera
+    noise explains. ``refresh``: append a patch again after this many frames even if it is unchanged; 0 turns this off.
+    ``present``: keep this many of the newest frames outside the memory; every question sees them whole.
     """
 
     tau: float = TAU
@@ -48,9 +48,9 @@ class AppendChanged:
 class EncodeChanged:
     """Settings of ``--encode changed``.
 
-    interval: encode a whole frame every ``interval`` frames; 0 adapts the interval, up to INTERVAL, to the errors that whole
-    frames reveal. threshold: encode a patch if the tenth of its pixels that differ most differ by this much on average, in
-    levels from 0 to 255; 0 encodes every frame whole.
+    ``interval``: encode a whole frame every ``interval`` frames. With 0, the interval, up to INTERVAL, adapts to the errors
+    that whole frames reveal. ``threshold``: encode a patch if the tenth of its pixels that differ most differ by this much on
+    average, in levels from 0 to 255; 0 encodes every frame whole.
     """
 
     interval: int = 0
@@ -63,7 +63,7 @@ class EncodeChanged:
 def parse_append(text: str) -> tuple[str, float | None, int, int]:
     """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]`` to (word, tau, refresh, present).
 
-    tau is None if it is not given: the model's value then applies. Raises UserError for any other text.
+    If the text has no tau, ``tau`` is None, which means the model's value. Raises UserError for any other text.
     """
     name, values = _split_changed("append", text, {"tau": TAU, "refresh": 0, "present": 1})
     tau, refresh, present = values.get("tau"), values.get("refresh", 0), values.get("present", 1)
@@ -122,13 +122,11 @@ def _number(text: str, units: str, says: str) -> int:
 
 
 def check_policy(policy: Any) -> Any:
-    """Return ``policy`` unchanged. Raises UserError unless ``policy`` is ``auto`` or the name, class or instance of a
-    policy.
-    """
+    """Return ``policy``. Raises UserError unless ``policy`` is ``auto`` or the name, class or instance of a policy."""
     if isinstance(policy, str) and policy.startswith(f"{AUTO}:"):
         raise UserError(f"policy {policy}: auto takes no settings; a setting goes with the policy's own name")
     if policy != AUTO:
-        from edgevlm.runtime.policies import as_policy  # imports numpy, which commands that only show their help do not need
+        from edgevlm.runtime.policies import as_policy  # imported here because it imports numpy, which --help does not need
 
         as_policy(policy)
     return policy
@@ -139,7 +137,7 @@ def _integer(value: Any) -> Any:
 
 
 def _by(parse: Any, *, keep: bool = False) -> AfterValidator:
-    """Return a validator that calls ``parse``. keep: leave the value as it is instead of replacing it with the parsed one."""
+    """Return a validator that calls ``parse``. ``keep``: whether to keep the value instead of the parsed one."""
 
     def check(value: Any) -> Any:
         try:
@@ -163,7 +161,7 @@ AnyPolicy = Annotated[str | SkipJsonSchema[Any], _by(check_policy, keep=True)]
 class SessionSettings(BaseModel):
     """The memory settings of ``Session.open``. Values are validated and parsed: ``budget="6k"`` becomes 6000.
 
-    ``model_fields[name]`` holds a field's help (``description``), its default, its bounds and, in its metadata, a
+    ``model_fields[name]`` holds a field's help text (``description``), default, bounds and, in its metadata, a
     :class:`Metavar`.
     """
 
@@ -195,7 +193,7 @@ class SessionSettings(BaseModel):
 
     @classmethod
     def checked(cls, settings: SessionSettings | None = None, **fields: Any) -> SessionSettings:
-        """Return ``settings`` with ``fields`` replacing its values. Raises a one-line UserError that names the bad field."""
+        """Return ``settings`` with the values in ``fields``. Raises a one-line UserError that names the invalid field."""
         given = {} if settings is None else {name: getattr(settings, name) for name in SessionSettings.model_fields}
         if unknown := [name for name in fields if name not in cls.model_fields]:
             raise UserError(f"a session has no setting {unknown[0]!r}; {nearest(unknown[0], cls.model_fields)}")

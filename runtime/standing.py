@@ -1,4 +1,4 @@
-"""Questions that a session repeats, with a callback when the answer changes."""
+"""Questions that a session asks repeatedly, with a callback when the answer changes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from edgevlm.runtime.plugins import place
 from edgevlm.runtime.sampling import Classified
 from edgevlm.runtime.stats import SessionStats
 
-OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # between these probabilities of yes, the answer does not change
+OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # if the probability of yes is between these, the answer does not change
 
 
 class Change(NamedTuple):
-    """A change of the answer to yes, or back to no. time_s: the newest frame's time. probability: the probability of yes."""
+    """A change of the answer to yes or back to no. ``time_s``: the newest frame's time. ``probability``: the probability of
+    yes.
+    """
 
     question: str
     is_yes: bool
@@ -37,7 +39,8 @@ class AskedSession(Protocol):
 class StandingQuestion(threading.Thread):
     """A thread that asks a yes-or-no question every ``every`` seconds, unless the session has watched no new frame.
 
-    The thread also runs ``callback``. The callback's first error is reported to the session's ``notify``; asking continues.
+    The thread also runs ``callback``. The session's ``notify`` gets the callback's first error, and the thread continues to
+    ask.
     """
 
     def __init__(self, session: AskedSession, question: str, callback: Callable[[Change], object], every: float) -> None:
@@ -74,7 +77,7 @@ class StandingQuestion(threading.Thread):
             self._failed = True
 
     def cancel(self) -> None:
-        """Stop asking, and wait for a callback that is running in another thread. Any thread may call ``cancel``."""
+        """Stop asking, and wait for a callback that is running in another thread. Any thread may call this method."""
         self._ended.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join()

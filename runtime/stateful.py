@@ -1,4 +1,4 @@
-"""State that a policy keeps between calls, declared once for snapshots, byte accounting and stats."""
+"""Base class for state that an object keeps between calls, declared once for snapshots, byte accounting and stats."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ State = Mapping[str, NDArray]
 class Stateful:
     """A base class for objects that keep arrays between calls, in the attributes that ``state_fields`` names.
 
-    A field holds an array, a number, a string, None (no value yet), another Stateful, or a list or dict of these. A dict's keys
-    are int or str. Snapshots store exactly the declared fields, and exactly their arrays count as the policy's memory::
+    A field holds an array, a number, a string, None (no value yet), another Stateful object, or a list or dict of these. A
+    dict's keys are int or str. Snapshots store exactly the declared fields, and only the arrays in them count as the policy's
+    memory::
 
         class Counts(Stateful):
             state_fields = ("seen", "_mass")
@@ -25,21 +26,21 @@ class Stateful:
                 self.seen = 0
                 self._mass: dict[int, Float32] = {}
 
-    Names in a snapshot omit leading underscores: ``_mass[3]`` is stored as ``mass.3``.
+    Names in a snapshot have no leading underscores: ``_mass[3]`` is stored as ``mass.3``.
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ()
-    _scratch_fields: ClassVar[tuple[str, ...]] = ()  # fields that snapshots may omit: counters, arrays used within one call
+    _scratch_fields: ClassVar[tuple[str, ...]] = ()  # fields that snapshots omit, such as arrays used within one call
 
     def state(self) -> State:
-        """Return views of the fields as arrays by name, for a snapshot."""
+        """Return views of the fields as arrays, keyed by name, for a snapshot."""
         return {name: array for field in self.state_fields for name, array in _arrays(field.lstrip("_"), getattr(self, field))}
 
     def restore(self, state: State) -> None:
         """Copy into the fields what :meth:`state` returned for an object with the same settings.
 
         Raises KeyError for a missing field, and ValueError for an undeclared field or a wrong type or shape. A field that holds
-        an empty array takes any shape.
+        an empty array accepts any shape.
         """
         known = {field.lstrip("_") for field in self.state_fields}
         if unknown := [name for name in state if name.partition(".")[0] not in known]:
@@ -50,7 +51,7 @@ class Stateful:
 
 
 def bytes_of(value: object) -> int:
-    """Return the bytes of all arrays in a field's value; numbers and strings are not counted."""
+    """Return the size in bytes of all arrays in a field's value. Numbers and strings are not counted."""
     if isinstance(value, Stateful):
         return sum(bytes_of(getattr(value, name)) for name in value.state_fields)
     if isinstance(value, Mapping | list | tuple):
@@ -59,18 +60,18 @@ def bytes_of(value: object) -> int:
 
 
 def undeclared(of: Stateful) -> list[str]:
-    """Return the names of attributes that hold undeclared arrays, which the budget and snapshots miss."""
+    """Return the names of attributes that hold arrays but are not declared, so that the budget and snapshots miss them."""
     named = (*of.state_fields, *of._scratch_fields)
     return [name for name, value in vars(of).items() if name not in named and bytes_of(value)]
 
 
 def add_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """Return ``state`` with ``part.`` before each name."""
+    """Return ``state`` with ``part.`` in front of each name."""
     return {f"{part}.{name}": array for name, array in state.items()}
 
 
 def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """Return the entries of ``state`` whose names start with ``part.``, without this prefix."""
+    """Return the entries of ``state`` whose names start with ``part.``, without that prefix in their names."""
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 

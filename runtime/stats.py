@@ -15,7 +15,7 @@ class MemoryStats:
     - compress_ms: time spent in the policy and in evictions, without guidance.
     - guidance_ms: time spent in forward passes of the policy's guidance texts.
     - evicted: rows evicted, summed over layers and KV heads.
-    - reindexings, reindex_ms: re-indexings of the positions, and the time they took.
+    - reindexings, reindex_ms: how often positions were re-indexed, and the time this took.
     - prefill_ms: time spent in forward passes that append frames.
     - tokens_seen, tokens_appended: tokens of the watched frames, and how many were appended; 0 if frames are appended whole.
     """
@@ -45,12 +45,12 @@ class SessionStats:
     """The immutable statistics of a session after its last call.
 
     ``frames`` is the number of frames watched, and ``fps`` the number watched per second. ``tokens`` is the number of rows in
-    the fullest layer. ``cache_bytes`` are allocated once at the start; the policy keeps ``policy_bytes`` more at present.
-    ``present_bytes`` hold the newest frames and the references that frames are compared with. ``encoded`` is the fraction of
-    the frames' patches that was encoded; the encoder keeps ``tower_bytes`` for this. ``ttft_ms`` is the newest answer's time to
-    its first token, ``tpot_ms`` the mean time per token after the first. Snapshots are copied to a buffer of ``state_bytes``;
-    this process wrote ``snapshots`` snapshots and held the stream up by at most ``held_ms``. ``store`` describes the rows that
-    a retrieval policy offloaded.
+    the fullest layer. ``cache_bytes`` is the cache's size, allocated once at the start; ``policy_bytes`` is the current size of
+    the policy's state. ``present_bytes`` is the size of the newest frames and of the references that frames are compared with.
+    ``encoded`` is the fraction of the frames' patches that was encoded; the encoder keeps ``tower_bytes`` of state to encode
+    only those. ``ttft_ms`` is the newest answer's time to its first token, and ``tpot_ms`` its mean time per token after the
+    first. Snapshots are copied to a buffer of ``state_bytes``. This process wrote ``snapshots`` snapshots, and a copy held the
+    stream up by at most ``held_ms``. ``store`` describes the rows that a retrieval policy offloaded.
     """
 
     frames: int

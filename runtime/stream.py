@@ -1,4 +1,4 @@
-"""The memory of one stream: its cache, policy and positions, and the decoder that appends to it."""
+"""The memory of one stream: its cache, policy and positions, and the decoder that appends to the cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame or group outside the memory. features: float32 ``[tokens_per_frame, width]``. seconds: two times ``[2]``."""
+    """A frame or group outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: the times ``[2]``
+    of its first and last frame.
+    """
 
     features: Float32
     seconds: Float64
@@ -49,11 +51,11 @@ class Stream:
     """Appends the prefix, frames and questions to a cache of fixed size.
 
     The capacity of every layer is prefix + |M| + text budget. A layer never holds more than prefix + |M| rows of memory.
-    capture_bytes: the size of a buffer for ``snapshots``, which is allocated elsewhere but must fit in memory with the cache.
+    ``capture_bytes``: the size of the buffer for snapshots, which is allocated elsewhere but must fit in memory with the cache.
 
-    append: if set, only the tokens that changed enter the memory. The ``append.present`` newest frames are called the
-    *present*: they are held outside the memory, and every question sees them whole, in rows reserved for them. The changed
-    tokens of the oldest present frame are appended when the next frame comes.
+    If ``append`` is set, only the tokens that changed enter the memory. The ``append.present`` newest frames, called the
+    *present*, are held outside the memory, and every question sees them whole, in rows reserved for them. When the next frame
+    comes, the changed tokens of the oldest present frame are appended.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Stream:
         check_budget(policy, budget, model.bundle, text_rows, len(prefix), self.rows_per_frame)
         self._set_aside = text_rows
         longest = len(prefix) + int(policy.layer_budgets.max()) + needs.working_rows + text_rows
-        self.spare_positions = 0 if isinstance(policy, Retrieval) else model.bundle.limit - longest  # room for long questions
+        self.spare_positions = 0 if isinstance(policy, Retrieval) else model.bundle.limit - longest
         wanted = [len(prefix) + needs.working_rows + text_rows + int(rows) for rows in policy.layer_budgets]
         held = sum(wanted) - len(wanted) * (text_rows + needs.working_rows)
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
@@ -122,15 +124,15 @@ class Stream:
         self._sparse = needs.variant == "st-spattn"
         self._probes = probes
         self.decoder: Decoder = engine.bind(buffers, probes, self._sparse)
-        self._narrowed: NarrowedMemory | None = None  # not None while a question about a time window is answered
+        self._narrowed: NarrowedMemory | None = None  # set while a question about a time window is answered
         rule: Reindexing = reindexing if policy.bounded else "never"
         layout = vision.positions, vision.grid, vision.tokens_per_second, decoder.axes
         self.positions = Positions(model.bundle.limit, text_rows, rule, *layout)
         self.stats = MemoryStats()
         self.times = FrameTimes()
-        self.text_ids: frozenset[int] = frozenset()  # tokens of the text around frames, including evicted ones
+        self.text_ids: frozenset[int] = frozenset()  # the tokens of texts around frames, including evicted texts
         self.looked: QuestionAttention | None = None
-        self.torn = False  # an error has left the memory half changed
+        self.torn = False  # whether an error has left the memory half changed
         self.frames = 0
         self._seq = 0
         if len(prefix):
@@ -144,11 +146,11 @@ class Stream:
 
     @property
     def present_bytes(self) -> int:
-        """The bytes of the present frames and of the references that frames are compared with."""
+        """The size in bytes of the present frames and of the references that frames are compared with."""
         return bytes_of(self.references) + sum(part.nbytes for frame in self.present for part in frame)
 
     def store_use(self) -> StoreUse | None:
-        """Return how much the store holds, or None without a store."""
+        """Return how much memory and disk the store uses, or None without a store."""
         if self.store is None:
             return None
         return StoreUse(self.store.host_bytes, self.store.file_bytes, self.store.index_bytes, replace(self.store.stats))
@@ -160,7 +162,7 @@ class Stream:
             self.store.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """Return a snapshot's JSON values and views of its arrays, for the memory and the policy."""
+        """Return the JSON values of a snapshot of the memory and the policy, and views of their arrays."""
         numbers = {"positions": self.positions.mark(), "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
         numbers["text_ids"] = sorted(self.text_ids)
         references = {} if self.references is None else add_prefix("references", self.references.state())
@@ -194,8 +196,8 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Let the block change the memory permanently; any error but a UserError, which is raised before a change, sets
-        ``torn``.
+        """Let the block change the memory permanently. Any error sets ``torn``, except a UserError, which comes before a
+        change.
 
         Raises CacheError if another thread is using the stream.
         """
@@ -212,20 +214,20 @@ class Stream:
             self._changing.release()
 
     def clear_free_rows(self) -> None:
-        """Overwrite the evicted rows of a cache in host memory with zeros."""
+        """Overwrite evicted rows with zeros, if the cache is in host memory."""
         if self.model.engine.kv_device == "host":
             for buffer, length in zip(self.cache.buffers(), self.cache.lengths.tolist(), strict=True):
                 for rows in arrays_of(buffer):
                     rows[:, length:] = 0
 
     def append_frames(self, features: Float32, coming: int = 0, seconds: Float64 | None = None) -> int:
-        """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames.
+        """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames. Return how many frames were appended.
 
-        A frame here is one grid of tokens, which a tower that merges frames makes from a group. seconds: ``[F, 2]``, the times
-        of each group's first and last frame, by default the group's number. A piece has as many frames as fit, otherwise as
-        many as one compression makes room for, at least one frame. coming: the number of the chunk's frames still to come; a
-        piece that these frames would complete waits for them. Returns how many frames were appended. Raises UserError if an
-        unbounded policy's capacity is used up.
+        Here a frame is one grid of tokens, which a tower that merges frames makes from a group. ``seconds``: the times of each
+        group's first and last frame, ``[F, 2]``, by default the group's number. A piece has as many frames as fit without a
+        compression, or else as one compression makes room for, but at least one. ``coming``: how many frames of the chunk are
+        still to come. A piece that these frames would complete waits for them. Raises UserError if an unbounded policy's
+        capacity is used up.
 
         If only changes are appended, a piece has the changes of as many frames as fit. The frames after the last piece are held
         back as the present and count as appended.
@@ -247,7 +249,7 @@ class Stream:
             return done
 
     def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
-        """Return the frames not yet in the memory: the present frames, then those in ``features``, whose times are recorded."""
+        """Return the present frames, followed by those in ``features``, and record the times of the frames in ``features``."""
         first = self.frames + len(self.present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
@@ -255,7 +257,7 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all frames but the newest; return how many of the new frames no longer wait.
+        """Append the changes of all frames but the newest. Return how many of the new frames were appended or became present.
 
         If more frames are ``coming``, the last piece waits, because the coming frames may still join it.
         """
@@ -294,9 +296,9 @@ class Stream:
     ) -> tuple[list[Tokens], list[StreamFrame], list[NDArray[np.int64]], References]:
         """Return the changes of the first frame and of the following frames that fit without a compression.
 
-        Rows and positions equal those of frames appended one by one. No text is appended around a frame without changes.
-        Returns the rows, the frames with changes, for each frame the tokens that now show its patches, ``[tokens_per_frame]``,
-        and the updated references.
+        The rows and positions equal those of frames appended one by one. A frame without changes gets no text around it.
+        Returns the rows, the frames with changes, the tokens that now show each frame's patches, ``[tokens_per_frame]``, and
+        the updated references.
         """
         parts: list[Tokens] = []
         frames: list[StreamFrame] = []
@@ -322,7 +324,7 @@ class Stream:
     def _piece(self, left: int) -> int:
         """Return how many of ``left`` frames are in the next piece: as many as fit, or as one compression makes room for.
 
-        If later frames always see frame 0, frame 0 is a separate, dense piece.
+        If later frames always see frame 0, then frame 0 is a separate, dense piece.
         """
         kept = self.rows_per_frame if self.policy.needs.keeps_first_frame else 0
         if kept and not self.frames:
@@ -336,9 +338,8 @@ class Stream:
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
-        """Make room for ``rows`` more rows of frames, if there is too little.
-
-        Raises UserError if an unbounded policy's capacity is used up.
+        """Make room for ``rows`` more rows of frames, if there is too little. Raises UserError if an unbounded policy's
+        capacity is used up.
         """
         if not self.policy.bounded and self.tokens + rows > self.budget:
             held = self.budget // self.rows_per_frame * self.model.bundle.vision.group
@@ -349,7 +350,7 @@ class Stream:
         self._compress_for(rows)
 
     def _inform_policy(self, first: int, rows: Rows, result: StepResult, frames: Sequence[StreamFrame]) -> None:
-        """Pass committed rows to the policy. first: the first row's place in the stream. frames: the frames of these rows."""
+        """Pass committed rows to the policy. ``first``: the first row's place in the stream. ``frames``: the rows' frames."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
         with self._timed("compress_ms"):
@@ -359,9 +360,9 @@ class Stream:
             check_declared(self.policy)
 
     def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
-        """Return the rows of frames, numbered from ``first``, and of the text around them; advances the positions.
+        """Return the rows of frames, numbered from ``first``, and of the text around them. Advances the positions.
 
-        tokens: the mask of each frame's tokens to append, bool ``[tokens_per_frame]``, by default all.
+        ``tokens``: the mask of each frame's tokens to append, bool ``[tokens_per_frame]``, by default all.
         """
         parts: list[Tokens] = []
         which = slice(None) if tokens is None else tokens
@@ -384,7 +385,7 @@ class Stream:
         return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
-        """Append frames. ahead: how many earlier frames are not in the memory. sparsely: allow the policy's sparse graph."""
+        """Append frames. ``ahead``: the number of earlier frames outside the memory. ``sparsely``: allow the sparse graph."""
         sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
@@ -412,7 +413,7 @@ class Stream:
             raise
 
     def _compress_for(self, rows: int) -> None:
-        """Compress the memory if appending ``rows`` would exceed |M|, and re-index its positions if that is due."""
+        """Compress the memory if appending ``rows`` rows would exceed |M|, and re-index its positions if that is due."""
         started, guided = time.perf_counter(), self.stats.guidance_ms
         plan = self.policy.before_append(self.cache, rows, self._guide, self.times)
         check_declared(self.policy)
@@ -446,15 +447,16 @@ class Stream:
         window: TimeWindow | None = None,
         rows: int = 0,
     ) -> Iterator[None]:
-        """Let the block append a question; on exit, remove everything appended and restore the positions.
+        """Let the block append a question. On exit, remove everything appended and restore the positions.
 
-        rows: the most text rows that the block appends. If ``rows`` and ``pictures`` exceed the reserved room, the memory is
-        copied to a larger cache. Raises UserError if the copy does not fit in the free memory. waiting: frames that the block
-        sees and that are appended permanently later. Room for all waiting frames is made at once, so that the later memory is
-        the same as without the question. If ``present`` frames are kept, the newest frames are seen whole, and older waiting
-        frames only where they changed. pictures: arrays ``[1, tokens_per_frame, width]``, seen after all frames and one second
-        apart, starting one second after ``now``. now: the stream's time. window: the block's rows see only rows from this time.
-        Raises NothingHeld if the memory has no such rows, and UserError as :meth:`check_window` does.
+        ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` exceed the reserved room,
+        the memory is copied to a larger cache. ``waiting``: frames that the block sees and that are appended permanently later.
+        Room for all waiting frames is made at once, so that the later memory is the same as without the question. If
+        ``present`` frames are kept, the block sees the newest frames whole, and older waiting frames only where they changed.
+        ``pictures``: arrays ``[1, tokens_per_frame, width]``, seen after all frames and one second apart, starting one second
+        after ``now``, the stream's time. ``window``: the block's rows see only rows from this time window. Raises UserError if
+        the copy does not fit in the free memory, NothingHeld if the memory has no rows from ``window``, and the errors of
+        :meth:`check_window`.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -474,7 +476,7 @@ class Stream:
                     self._append_timed(*joined(parts))
             if queue:
                 self._append_vision(queue[older:], older)
-            for index, picture in enumerate(pictures, 1):  # numbered after all frames of the chunk
+            for index, picture in enumerate(pictures, 1):  # pictures are numbered after all frames of the chunk
                 self._append_vision([StreamFrame(picture[0], np.full(2, now + index))], self.chunk + index, sparsely=False)
             if window is not None:
                 self._narrowed = self._narrow(window, now)
@@ -484,8 +486,8 @@ class Stream:
     def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
         """Work on a copy of the memory with room for ``rows`` rows of text, if ``rows`` exceeds the reserved room.
 
-        frame_rows: the number of frame rows, which already have room. If too few positions are left, the copy's positions are
-        made dense.
+        ``frame_rows``: the number of rows of frames, which already have room. The copy's positions are made dense if too few
+        are left.
         """
         if rows <= self._set_aside:
             yield
@@ -509,7 +511,7 @@ class Stream:
 
     @contextmanager
     def truncated_prefix(self, rows: int) -> Iterator[None]:
-        """Temporarily keep only the first ``rows`` prefix tokens of a memory without frames; restore the rest on exit."""
+        """Temporarily keep only the first ``rows`` prefix tokens of a memory without frames. Restore the rest on exit."""
         held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in range(self.cache.layers)]
         position, seq = self.positions.mark(), self._seq
         self.cache.evict([layer["seq"] < rows for layer in held])
@@ -524,7 +526,7 @@ class Stream:
 
     @contextmanager
     def taken_out(self) -> Iterator[None]:
-        """Remove on exit everything that the block appended."""
+        """On exit, remove everything that the block appended."""
         mark, position, seq, text_ids = self.cache.mark(), self.positions.mark(), self._seq, self.text_ids
         try:
             yield
@@ -537,7 +539,7 @@ class Stream:
                 self._seq = seq
 
     def check_window(self) -> None:
-        """Raise UserError if questions about a time window are not supported."""
+        """Raise UserError if the policy, model or engine does not support questions about a time window."""
         if isinstance(self.policy, Retrieval):
             raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
         if not self.model.bundle.decoder.is_causal:
@@ -557,16 +559,16 @@ class Stream:
         return NarrowedMemory(cache, shown, frames)
 
     def append_question(self, embeds: Float32) -> Float32:
-        """Append a question's rows ``[S, hidden]``; record the last row's attention and return its logits, ``[vocabulary]``."""
+        """Append a question's rows ``[S, hidden]``. Record the last row's attention and return its logits, ``[vocabulary]``."""
         result = self._append_text(embeds, (len(embeds) - 1,))
         self.looked = self._look(result)
         return result.logits[0]
 
     def _look(self, result: StepResult) -> QuestionAttention:
-        """Return the attention of a step's last row, which must be the newest row appended."""
+        """Return the attention of the last row of a step. That row must be the newest row appended."""
         heads, vision, narrowed = self.evidence_heads, self.model.bundle.vision, self._narrowed
         layer, query = heads.layer, result.probes[heads.layer][:, -1]
-        groups: dict[int, list[int]] = {}  # query heads by KV head
+        groups: dict[int, list[int]] = {}  # the query heads of each KV head
         for head in heads.heads:
             groups.setdefault(head * self.cache.kv_heads // len(query), []).append(head)
 
@@ -577,7 +579,7 @@ class Stream:
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
         looked = ((query[of], seen(head)) for head, of in groups.items())
-        if narrowed is not None:  # drop the weights, which were calibrated on whole memories
+        if narrowed is not None:  # the weights were calibrated on whole memories
             heads = replace(heads, weights=())
         logits, lossless = result.logits[-1], self.stats.evicted == 0
         return QuestionAttention(looked, heads, vision.grid, vision.group, self.times, logits, lossless)
@@ -587,11 +589,11 @@ class Stream:
         return self._append_text(embeds, (len(embeds) - 1,)).logits[0]
 
     def score_text(self, embeds: Float32, rows: Sequence[int]) -> Float32:
-        """Append text rows ``[S, hidden]`` in one call; return the logits of ``rows``, ``[len(rows), vocabulary]``."""
+        """Append text rows ``[S, hidden]`` in one call. Return the logits of ``rows``, ``[len(rows), vocabulary]``."""
         return self._append_text(embeds, rows).logits
 
     def probe_text(self, embeds: Float32) -> dict[int, Float32]:
-        """Append text rows ``[S, hidden]``; return the rotated queries ``[heads, S, head_dim]`` of the layers probed."""
+        """Append text rows ``[S, hidden]``. Return the rotated queries ``[heads, S, head_dim]`` of each probed layer."""
         probes, needs = self._append_text(embeds, ()).probes, self.policy.needs
         return {layer: probes[layer] for layer in {*needs.probe_layers, *needs.guidance_layers}}
 
@@ -603,7 +605,7 @@ class Stream:
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
         """Append rows that have room, and commit them unless they belong to a question about a time window.
 
-        embeds: float32 ``[n, width]``. The stream assigns the rows' ``seq``.
+        ``embeds``: float32 ``[n, width]``. The stream assigns the rows' ``seq``.
         """
         tables = rope_tables(rows.position, self.model.bundle.inv_freq, self.cache.pair_axis)
         if self._narrowed is not None:
@@ -623,7 +625,7 @@ class Stream:
             raise
         try:
             self.cache.commit(rows)
-        except MemoryError:  # a MemoryError is raised before anything is committed
+        except MemoryError:  # raised before anything is committed
             self.cache.abort()
             raise
         self._seq += len(rows)
@@ -632,7 +634,7 @@ class Stream:
 
 @contextmanager
 def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase) -> Iterator[Fetch | None]:
-    """Yield a function that fetches rows for a layer during a step; on exit, move the fetched rows after the new ones."""
+    """Yield a function that fetches rows for a layer during a step. On exit, move the fetched rows after the new rows."""
     if policy is None:
         yield None
         return
@@ -648,7 +650,7 @@ def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:
-    """Concatenate one or more parts."""
+    """Concatenate one or more parts, each a pair of embeddings and metadata."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([embeds for embeds, _ in parts]), Rows.joined([rows for _, rows in parts])
@@ -658,11 +660,10 @@ def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]
     """Return which rows in memory a prefill's frames see under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
 
     A token sees the prefix, frame 0, its own frame's tokens up to itself, and the token of the same patch in the previous
-    frame. Evicted slots are refilled from the tail. The prefix and frame 0 are never evicted, so they stay in slots ``[0,
-    prefix + tokens_per_frame)`` of every layer and head. The previous frame's token may be in a different slot in each head.
-
-    frame: the number of the call's first frame, 1 or more. grid: the (rows, columns) of a frame's tokens. Raises CacheError if
-    frame 0 is not in its slots.
+    frame. Eviction refills slots from the tail, so the previous frame's token may be in a different slot in each head. The
+    prefix and frame 0 are never evicted, so they stay in slots ``[0, prefix + tokens_per_frame)`` of every layer and head.
+    ``frame``: the number of the call's first frame, 1 or more. ``grid``: the (rows, columns) of a frame's tokens. Raises
+    CacheError if frame 0 is not in its slots.
     """
     rows, columns = grid
     shared = prefix + rows * columns

@@ -29,12 +29,12 @@ count_color: how many <color> objects were there? | how many <color> objects did
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question: its kind, its text as taught to the model, and the words in its slots."""
+    """A question for the demo model: its kind, its text as taught to the model, and the words in its slots."""
 
     kind: str
     text: str
-    color: int | None = None  # index into COLORS
-    shape: int | None = None  # index into SHAPES
+    color: int | None = None
+    shape: int | None = None
 
 
 class QuestionKind(NamedTuple):
@@ -50,11 +50,11 @@ KINDS = {
     kind: QuestionKind(tuple(phrasings.split(" | ")))
     for kind, phrasings in (line.split(": ", 1) for line in TAUGHT.strip().splitlines())
 }
-OFFERED = tuple(KINDS)  # the shipped model has learned all kinds
+OFFERED = tuple(KINDS)  # the shipped demo model has learned all kinds
 
 
 def all_questions() -> list[str]:
-    """Return all phrasings of all kinds, with the slots `<color>` and `<shape>` not filled in."""
+    """Return all phrasings of all kinds of question, with the slots `<color>` and `<shape>` not filled in."""
     return [phrasing for kind in OFFERED for phrasing in KINDS[kind].phrasings]
 
 
@@ -92,7 +92,7 @@ _PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text i
 
 
 def never_taught(text: str, listing: str = "edgevlm run --questions") -> str:
-    """Return a message that ``text`` was never taught, with the three nearest questions and the command that lists all."""
+    """Return a message that the model was never taught ``text``, with three similar questions and the command to list all."""
     words = text.lower().split()
     slots = [
         (slot, next((name for name in names if name in words), names[0])) for slot, names in ((COLOR, COLORS), (SHAPE, SHAPES))

@@ -1,6 +1,6 @@
-"""Ask questions about a time window: their rows attend only to rows in memory from the window.
+"""Answer questions about a time window: a question's rows attend only to rows in memory whose time is in the window.
 
-A row's time reaches from its frame to the last frame that confirmed it. The prefix is always seen, and text is seen together
+A row's time lasts from its frame to the last frame that confirmed it. Questions always see the prefix, and see text together
 with its frame. Summary rows have no time and are never seen.
 """
 
@@ -29,9 +29,9 @@ class TimeWindow:
     until: float = math.inf
 
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
-        """Return the numbers of the window's first and last frame; if the window has no frame, first is greater than last.
+        """Return the numbers of the window's first and last frame. If the window has no frame, the first number is the greater.
 
-        now: the stream's time; the newest frame counts as seen until ``now``.
+        ``now``: the stream's time; the newest frame counts as seen until ``now``.
         """
         first, last = times.first_from(self.since), times.first_from(math.nextafter(self.until, math.inf)) - 1
         if last == times.newest:
@@ -40,7 +40,7 @@ class TimeWindow:
 
 
 class NothingHeld(UserError):
-    """Raised if the memory holds no row of a time window. oldest_s: the time of the oldest row, or None if there is none."""
+    """Raised if the memory has no row from a time window. ``oldest_s``: the time of the oldest row; None if there is none."""
 
     def __init__(self, window: TimeWindow, oldest_s: float | None) -> None:
         since = "the beginning" if window.since == -math.inf else f"{window.since:.1f} s"
@@ -53,7 +53,7 @@ class NothingHeld(UserError):
 def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> Bool:
     """Return the mask ``[kv_heads, n]`` of a layer's rows that a question about frames ``first`` to ``last`` attends to.
 
-    Frames numbered above ``newest`` are the question's own pictures.
+    Frames with numbers above ``newest`` are the question's own pictures.
     """
     kind, frame = cache.kind(layer), cache.frame(layer)
     shown = (frame > newest) | ((frame <= last) & (cache.confirmed(layer) >= first))
@@ -63,19 +63,19 @@ def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> B
 
 
 class NarrowedMemory:
-    """Limits a question to some rows of the cache. The question's rows are placed after the cache's and are not committed."""
+    """Limits a question to some rows of the cache. The question's own rows come after the cache's and are not committed."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
-        """Narrow ``cache`` to the rows in ``shown``, which has a bool mask ``[kv_heads, n_l]`` for each layer.
+        """Narrow ``cache`` to the rows in ``shown``, which has a bool mask ``[kv_heads, n]`` for each layer.
 
-        frames: the window's first and last frame, for :meth:`seen`.
+        ``frames``: the window's first and last frame, for :meth:`seen`.
         """
         self._cache, self._frames = cache, frames
         self._shown = [[np.flatnonzero(head).astype(np.int32) for head in mask] for mask in shown]
         self._appended = 0
 
     def step(self, decoder: Decoder, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> StepResult:
-        """Append S rows after the question's earlier rows; the arguments are those of :meth:`Decoder.step`."""
+        """Append S rows after the question's earlier rows. The arguments are those of :meth:`Decoder.step`."""
         held = self._cache.lengths
         before = np.arange(self._appended, dtype=np.int32)
         rows = [
@@ -87,7 +87,7 @@ class NarrowedMemory:
         return result
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """Return copies of the frames' rows that a KV head sees, with their time spans cut to the window."""
+        """Return copies of the rows of frames that a KV head sees, with their time spans cut to the window."""
         cache, (first, last), slot = self._cache, self._frames, self._shown[layer][head]
         slot = slot[cache.kind(layer)[head, slot] == Kind.VISION]
         key = cache.dequantize("key", layer)[head, slot]
