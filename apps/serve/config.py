@@ -301,12 +301,18 @@ def check_config(values: Mapping[str, Any], where: str, path: Path | None = None
         return ServeConfig.model_validate(values)
     except ValidationError as error:
         schema = ServeConfig.model_json_schema()
-        keys = sorted({key for each in (schema, *schema["$defs"].values()) for key in each.get("properties", ())})
+        tables = {
+            key: f"in [{table}]"
+            for table, part in schema["properties"].items()
+            for name in re.findall(r"#/\$defs/(\w+)", str(part))
+            for key in schema["$defs"][name]["properties"]
+        } | dict.fromkeys(schema["properties"], "above all tables")
         found = list[tuple[tuple[str, ...], str]]()
         for each in error.errors(include_url=False, include_context=False):
             key = tuple(str(part) for part in each["loc"] if part != "[key]")
-            unknown = each["type"] == "extra_forbidden"
-            found.append((key, f"unknown key; {nearest(key[-1], keys)}" if unknown else reason(each["msg"])))
+            name = "".join(key[-1:])
+            hint = f"it belongs {tables[name]}" if name in tables else nearest(name, sorted(tables))
+            found.append((key, f"unknown key; {hint}" if each["type"] == "extra_forbidden" else reason(each["msg"])))
         raise ConfigError(_located(found, where, path)) from None
 
 

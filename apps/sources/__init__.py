@@ -103,6 +103,12 @@ def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
             return "csi" if scheme == "csi" else "network", given
     kind = look(given)
     if kind == "nothing" and video is None:
+        _, named, source = given.partition("=")
+        if named and (source == "demo" or "://" in source or look(source) != "nothing"):
+            camera = mask_credentials(source)
+            raise SourceError(
+                f"--camera {mask_credentials(given)}: only edgevlm serve names its cameras; give --camera {camera}"
+            )
         raise SourceError(
             f"--camera {mask_credentials(given)}: there is nothing there; give demo, an index like 0, /dev/videoN, csi://0, a "
             "URL, a GStreamer pipeline with ' ! ' in it, - for stdin, a video file, a folder of pictures, or ./file.py:Name"

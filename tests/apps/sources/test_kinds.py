@@ -66,6 +66,8 @@ def test_a_package_gives_a_kind_of_camera_its_name(installed):
     assert any(line.startswith("bars ") for line in list_cameras(False))
     with pytest.raises(SourceError, match=r"nosuch: there is nothing there; .* or \./file\.py:Name, bars://$"):
         open_source("nosuch")
+    with pytest.raises(SourceError, match="only edgevlm serve names its cameras; give --camera demo"):
+        open_source("Front Door=demo")
 
 
 def picture(level):
