@@ -202,9 +202,9 @@ py::array_t<std::int32_t> per_layer(const Cache& cache, Field field) {
 }
 
 void bind_cache(py::module_& module) {
-    py::class_<Mark>(module, "Mark", "A moment of a cache, to roll back to.");
+    py::class_<Mark>(module, "Mark", "A state of a cache that rollback can restore.");
 
-    py::class_<Cache> cache(module, "Cache", "Keys, values and metadata of one stream; see edgevlm.runtime.cache.KVCache.");
+    py::class_<Cache> cache(module, "Cache", "The keys, values and metadata of one stream; see edgevlm.runtime.cache.KVCache.");
     cache.def(py::init([](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, Doubles inv_freq,
                           std::int64_t axes, const std::string& dtype, MaybeBytes pair_axis, MaybeBytes local, MaybeFloats key_scale,
                           MaybeFloats value_scale) {
@@ -226,41 +226,41 @@ void bind_cache(py::module_& module) {
                      "capacities"_a, "kv_heads"_a, "head_dim"_a, "inv_freq"_a, "axes"_a, "dtype"_a, "pair_axis"_a = py::none(),
                      "local"_a = py::none());
     cache.def_property_readonly("nbytes", &Cache::nbytes,
-                                "Every byte of the cache: rows, metadata, and the working memory of its kernels.");
-    cache.def_property_readonly("allocations", &Cache::allocations, "Blocks of memory the cache has ever allocated: one.");
+                                "The cache's size in bytes: rows, metadata and the kernels' working memory.");
+    cache.def_property_readonly("allocations", &Cache::allocations, "The number of memory blocks that the cache has ever allocated: 1.");
     cache.def_property_readonly("rows_moved", reading(&Cache::rows_moved),
-                                "Rows (of one head) that evictions have moved since the cache was made: never more than they evicted.");
+                                "The number of rows that evictions have moved, summed over layers and heads.");
     cache.def_property_readonly("saturated", reading(&Cache::saturated),
-                                R"(Numbers added as int8 that lay beyond their scale; 0 with other dtypes.
+                                R"(The number of values and rotary pairs of keys that exceeded the range of int8 codes; 0 with other dtypes.
 
-Saturated values, and rotary pairs of keys longer than the largest code: some turn of such a pair saturates.)");
+A rotary pair counts if it is longer than the largest code, because some rotations of the pair are clipped.)");
     cache.def_property_readonly("lengths", [](const Cache& self) { return per_layer(self, [](const Layer& l) { return l.length; }); },
-                                "Valid rows of each layer, [layers], a copy. Reserved rows do not count.");
+                                "A copy of each layer's number of valid rows, [layers]. Reserved rows do not count.");
     cache.def_property_readonly("capacities", [](const Cache& self) { return per_layer(self, [](const Layer& l) { return l.capacity; }); },
-                                "Rows each layer has room for, [layers].");
+                                "The number of rows that each layer has room for, [layers].");
 
     cache.def("key_address", [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).key); },
               "layer"_a);
     cache.def("value_address", [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).value); },
               "layer"_a);
     cache.def("key", stored_view_of(&Layer::key), "layer"_a,
-              "Keys as stored, rotated: [kv_heads, n, head_dim], of dtype; codes, if that is int8.");
-    cache.def("value", stored_view_of(&Layer::value), "layer"_a, "Values [kv_heads, n, head_dim], of dtype.");
+              "A layer's rotated keys as stored, [kv_heads, n, head_dim]; codes if the dtype is int8.");
+    cache.def("value", stored_view_of(&Layer::value), "layer"_a, "A layer's values as stored, [kv_heads, n, head_dim]; codes if the dtype is int8.");
     cache.def("key_scale", scale_view_of(&Layer::key_scale), "layer"_a,
-              "The value of 1 in int8 keys, by channel: float32 [kv_heads, head_dim]; None with other dtypes.");
+              "The factor from int8 codes to keys in each channel, float32 [kv_heads, head_dim]; None with other dtypes.");
     cache.def("value_scale", scale_view_of(&Layer::value_scale), "layer"_a,
-              "The value of 1 in int8 values, by channel: float32 [kv_heads, head_dim]; None with other dtypes.");
-    cache.def("kind", view_of(&Layer::kind), "layer"_a, "The Kind of each row, [kv_heads, n].");
-    cache.def("seq", view_of(&Layer::seq), "layer"_a, "Each token's place in the stream, [kv_heads, n].");
-    cache.def("frame", view_of(&Layer::frame), "layer"_a, "Each token's frame, [kv_heads, n].");
-    cache.def("row", view_of(&Layer::row), "layer"_a, "Each token's patch row, [kv_heads, n].");
-    cache.def("col", view_of(&Layer::col), "layer"_a, "Each token's patch column, [kv_heads, n].");
+              "The factor from int8 codes to values in each channel, float32 [kv_heads, head_dim]; None with other dtypes.");
+    cache.def("kind", view_of(&Layer::kind), "layer"_a, "Each row's Kind, [kv_heads, n].");
+    cache.def("seq", view_of(&Layer::seq), "layer"_a, "Each row's place in the stream, [kv_heads, n].");
+    cache.def("frame", view_of(&Layer::frame), "layer"_a, "The number of each row's frame, [kv_heads, n]; -1 outside frames.");
+    cache.def("row", view_of(&Layer::row), "layer"_a, "The grid row of each token's patch, [kv_heads, n].");
+    cache.def("col", view_of(&Layer::col), "layer"_a, "The grid column of each token's patch, [kv_heads, n].");
     cache.def("position", [](const Cache& self, std::int64_t index) -> Array<std::int32_t> {
         const Layer& layer = self.layer(index);
         return view(self, layer, py::dtype::of<std::int32_t>(), layer.position, self.axes());
-    }, "layer"_a, "The rotary position each key is rotated to, [kv_heads, n, axes].");
+    }, "layer"_a, "The rotary position that each key is rotated to, [kv_heads, n, axes].");
     cache.def("confirmed", view_of(&Layer::confirmed), "layer"_a,
-              "The last frame that showed the same as each row, [kv_heads, n]: its own, or a later one, see confirm.");
+              "The last frame in which each row's patch was unchanged, [kv_heads, n]; see confirm.");
     cache.def("value_norms", [](Cache& self, std::int64_t index) -> Array<float> {
         const Layer& layer = self.layer(index);
         {
@@ -275,28 +275,28 @@ Saturated values, and rotary pairs of keys longer than the largest code: some tu
             });
         }
         return view(self, layer, py::dtype::of<float>(), layer.norm, 0);
-    }, "layer"_a, "The L2 norm of each value, [kv_heads, n]: kept with the row, so that it is computed once.");
+    }, "layer"_a, "Each value's L2 norm, [kv_heads, n], computed once and stored with the row.");
     cache.def_property_readonly("memory", [](const Cache& self) -> Array<std::uint8_t> {
         return view(self, py::dtype::of<std::uint8_t>(), {static_cast<py::ssize_t>(self.nbytes())}, {1}, self.data());
-    }, "The whole block, [nbytes], read-only.");
+    }, "The cache's whole memory block, [nbytes], read-only.");
 
     cache.def("reserve", changing(&Cache::reserve), "n"_a,
-              R"(Set aside rows [n_l, n_l + n) of every layer for an engine to write.
+              R"(Reserve the n rows after each layer's valid rows for an engine to write.
 
-Raises CacheFull, with nothing reserved, if a layer has no room; CacheError if rows are reserved already.)");
+Raises CacheFull, and reserves nothing, if a layer has no room. Raises CacheError if rows are already reserved.)");
     cache.def("_commit", [](Cache& self, Bytes kind, Longs seq, Ints frame, Shorts row, Shorts col, Ints position) {
         Call call;
         call.changes(self);
         const PyRows rows(call, self, kind, seq, frame, row, col, position);
         self.commit(rows.rows());
     }, "kind"_a, "seq"_a, "frame"_a, "row"_a, "col"_a, "position"_a);
-    cache.def("abort", changing(&Cache::abort), "Forget the reserved rows, and whatever an engine has written there.");
-    cache.def("mark", reading(&Cache::mark), "Return this moment, to rollback to.");
+    cache.def("abort", changing(&Cache::abort), "Release the reserved rows, and ignore what an engine has written to them.");
+    cache.def("mark", reading(&Cache::mark), "Return a mark of the current rows for rollback.");
     cache.def("rollback", changing(&Cache::rollback), "mark"_a,
-              R"(Remove all rows committed since mark; it can be used again.
+              R"(Remove all rows committed since the mark was taken. The mark can be used again.
 
-Raises CacheError if the mark is stale: since it was taken rows were evicted or shifted, or appended to one layer, or the rows
-it stands on were rolled back.)");
+Raises CacheError if the mark is stale: rows have since been evicted, shifted or added to one layer, or the cache has been
+rolled back to an earlier mark.)");
     cache.def("evict", [](Cache& self, const Sequence<MaybeArray<bool>>& keep) {
         Call call;
         call.changes(self);
@@ -307,10 +307,10 @@ it stands on were rolled back.)");
         }
         Unlocked unlocked;
         return self.evict(masks);
-    }, "keep"_a, R"(Drop the rows that keep[layer], bool [kv_heads, n_l], excludes; None leaves a layer as it is.
+    }, "keep"_a, R"(Evict the rows that are False in the mask keep[layer], bool [kv_heads, n_l]. None keeps all rows of a layer.
 
-Every head of a layer must keep the same number m of rows. The k-th hole among the first m rows is filled with the k-th kept
-row after them: as many rows move as there are holes. Returns the rows evicted, summed over layers.)");
+Every head of a layer must keep the same number m of rows. The k-th evicted row among the first m rows is replaced by the k-th
+kept row after the first m. Returns the number of evicted rows per head, summed over layers.)");
     cache.def("_append", [](Cache& self, std::int64_t layer, Floats key, Floats value, Bytes kind, Longs seq, Ints frame, Shorts row,
                             Shorts col, Ints position) {
         Call call;
@@ -326,19 +326,19 @@ row after them: as many rows move as there are holes. Returns the rows evicted, 
         const auto positions = call.volume<std::int32_t>(position, "position", any, any, any);
         Unlocked unlocked;
         self.shift(layer, positions);
-    }, "layer"_a, "position"_a, R"(Give the rows of a layer new positions, int32 [kv_heads, n_l, axes], and rotate their keys to them.
+    }, "layer"_a, "position"_a, R"(Set a layer's positions, int32 [kv_heads, n_l, axes], and rotate the keys to the new positions.
 
-float32 on rotate-half pairs (d, d + head_dim / 2), by float64 angles (new - old) * inv_freq, on 3 axes each pair by its own
-axis.)");
+The rotary pairs (d, d + head_dim / 2) are rotated in float32 by the float64 angles (new - old) * inv_freq. With 3 axes, each
+pair uses the positions on its own axis.)");
     cache.def("confirm", [](Cache& self, Longs seq, std::int32_t frame) {
         Call call;
         call.changes(self);
         const auto tokens = call.plane<std::int64_t>(seq, "seq", any, any);
         Unlocked unlocked;
         self.confirm(tokens, frame);
-    }, "seq"_a, "frame"_a, R"(Note that frame shows the same as these tokens: the one of each patch, [rows, columns], -1 for none.
+    }, "seq"_a, "frame"_a, R"(Record that the patches of these tokens are unchanged in `frame`. seq: one token per patch, [rows, columns], -1 for none.
 
-Tokens that are no longer in the memory are skipped.)");
+Tokens that are no longer in the cache are skipped.)");
     cache.def("_load", &load, "layer"_a, "key"_a, "value"_a, "kind"_a, "seq"_a, "frame"_a, "row"_a, "col"_a, "position"_a,
               "confirmed"_a);
     cache.def("reindex", [](Cache& self, std::int64_t prefix) {
@@ -346,10 +346,10 @@ Tokens that are no longer in the memory are skipped.)");
         call.changes(self);
         Unlocked unlocked;
         return self.reindex(prefix);
-    }, "prefix"_a, R"(Make positions dense: in each layer and head, those from prefix on become prefix + their rank.
+    }, "prefix"_a, R"(Close gaps between positions: in each layer and head, a position p >= `prefix` becomes `prefix` + the rank of p.
 
-Rows of one position stay together; positions below prefix stay (InfiniPot-V App. B.4, HERMES App. F). On 3 axes each axis by
-itself. Returns the next free position, 1 + the largest over all layers, heads and axes.)");
+Equal positions stay equal, and positions below `prefix` do not change (InfiniPot-V App. B.4, HERMES App. F). With 3 axes, each
+axis is treated separately. Returns the next free position: 1 + the largest position over all layers, heads and axes.)");
 }
 
 // Errors become edgevlm.errors.CacheError and CacheFull.
@@ -381,5 +381,5 @@ PYBIND11_MODULE(_native, module) {
     bind_patch_levels(module);
     bind_resv(module);
     bind_row_part(module);
-    module.def("loose_allocations", [] { return loose_heap().allocations(); }, "Blocks allocated outside caches; for tests.");
+    module.def("loose_allocations", [] { return loose_heap().allocations(); }, "Return the number of memory blocks allocated outside caches, for tests.");
 }

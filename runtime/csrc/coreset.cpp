@@ -193,12 +193,12 @@ py::array_t<std::int32_t> call_coreset(Floats rows, std::int64_t count, float di
 
 void bind_coreset(py::module_& module) {
     module.def("coreset", &call_coreset, "rows"_a, "count"_a, py::kw_only(), "diversity"_a, "directions"_a, "steps"_a,
-               R"(The rows of a greedy coreset, in the order in which they are taken: int32 [count].
+               R"(Return the rows of a greedy coreset in the order in which they are taken, int32 [count].
 
-rows: float32 [n, width], finite, of length 1 or less. The first row is taken first, then always that of the highest
-1 - c + diversity log(0.01 + r), of equal ones the first. c: its highest product with a row taken; r: the square of what is
-orthogonal to the first `directions` (width at most) independent rows taken. After `steps` rows the rest are taken at once, by
-their scores then. O(n steps width). Raises CacheError for more rows than there are.)");
+rows: float32 [n, width], finite, of length 1 or less. Row 0 is taken first, then repeatedly the row with the highest score
+1 - c + diversity log(0.01 + r); the lowest row wins ties. c is the row's highest dot product with a taken row, and r is the
+squared length of its part orthogonal to the first `directions` (at most width) independent taken rows. After `steps` rows,
+scores stay as they are and the other rows are taken at once. Takes O(n steps width) time. Raises CacheError if count > n.)");
 }
 
 }  // namespace edgevlm

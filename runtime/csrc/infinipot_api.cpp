@@ -118,18 +118,17 @@ py::typing::List<Array<bool>> call_infinipot_select(Cache& cache, std::int64_t r
 
 void bind_infinipot(py::module_& module) {
     module.def("infinipot_scores", &call_infinipot_scores, "cache"_a, "recent"_a, "valid"_a, py::kw_only(), "rotated"_a = false,
-               R"(TaR's similarities and the value norms of every layer of a cache, in one call that all threads share.
+               R"(Return TaR's similarity and the value norm of each row, as one pair (similarity, norms) of float32 [H, n_l] per layer.
 
-recent, valid: bool [H, n_l], one a layer. Returns (similarity, norms), float32 [H, n_l], one pair a layer.)");
+recent, valid: masks of the recent frames' rows and of the rows to score, one bool [H, n_l] per layer.)");
     module.def("infinipot_select", &call_infinipot_select, "cache"_a, "recent_frames"_a, "distinctive"_a, "target"_a, "windows"_a,
                "thresholds"_a = py::list(), py::kw_only(), "keep_recent"_a = true, "rotated"_a = false,
-               R"(InfiniPot-V, Alg. 1, of every layer, each KV head by itself: rows to keep, bool [H, n_l], one mask a layer.
+               R"(Return masks of the rows that InfiniPot-V (Alg. 1) keeps in each KV head, one bool [H, n_l] per layer.
 
-The prefix stays, and of the vision rows the recent_frames newest frames (with keep_recent), distinctive past rows by TaR
-(the least similar first), and by VaN (pool_norms) as many of the others as make it target. windows: VaN's,
-one a layer; with 3 rising thresholds the window is 7, 5, 3 or 1 by the coefficient of variation of the layer's value norms
-(Alg. 2, lines 16 to 21). The same as those functions and top_k one after another, in one call that all threads share, a layer
-at a time; keys are read once, and values once in their life: the cache keeps their norms.)");
+The prefix and `target` vision rows stay: the `recent_frames` newest frames (if `keep_recent`), then the `distinctive` past rows
+that are least similar by TaR, then the rows with the highest VaN (pool_norms). windows: VaN's window in each layer. thresholds: if
+given, three rising numbers that select the window 7, 5, 3 or 1 by the coefficient of variation of the layer's value norms
+(Alg. 2, lines 16 to 21). The masks are the same as by infinipot_scores, pool_norms and top_k called one after another.)");
 }
 
 }  // namespace edgevlm

@@ -327,7 +327,6 @@ void call_use_simd(const std::string& name) {
     use_simd(*table);
 }
 
-// Reads every byte of keys and values once, on as many threads as the kernels: what their speed is measured against.
 bool call_read(const Cache& cache) {
     Call call;
     call.reads(cache);
@@ -347,56 +346,58 @@ bool call_read(const Cache& cache) {
 
 void bind_kernels(py::module_& module) {
     module.def("value_norms", &call_value_norms, "value"_a, "scale"_a = py::none(),
-               "L2 norms [H, n] of values [H, n, D], whatever their size: InfiniPot-V's VaN. scale: [H, D], of int8.");
+               "Return the L2 norms [H, n] of values [H, n, D]. scale: [H, D], for int8 values.");
     module.def("pool_norms", &call_pool_norms, "norms"_a, "frame"_a, "row"_a, "col"_a, "valid"_a, "window"_a,
-               R"(InfiniPot-V's VaN pooling: the mean norm of the window x window patches around a token, in its frame.
+               R"(Pool value norms as InfiniPot-V's VaN: return the mean norm of the window x window patches around each token in its frame.
 
-All [H, n], per head. Absent neighbours are not counted. window: 1, 3, 5 or 7. Returns float32 [H, n], 0 where not valid.
-Sums are in double. O(n window) on frames of up to about 60 x 60 patches.)");
+All arrays are [H, n], and heads are pooled separately. The mean skips missing patches. window: 1, 3, 5 or 7. The result is
+float32, 0 for rows that are not valid. Takes O(n window) time on frames of up to about 60 x 60 patches.)");
     module.def("top_k", &call_top_k, "scores"_a, "seq"_a, "candidates"_a, "k"_a,
-               R"(Choose per head the k candidates of the highest score, or all if there are fewer: bool [H, n].
+               R"(Return a mask of the k candidates with the highest scores in each head, bool [H, n]; of all if there are fewer than k.
 
-Of equal scores the newer seq wins, then the lower row. NaN is lower than every number. O(n).)");
+The newer seq wins ties, then the lower row. NaN is lower than every number. Takes O(n) time.)");
     module.def("index_of", &call_places, "seq"_a, "known"_a,
-               R"(Find each token of seq [H, n] in known [H, m], per head: int32 [H, n], -1 where it is missing.
+               R"(Return the index in `known` [H, m] of each token of `seq` [H, n], per head, int32 [H, n]; -1 for a missing token.
 
-Both in any order; of equal ones in known the first counts. O(n + m).)");
+Tokens may be in any order. If `known` has duplicates, the first one counts. Takes O(n + m) time.)");
     module.def("join", &call_join, "seq"_a, "known"_a, "score"_a, "into"_a,
-               R"(Write the score [H, m] of each token of seq [H, n] that is in known [H, m] to its place in into [H, n], per head.)");
+               "Set into[h, i] = score[h, j] wherever seq[h, i] == known[h, j]. seq, into: [H, n]. known, score: [H, m].");
     module.def("newest_frames", &call_newest_frames, "frame"_a, "among"_a, "count"_a,
-               "Choose the rows of among [H, n] in its count newest frames, taken over all heads: bool [H, n].");
+               "Return a mask of the rows of `among` [H, n] in the `count` newest frames over all heads, bool [H, n].");
     module.def("attention_mass", &call_attention_mass, "query"_a, "query_seq"_a, "key"_a, "seq"_a, "own_key"_a = py::none(),
                "own_seq"_a = py::none(), "scale"_a = py::none(),
-               R"(Sum the attention that each cached token gets from w rows: float32 [H, n].
+               R"(Return the attention that each cached token receives from w query rows, float32 [H, n].
 
-query [heads, w, D] and key [H, n, D] rotated; query_seq [w]; seq [H, n]; scale [H, D], of int8 keys. softmax(q K^T / sqrt(D)),
-where a row at stream place query_seq sees the tokens whose seq is not above its own, summed over the w rows and over the query
-heads of each KV head's group. A row that sees nothing adds nothing. own_key [H, m, D], own_seq [m]: keys outside the cache that
-the rows see as well; the attention they get is not returned. Scores take 32 numbers a key at a time.)");
+The attention softmax(q K^T / sqrt(D)) is summed over the query rows and over the query heads of a KV head. A query row attends
+to the tokens whose seq is at most its query_seq; if there are none, the row adds nothing. query: rotated, [heads, w, D].
+query_seq: [w]. key: rotated, [H, n, D]. seq: [H, n]. scale: [H, D], for int8 keys. own_key, own_seq: keys outside the cache,
+[H, m, D] and [m], which the query rows also attend to; the attention that these keys receive is not returned.)");
     module.def("attend", &call_attend, "query"_a, "key"_a, "value"_a, "keys"_a, "values"_a, "held"_a, "key_scale"_a = py::none(),
                "value_scale"_a = py::none(), py::kw_only(), "rows"_a = py::none(), "bias"_a = py::none(), "shared"_a = 0, "previous"_a = py::none(),
                "until"_a = py::none(), "window"_a = 0, "place"_a = py::none(), "position"_a = py::none(), "threads"_a = 0,
-               R"(Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
+               R"(Append S rows to a layer's memory, and return their attention output, float32 [S, Hq D].
 
-query [S, Hq D] and key [S, Hkv D] rotated, value [S, Hkv D]; keys, values [Hkv, C, D], the memory, whose rows [held, held + S) of
-each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D) + bias) V over the held
-rows and, causally, the new ones, as the memory holds them after rounding. rows: for each KV head the held rows that are seen,
-int32; None for all. bias [Hkv, C] is added to the scores of held rows. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
-whole frames of p rows; a row sees held rows [0, shared), its own frame up to itself and the row at its place in the frame before,
-for the first frame previous (-1: none). until int32 [S]: how many rows of the call each one sees, at least up to itself. window
-above 0: of rows before its frame a row sees those at positions above place - window; place int32 [S], position int32 [Hkv, n] of
-the held rows. threads: those of this call, 0 for as many as set_threads allows. Raises CacheError before a byte is changed.)");
-    module.def("dequantize", &call_dequantize, "stored"_a, "scale"_a, "Keys or values [H, n, D] as float32, a copy.");
-    module.def("read", &call_read, "cache"_a, "Read every byte of keys and values once: what the kernels' speed is compared with.");
-    module.def("simd", [] { return simd().name; }, "The instruction set in use: avx512, avx2, neon or scalar.");
+The output is softmax(q K^T / sqrt(D) + bias) V over the held rows and, causally, the new rows, all as rounded in memory.
+query, key: rotated, [S, Hq D] and [S, Hkv D]. value: [S, Hkv D]. keys, values: the memory, [Hkv, C, D]. held: each head's number
+of rows in memory before the call, int32 [Hkv]; rows [held, held + S) are written. key_scale, value_scale: [Hkv, D], for int8.
+rows: the held rows that each KV head attends to, int32; None for all. bias: [Hkv, C], added to the scores of held rows.
+previous: int64 [Hkv, p], for PureKV's ST-SpAttn (sec. 3.2) on whole frames of p rows. A new row then attends to the held rows
+[0, shared), to its own frame up to itself, and to the row in the same place of the frame before; for the call's first frame, that
+row is given by `previous`, -1 for none. until: how many of the call's rows each new row attends to, at least up to itself, int32
+[S]. window: if above 0, a new row attends to a row outside its frame only if that row's position is above `place` - `window`.
+place: the new rows' positions, int32 [S]. position: the held rows' positions, int32 [Hkv, n]. threads: the number of threads for
+this call; 0 for as many as set_threads allows. Raises CacheError before a byte is changed.)");
+    module.def("dequantize", &call_dequantize, "stored"_a, "scale"_a, "Return a float32 copy of keys or values [H, n, D]. scale: [H, D], for int8 codes.");
+    module.def("read", &call_read, "cache"_a, "Read every byte of the keys and values once, for comparison with the kernels' speed.");
+    module.def("simd", [] { return simd().name; }, "Return the instruction set in use: avx512, avx2, neon or scalar.");
     module.def("use_simd", &call_use_simd, "name"_a,
-               "Use another instruction set from now on; raises CacheError if this processor does not have it. For tests.");
-    module.def("threads", &threads, "Threads that a kernel may use.");
+               "Select the instruction set, for tests. Raises CacheError if this processor does not have it.");
+    module.def("threads", &threads, "Return the largest number of threads that a kernel may use.");
     module.def("set_threads", &set_threads, "count"_a,
-               R"(Let kernels use up to count threads, the calling one included (1..256).
+               R"(Let kernels use up to `count` threads (1..256), including the calling thread.
 
-Set it before a cache is made: a cache has working memory for as many threads as were set then. The threads sleep between calls
-and live as long as the process; a forked child starts its own.)");
+Call this before you make a cache, because a cache gets its working memory for the number of threads set when it is made. The
+threads sleep between calls and live as long as the process; a forked child starts its own threads.)");
 }
 
 }  // namespace edgevlm

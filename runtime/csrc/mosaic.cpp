@@ -95,7 +95,6 @@ void found(const Clusters& clusters, std::int64_t slot, const float* key, std::i
     clusters.partition[slot] = partition;
 }
 
-// Rows from `start` on, until one needs the caller. Returns (row, event, slot): where it stopped and why.
 py::typing::Tuple<py::int_, py::int_, py::int_> call_assign(Floats key, Ints partition, std::int64_t start, Floats means, Doubles variance, Longs size,
                       Ints partitions, double small, double large, double rate, std::int64_t least, Ints slots) {
     Call call;
@@ -138,7 +137,7 @@ py::typing::Tuple<py::int_, py::int_, py::int_> call_assign(Floats key, Ints par
 void bind_mosaic(py::module_& module) {
     module.def("mosaic_assign", &call_assign, "key"_a, "partition"_a, "start"_a, "means"_a, "variance"_a, "size"_a, "partitions"_a,
                "small"_a, "large"_a, "rate"_a, "least"_a, "slots"_a,
-               "Assign keys from start on to clusters, until one needs the caller: (row, event, slot), where it stopped and why.");
+               "Assign keys from `start` on to clusters until no slot is free or a cluster must split. Return (row, event, slot).");
 }
 
 }  // namespace edgevlm

@@ -53,12 +53,12 @@ py::array_t<float> call_newer_similarity(Cache& cache, std::int64_t layer, Bools
 void bind_newer_similarity(py::module_& module) {
     module.def("newer_similarity", &call_newer_similarity, "cache"_a, "layer"_a, "valid"_a, "since"_a = 0, py::kw_only(),
                "rotated"_a = false,
-               R"(The similarity of each token of a layer to the newer token that it is most like: float32 [H, n_l].
+               R"(Return each token's similarity to the most similar newer token of its layer and head, float32 [H, n_l].
 
-Per head the highest cosine of its key with that of a token of larger seq, since or later, both among valid [H, n_l]; -1 where
-there is none, 0 for rows that are not valid. On un-rotated keys (rotated: as stored). A zero vector has cosine 0 with
-everything. O(n m D) for m tokens from since on. Raises CacheError for a missing layer, and for keys on 3 axes that the cache
-does not know how to un-rotate.)");
+The similarity is the highest cosine between the token's key and the key of a newer token whose seq is at least `since`; -1 if
+there is none. A zero key has cosine 0 with all keys. valid: the rows to compare, bool [H, n_l]; other rows get 0.
+rotated: whether to compare keys as stored instead of un-rotated. Takes O(n m D) time for m tokens from `since` on. Raises
+CacheError if the layer does not exist, or if the cache has 3 position axes but no sections, which un-rotating needs.)");
 }
 
 }  // namespace edgevlm

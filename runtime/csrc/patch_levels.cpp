@@ -134,15 +134,15 @@ py::array_t<float> call_patch_distances(edgevlm::Bytes levels, edgevlm::Bytes lo
 
 void bind_patch_levels(py::module_& module) {
     module.def("levels", &call_levels, "pixels"_a, "scale"_a, "offset"_a,
-               "pixels [planes, H, W] * scale [planes] + offset [planes], to nearest, 0 to 255: uint8 [planes, H, W].");
+               "Return pixels [planes, H, W] * scale [planes] + offset [planes], rounded and clipped to 0..255, uint8 [planes, H, W].");
     module.def("patch_sums", &call_patch_sums, "levels"_a, "rows"_a, "columns"_a,
-               "The sum of each patch of uint8 [planes, H, W]: float32 [rows * columns].");
+               "Return the sum of each patch's levels, float32 [rows * columns]. levels: uint8 [planes, H, W].");
     module.def("patch_distances", &call_patch_distances, "levels"_a, "low"_a, "high"_a, "rows"_a, "columns"_a,
                "gain"_a = py::none(),
-               R"(How far each patch's levels lie outside [low, high], the mean of the largest tenth: float32 [rows * columns].
+               R"(Return the mean of the largest tenth of each patch's distances from the range [low, high], float32 [rows * columns].
 
-levels, low, high: uint8 [planes, H, W]. A patch is H // rows by W // columns pixels of all planes; the rest at the right and
-below belongs to none. gain [rows * columns]: of each patch, low and high are multiplied by it first, in steps of 1/256.)");
+levels, low, high: uint8 [planes, H, W]. A patch is H // rows by W // columns pixels of all planes; pixels left over at the right
+and bottom are ignored. gain: [rows * columns], the factor for each patch's low and high, rounded to a multiple of 1/256.)");
 }
 
 }  // namespace edgevlm

@@ -167,12 +167,12 @@ py::array_t<float> call_wicsum(Floats query, Floats key, Ints count, double thre
 }  // namespace
 
 void bind_resv(py::module_& module) {
-    module.def("hash_bits", &call_hash_bits, "key"_a, "planes"_a, "The sides of its planes that each key is on: uint32 [H, n].");
+    module.def("hash_bits", &call_hash_bits, "key"_a, "planes"_a, "Return each key's hash bits, uint32 [H, n]: bit p is set if the dot product with plane p is above 0.");
     module.def("hash_join", &call_hash_join, "keys"_a, "places"_a, "distance"_a, "key"_a, "bits"_a, "count"_a, "open"_a, "place"_a,
-               "planes"_a, "Join rows to clusters: the slot of each [H, n], moves of slots [H, 2 slots], clusters merged, and forced.");
+               "planes"_a, "See edgevlm.runtime.policies.resv.HashClusters.join.");
     module.def("hash_seal", &call_hash_seal, "keys"_a, "places"_a, "slot"_a, "leaving"_a, "key"_a, "bits"_a, "count"_a, "open"_a,
-               "place"_a, "planes"_a, "Seal the clusters of rows that leave: moves of slots [H, 2 slots], and clusters merged.");
-    module.def("wicsum", &call_wicsum, "query"_a, "key"_a, "count"_a, "share"_a, "ReSV's score of each cluster: float32 [H, slots].");
+               "place"_a, "planes"_a, "See edgevlm.runtime.policies.resv.HashClusters.seal.");
+    module.def("wicsum", &call_wicsum, "query"_a, "key"_a, "count"_a, "share"_a, "See edgevlm.runtime.policies.resv.HashClusters.choose.");
 }
 
 }  // namespace edgevlm

@@ -98,18 +98,20 @@ namespace edgevlm {
 
 void bind_row_part(py::module_& module) {
     module.def("multiplies_codes", py::overload_cast<>(&multiplies_codes),
-               "Whether this processor multiplies 8-bit codes four at a time (AVX-512 VNNI, NEON's dot products), as RowPart does.");
-    py::class_<HeldPart>(module, "RowPart", R"(The end of a decoder's layer and the projections of the next, with matrices of codes.
+               "Return whether this processor has the 8-bit dot products that RowPart needs (AVX-512 VNNI or NEON's).");
+    py::class_<HeldPart>(module, "RowPart", R"(The operations from one decoder layer's attention to the next layer's query, key and value, with quantized matrices.
 
-codes: of output, gate and up, down, and q, k, v, read where they lie. int8 [in, out], in a multiple of 16, out of 64, scales [out];
-made for one row. Or uint8 [out, in / 32, 16], pairs of 4 bits of which 8 is 0, in from 128, out a multiple of 32, scales [out, in / 32];
-for any number of rows. biases: [out] or None. gains: of the norms after output and down, and of a head's query and key, or None. down
-reads rows in Hadamard blocks. Rows are rounded to codes of -127 to 127 before each product, for 4 bits in blocks of 32.)")
+codes, scales and biases each have four arrays, for the matrices output, gate and up, down, and q, k and v. codes are not copied.
+8-bit codes are int8 [in, out] with scales [out], meant for one row at a time; in is a multiple of 16, and out a multiple of 64.
+4-bit codes are uint8 [out, in / 32, 16], two per byte, where 8 stands for 0, with scales [out, in / 32]; in is at least 128, and
+out a multiple of 32. A bias is [out] or None. gains: the weights of the norms after output, after down, of a head's query and of
+its key; None for no norm. block: the size of the Hadamard blocks of down's input. Before each product, rows are rounded to codes
+of -127 to 127, for 4-bit matrices in blocks of 32.)")
         .def(py::init<Arrays, Arrays, Arrays, Arrays, float, std::int64_t, std::int64_t, std::int64_t>(), "codes"_a, "scales"_a, "biases"_a,
              "gains"_a, "epsilon"_a, "kv_heads"_a, "width"_a, "block"_a)
-        .def_property_readonly("any_rows", &HeldPart::any_rows, "Whether it is made for many rows: all matrices are of 4 bits.")
+        .def_property_readonly("any_rows", &HeldPart::any_rows, "Whether run suits any number of rows, because all matrices have 4-bit codes.")
         .def("run", &HeldPart::run, "attention"_a, "residual"_a, "cosine"_a, "sine"_a, "query"_a, "key"_a, "value"_a, "next"_a,
-             "threads"_a = 0, "Write query, key, value and the new residual of S rows, of the attention [S, Hq D] and residual [S, E] before; cosine and sine [S, D / 2].");
+             "threads"_a = 0, "Compute query, key, value and next (the new residual) of S rows. attention: [S, Hq D]. residual: [S, E]. cosine, sine: [S, D / 2].");
 }
 
 }  // namespace edgevlm
