@@ -32,7 +32,7 @@ Draw = Callable[[Float32], int]
 
 @dataclass(eq=False, slots=True)
 class Found:
-    """The facts known about an answer so far. The model's thread fills them in.
+    """The facts known about an answer so far, which the model's thread fills in.
 
     ``time_s``: the stream's time when the question was asked. ``queued_ms``: the time from ``ask`` until the model started on
     the question. ``ttft_ms``: the time from ``ask`` to the first token, including the wait for the chunk in progress.
@@ -57,8 +57,7 @@ class Found:
 
 
 class Answer:
-    """The answer to one question. ``print(answer)`` waits for the whole answer; ``for`` and ``async for`` yield pieces of it as
-    they are generated.
+    """The answer to one question. ``print(answer)`` waits for all of it; ``for`` and ``async for`` yield pieces as they come.
 
     The model's thread generates the answer, so a slow reader never delays the stream. An error in generation is raised when the
     text is read. An answer has every attribute of :class:`Found`; reading one of them waits for the answer's end. Reading
@@ -168,9 +167,7 @@ class Answer:
         return self._cancelled.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the answer's end. Return False if ``timeout`` seconds pass first. Raises the error that ended the answer, if
-        any.
-        """
+        """Wait for the answer's end; return False if ``timeout`` seconds pass first. Raises the error that ended the answer."""
         finished = self.settle(timeout)
         self._raise()
         return finished

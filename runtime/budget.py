@@ -95,8 +95,7 @@ def allocate(
     """Allocate one stream's cache in the bundle's KV precision, with keys and values on ``device``.
 
     ``capture_bytes``: the size of the buffer for snapshots. ``store_bytes``: the host memory that a store may take. Raises
-    UserError if the cache, the snapshot buffer, the store and a chunk do not fit in the free memory, or if a CUDA device is
-    needed but cannot be used.
+    UserError if cache, snapshot buffer, store and a chunk exceed the free memory, or if a needed CUDA device is unusable.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
@@ -139,11 +138,11 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
 
 
 class Pressure:
-    """Sets the number of frames in a chunk: ``most`` at first, halved while the free fraction of memory is below LOW, and
-    doubled, up to ``most``, while that fraction is above ENOUGH.
+    """Sets the number of frames in a chunk, at first ``most``.
 
-    ``group``: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. ``notify``: called each
-    time chunks shrink, and when they are back at ``most``. ``short``: whether chunks are smaller than ``most``.
+    The number is halved while the free fraction of memory is below LOW, and doubled, up to ``most``, while that fraction is
+    above ENOUGH. ``group``: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. ``notify``:
+    called each time chunks shrink, and when they are back at ``most``. ``short``: whether chunks are smaller than ``most``.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class DecoderSpec:
     kv: KVType = "fp32"  # the type in which the graphs store keys and values
     deepstack: Annotated[int, Ge(0), Le(1024)] = 0
     precision: str = "fp32"
-    rounding: str = "nearest"  # how the weights are rounded; "gptq" minimises the error for typical activations
+    rounding: str = "nearest"
     fading: tuple[str, str] = FADING  # HERMES's k and omega: "value at the first middle layer/fall to the first deep layer"
     windows: tuple[Annotated[int, Ge(0), Le(1 << 24)], ...] = ()
     local_inv_freq: tuple[Finite, ...] = ()
@@ -134,9 +134,8 @@ class DecoderSpec:
 class ChangedTowerSpec:
     """The graph that encodes only the changed patches of a frame, and the layout of the cache that it keeps between calls.
 
-    ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache holds each layer's keys and
-    then its values, ``[heads, positions, head_dim]`` of type ``kv``. Float32 arrays ``[patches, width]`` follow, one for each
-    width in ``outputs``.
+    ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache holds each layer's keys, then
+    its values, ``[heads, positions, head_dim]`` of ``kv``, and ends with float32 ``[patches, width]`` for each output.
     """
 
     graph: str
@@ -161,7 +160,7 @@ class ChangedTowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """A tower's frame sizes: both sides are multiples of ``factor``; ``frames`` frames have ``fewest`` to ``most`` pixels."""
+    """Frame sizes: sides are multiples of ``factor``, and ``frames`` frames have ``fewest`` to ``most`` pixels in all."""
 
     factor: Count
     fewest: int
@@ -174,9 +173,7 @@ class PixelBudget:
             raise ValueError(f"a budget of {self.fewest} to {self.most} pixels")
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
-        """Return the allowed (height, width) nearest to the given one. Raises UserError if one side is over 200 times the
-        other.
-        """
+        """Return the allowed (height, width) nearest to the given one. Raises UserError if their ratio is over 200."""
         if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
             raise UserError(
                 f"frames of {width} x {height} pixels cannot be used; give a size whose sides differ 200-fold at most"
@@ -262,7 +259,7 @@ class ChatSpec:
     content_type: Literal["video", "image"]
     placeholder: Annotated[str, MinLen(1), MaxLen(256)]
     placeholder_id: Annotated[int, Ge(-1), Le(1 << 24)]
-    special_tokens: Mapping[str, Word]  # name -> text of the special tokens that the template uses, such as bos_token
+    special_tokens: Mapping[str, Word]  # maps the name of each special token in the template to its text
     stop_ids: tuple[TokenId, ...]
     opening: Word = ""
     ending: Word = ""
@@ -295,8 +292,7 @@ class Bundle:
         """Read and verify the bundle in folder ``path``.
 
         ``verify="full"`` hashes every file, ``"size"`` only compares file sizes, and ``"manifest"`` reads only ``bundle.json``,
-        which every mode checks in full. Raises a one-line :class:`edgevlm.errors.BundleError` that names the file and the
-        remedy.
+        which every mode checks in full. Raises a one-line :class:`edgevlm.errors.BundleError` that names the file and the fix.
         """
         check_utf8(folder := Path(path))
         bundle = _checked(folder, _read_manifest(folder))

@@ -1,8 +1,7 @@
 """The KV cache, one block of memory per stream: rows are appended in place, and rows from the tail replace evicted ones.
 
 ``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md explains why rows are unordered. Every misuse raises
-:class:`~edgevlm.errors.CacheError` before it changes a byte. Appending rows that do not fit raises
-:class:`~edgevlm.errors.CacheFull`.
+CacheError before it changes a byte. Appending rows that do not fit raises CacheFull.
 """
 
 from __future__ import annotations
@@ -155,8 +154,7 @@ class KVCache(_native.Cache):
         """Add rows that a policy made to one layer.
 
         ``key`` (rotated to ``rows.position``) and ``value`` are float32 ``[kv_heads, n, head_dim]``, dense in the last axis,
-        whatever the cache's ``dtype``. Earlier marks from :meth:`mark` become invalid. Raises CacheFull if the layer has no
-        room.
+        whatever the cache's ``dtype``. Earlier marks from :meth:`mark` become invalid. Raises CacheFull if there is no room.
         """
         self._append(layer, key, value, *rows.arrays)
 
@@ -167,8 +165,7 @@ class KVCache(_native.Cache):
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
         """Replace a layer's rows with what :meth:`held` returned for a cache of the same shape.
 
-        Earlier marks from :meth:`mark` become invalid. Raises CacheFull if there is no room, CacheError for wrong shapes or
-        dtypes.
+        Earlier marks from :meth:`mark` become invalid. Raises CacheFull if there is no room, CacheError for wrong arrays.
         """
         self._load(layer, *(held[name] for name in PARTS))
 
@@ -214,8 +211,7 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return the position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``.
 
-    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. When axis 1 or 2 has filled its section, axis 0 takes the remaining
-    pairs.
+    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. Once axis 1 or 2 has filled its section, axis 0 takes the pairs left.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

@@ -71,7 +71,7 @@ class JsonFile:
 
 @dataclass(frozen=True, slots=True)
 class Calibration(JsonFile):
-    """One model's measurements. docs/internals/calibration.md explains how they determine the layers' classes."""
+    """One model's measurements. docs/internals/calibration.md explains how measurements determine the layers' classes."""
 
     _file = (1, "a calibration")
 
@@ -131,8 +131,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The policy chosen at a budget of |M| tokens. ``skipped``: the policies that cannot run at this budget, each with the
-    reason.
+    """The policy chosen at a budget of |M| tokens. ``skipped``: the policies that cannot run at this budget, with reasons.
 
     ``chosen`` is None if no candidate is clearly better than the policy that ``auto`` falls back to.
     """

@@ -41,8 +41,8 @@ class References(Stateful):
     A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
     minus the cosine similarity. The camera's noise is the median distance of a frame whose references come from the previous
     frame; a smaller median found later replaces it. A token has changed if its distance exceeds both 1 - tau and the noise
-    limit: STANDS_OUT times the noise, but at most MOST_NOISE times the distance between a frame's patches. Because of this
-    maximum, a scene that moves everywhere is appended.
+    limit: STANDS_OUT times the noise, but at most MOST_NOISE times the distance between a frame's patches. Because the noise
+    limit is capped, a scene that moves everywhere is appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -56,7 +56,7 @@ class References(Stateful):
         self._spread: NDArray[np.float32] | None = None  # the largest mean distance so far between the patches of a frame
 
     def changed(self, features: Float32) -> Bool:
-        """Return the mask, bool ``[tokens]``, of the tokens of a frame to append: at first all, later those that changed."""
+        """Return which of a frame's tokens to append, bool ``[tokens]``: all in the first frame, later the changed ones."""
         distances, noise, spread = self._compare(unit_features(features))
         least = 1 - self.settings.tau
         if noise is not None:
@@ -114,11 +114,11 @@ class FrameChanges(NamedTuple):
 class PatchChanges(Stateful):
     """Holds the pixels from which each patch was last encoded, and finds the patches of a new frame that differ from them.
 
-    A patch has changed if the tenth of its pixels that differ most differ on average by at least ``threshold`` levels and
-    MARGIN times the noise. The patches around a changed patch are encoded with it. The noise is the median patch's distance
-    from the previous frame, but at most LOUDEST times the distance between neighbouring patches; a smaller median found later
-    replaces it. If many patches seem changed, and a shift of the picture or a new exposure explains half of the changes, the
-    explained patches do not count as changed.
+    A patch has changed if the mean difference over its most different tenth of pixels is at least ``threshold`` levels and at
+    least MARGIN times the noise. The patches around a changed patch are encoded with it. The noise is the median patch's
+    distance from the previous frame, but at most LOUDEST times the distance between neighbouring patches; a smaller median
+    found later replaces it. If many patches seem changed, and a shift of the picture or a new exposure explains half of the
+    changes, the explained patches do not count as changed.
 
     The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change size.
     If ``interval`` is 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames
@@ -196,9 +196,7 @@ class PatchChanges(Stateful):
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return each patch's exposure ``[n]``, the median over its row of patches, because a lamp's flicker makes horizontal
-        bands.
-        """
+        """Return each patch's exposure ``[n]``, the median over its row of patches, because a lamp's flicker makes bands."""
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
@@ -244,11 +242,9 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 
 
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
-    """Return how far the picture ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest``
-    per axis.
+    """Return how far ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest`` per axis.
 
-    Uses phase correlation of the pictures' middles, at half size if they are large. A parabola through the peak gives fractions
-    of a pixel.
+    Uses phase correlation of the pictures' middles, at half size if they are large. A parabola gives the fraction of a pixel.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)
@@ -288,9 +284,7 @@ def _vertex(three: NDArray[np.float64]) -> float:
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Copy ``levels [planes, H, W]`` to ``out``, moved back by ``down`` and ``across`` pixels; ``out`` keeps its uncovered
-    edge.
-    """
+    """Copy ``levels [planes, H, W]`` to ``out``, moved back by ``down`` and ``across``; ``out`` keeps its uncovered edge."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -305,8 +299,7 @@ def was_right(kept: Float32, whole: Float32) -> bool:
 
 
 class ChangedEncoder(Stateful):
-    """Encodes the frames of one stream in order. The encoder's state consists of the references, the features and the tower's
-    cache.
+    """Encodes the frames of one stream in order. Its state consists of the references, the features and the tower's cache.
 
     A patch that is not encoded keeps its features, even if patches that it attended to have changed.
     """
@@ -314,9 +307,7 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Bind the tower. Raises UserError as ``Engine.bind_tower`` does, and if ``copies`` tower caches do not fit in the free
-        memory.
-        """
+        """Bind the tower. Raises UserError as ``Engine.bind_tower`` does, and if ``copies`` tower caches do not fit."""
         vision = bundle.vision
         if (spec := vision.changed) is None:
             height, width = vision.size
@@ -337,7 +328,7 @@ class ChangedEncoder(Stateful):
         self._features = np.zeros((vision.tokens_per_frame, bundle.decoder.row_width), np.float32)
         at = [(2 * np.arange(count) + 1) * of // (2 * count) for count, of in zip(vision.grid, spec.grid, strict=True)]
         self._patch_of = np.add.outer(spec.grid[1] * at[0], at[1]).reshape(-1)  # the patch at the middle of each token
-        self.seen = self.computed = 0  # numbers of patches
+        self.seen = self.computed = 0
 
     @property
     def encoded(self) -> float:

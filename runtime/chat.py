@@ -104,7 +104,7 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the whole prompt as text, with ``video`` for the video. Raises UserError if the template has no video."""
+        """Return the whole prompt as text, with ``video`` in the video's place. Raises UserError if there is no such place."""
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
@@ -134,7 +134,9 @@ class Chat:
             shown = [{"type": self.spec.content_type}] if video and message["role"] == "user" else []
             video = video and not shown
             text = message["content"] or ""
-            is_plain = message["role"] == "tool" or message.get("tool_calls")  # for these, templates accept only plain text
+            is_plain = message["role"] == "tool" or message.get(
+                "tool_calls"
+            )  # in tool messages and tool calls, templates accept only text
             messages.append({**message, "content": text if is_plain else [*shown, _text(text)]})
         tools = {"tools": list(asked.tools)} if asked.tools else {}
         special, adds = self.spec.special_tokens, not (asked.continues or ends)
@@ -199,8 +201,7 @@ def _place(ids: list[int], spec: ChatSpec) -> int:
 def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
     """Encode ``text`` to token ids. ``special``: include the tokens that the tokenizer's post-processor adds.
 
-    Raises UserError for text with lone surrogates, which stand for bytes that are not UTF-8, and for text that the tokenizer
-    cannot encode.
+    Raises UserError for text with lone surrogates, which stand for bytes that are not UTF-8, and if the tokenizer fails.
     """
     try:
         text.encode()

@@ -19,9 +19,8 @@ Float64 = NDArray[np.float64]
 
 
 class Encoded(NamedTuple):
-    """Groups of frames after encoding, each with one grid of tokens. ``features``: ``[G, tokens_per_frame, width]``.
-    ``seconds``: the times of each group's first and last frame, ``[G, 2]``. ``coming``: how many groups of the chunk are not
-    watched yet.
+    """Encoded groups of frames, each with one grid of tokens. ``features``: ``[G, tokens_per_frame, width]``. ``seconds``: the
+    times of each group's first and last frame, ``[G, 2]``. ``coming``: how many groups of the chunk will follow.
     """
 
     features: Float32
@@ -34,8 +33,7 @@ class Chunk:
 
     A tower that merges frames takes ``group`` frames at once. For a question, an incomplete group is encoded with its last
     frame repeated, and encoded again when the group is complete. ``limit``: the number of frames in the current chunk, a
-    multiple of ``group`` up to ``frames``; set it between chunks. ``encoder``: encodes frames one by one in place of the
-    engine's tower.
+    multiple of ``group`` up to ``frames``; set it between chunks. ``encoder`` replaces the engine's tower, one frame at a time.
     """
 
     def __init__(self, engine: Engine, bundle: Bundle, frames: int, encoder: ChangedEncoder | None = None) -> None:
@@ -124,7 +122,7 @@ class Chunk:
         self._features = self._features[groups:]
 
     def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:
-        """Encode frames. ``keep``: whether to keep the encoder's new state, which an incomplete group must not change."""
+        """Encode frames. ``keep``: whether to keep the encoder's new state; False for an incomplete group."""
         started = time.perf_counter()
         if self.encoder is None:
             features = self._engine.encode(self._pixels[start:end])

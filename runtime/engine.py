@@ -56,8 +56,8 @@ class FramePattern:
     """The part of the cache that the rows of a sparse call see. A sparse call appends whole frames of p rows.
 
     A row sees the first ``shared`` slots of every layer and KV head, its own frame's rows up to itself, and the row of the same
-    patch in the previous frame. For the call's first frame, that previous row is in slot ``previous[l, head, place]``; -1 means
-    none.
+    patch in the previous frame. For the call's first frame, that row of the previous frame is in slot ``previous[l, head,
+    place]``, or -1 if it is missing.
     """
 
     shared: int
@@ -110,11 +110,11 @@ class Decoder(Protocol):
     ) -> StepResult:
         """Append S rows to the buffers in place and return the requested logits.
 
-        ``embeds``: ``[S, hidden]``, or ``[S, row_width]`` from a tower. ``cos``, ``sin``: the new rows' tables ``[S, rotary]``.
-        ``past_len``: the number of valid rows in each layer before the step, ``[layers]``. After the step, rows ``[past_len[l],
-        past_len[l] + S)`` of layer ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows``: the
-        requested rows, as indices into the S rows, negative from the end; ``()`` requests no logits. ``pattern`` is only for a
-        decoder that was bound with ``sparse``.
+        ``embeds``: the rows to append, ``[S, hidden]``, or ``[S, row_width]`` from a tower. ``cos``, ``sin``: the rotary tables
+        of the new rows, ``[S, rotary]``. ``past_len``: the number of valid rows in each layer before the step, ``[layers]``.
+        After the step, rows ``[past_len[l], past_len[l] + S)`` of layer ``l`` hold the new keys (rotated) and values; the
+        caller commits them. ``logit_rows``: the requested rows, as indices into the S rows, negative from the end; ``()``
+        requests no logits. ``pattern`` is only for a decoder that was bound with ``sparse``.
 
         For a ``by_layer`` engine, ``rows[l][h]`` (int32, without duplicates) lists the valid rows of layer ``l`` and KV head
         ``h`` that the new rows see. With ``fetch``, the new rows follow the fetched rows. ``sight`` is required if the decoder
@@ -137,7 +137,7 @@ class TowerBuffer:
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8]) -> TowerBuffer:
-        """Return a buffer for ``memory``, ``VisionSpec.changed.cache_bytes`` dense bytes."""
+        """Return the buffer of ``memory``, a dense array of ``VisionSpec.changed.cache_bytes`` bytes."""
         return cls(memory.ctypes.data, memory.nbytes, memory)
 
 
@@ -148,9 +148,8 @@ class ChangedTower(Protocol):
         """Encode patches ``[n]`` of a frame; return features ``[t, row_width]`` and the numbers ``[t]`` of their tokens.
 
         ``pixels``: a whole normalised frame ``[3, H, W]``, or ``[group, 3, H, W]`` for towers that merge frames. ``patches``:
-        the patches' numbers, row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. Other patches keep their
-        keys and values. The returned tokens are those that contain any of ``patches``, sorted and row-major in
-        ``VisionSpec.grid``.
+        patch numbers, row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. Other patches keep their keys and
+        values. The returned tokens are those that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
 
         The first call on fresh memory must have all patches. A call with all patches returns the same features as
         :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before a byte is changed.
@@ -159,10 +158,9 @@ class ChangedTower(Protocol):
 
 
 class Engine(Protocol):
-    """One loaded bundle on one backend.
+    """One loaded bundle on one backend. ``kv_device``: the device that must hold the cache buffers.
 
-    ``kv_device``: the device that must hold the cache buffers. ``by_layer``: whether decoders accept ``rows``, ``fetch`` and
-    ``sight``.
+    ``by_layer``: whether decoders accept ``rows``, ``fetch`` and ``sight``.
     """
 
     kv_device: KVDevice
@@ -190,7 +188,7 @@ class Engine(Protocol):
         """Bind the decoder to one buffer per layer. The binding persists until the returned decoder is dropped.
 
         ``probes``: the layers whose queries each step returns. ``sparse``: whether steps may have a pattern. Raises UserError
-        if the bundle lacks a graph that this needs.
+        if the bundle lacks a required graph.
         """
         ...
 

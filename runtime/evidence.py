@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
 Every engine returns that row's query as a probe, like the queries for policies. On the demo model, two heads of the last layer
-attend to the object in question (docs/internals/evidence.md). Which heads do so in other models is unknown.
+attend to the object in question (docs/internals/evidence.md); for other models, no such heads are known.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """Return the rows of frames that a layer's KV head holds, as copies; only float32 keys may be a view that later steps
-    change.
-    """
+    """Return the rows of frames that a layer's KV head holds, copied except for float32 keys, which later steps may change."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -104,7 +102,9 @@ class QuestionAttention:
     ) -> None:
         self._heads, self._grid, self._group, self._times, self._lossless = heads, grid, group, copy(times), lossless
         self._sure = _certainty(logits)
-        self.scores: list[tuple[Float32, Float32, Sequence[Integers]]] = []  # scores [heads, rows], query lengths, rows
+        self.scores: list[
+            tuple[Float32, Float32, Sequence[Integers]]
+        ] = []  # by KV head: scores [heads, rows], query lengths, metadata
         for queries, parts in groups:
             seen = parts[0] if len(parts) == 1 else SeenRows(*map(np.concatenate, zip(*parts, strict=True)))
             score = np.ascontiguousarray((seen.key @ (queries.T / np.float32(np.sqrt(queries.shape[1])))).T)
@@ -147,7 +147,7 @@ class QuestionAttention:
         return found, last_shown, np.bincount(place, np.concatenate(weight)) / heads
 
     def evidence(self) -> Evidence:
-        """Return the MOMENTS frames with the most weight, without frames below LEAST."""
+        """Return at most MOMENTS frames, those with the most weight, without frames below LEAST."""
         rule, times, (rows, columns) = self._heads, self._times, self._grid
         if self.blind:
             return Evidence((), False if rule.weights else None)
@@ -189,9 +189,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    If there are too many times, those that their neighbours predict within CLOSE_S seconds are dropped. If there are no such
-    times, every second time of the older half is dropped. Arrays are replaced, never modified, so later additions leave a
-    shallow copy unchanged.
+    If there are too many times, those that their neighbours predict within CLOSE_S seconds are dropped, or, failing that, every
+    second time of the older half. Arrays are replaced, never modified, so later additions leave a shallow copy unchanged.
     """
 
     state_fields = ("frame", "seconds")

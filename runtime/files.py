@@ -164,10 +164,11 @@ def atomic_directory(
     """Yield an empty folder next to ``out_dir``, which becomes ``out_dir`` if the block succeeds.
 
     ``check`` raises UserError if ``out_dir`` must not be replaced; it is called at the start and before the replacement. If
-    ``key`` is set, a block that is killed, or that ends with an error in ``keep``, leaves its folder. The next call with the
-    same ``key`` then yields that folder again, and the journal at :func:`journal_of` lists its finished files. The folders of
-    other stopped calls are removed. Raises UserError for every failure to write. A kill between the replacement's two renames
-    leaves nothing at ``out_dir``. The next call, or loading the bundle, then restores the old folder with :func:`put_back`.
+    ``key`` is set, a block that is killed, or that ends with an error in ``keep``, leaves its folder in place. The next call
+    with the same ``key`` then yields that folder again, and the journal at :func:`journal_of` lists its finished files. The
+    folders of other stopped calls are removed. Raises UserError for every failure to write. A kill between the replacement's
+    two renames leaves nothing at ``out_dir``. The next call, or loading the bundle, then restores the old folder with
+    :func:`put_back`.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -249,7 +250,7 @@ def _locked(folder: Path, how: int) -> Iterator[int]:
 
 
 def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, int]:
-    """Return a stopped call's work folder with this key, or a new folder, and its lock. Remove all other work folders."""
+    """Return the work folder that a stopped call with this key left, or a new folder, and its lock. Remove all others."""
     found: tuple[Path, int] | None = None
     for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
         with suppress(OSError), _locked(work, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 ROOT = Path("/")
-GROUPS = (  # for v2 and v1: controller, folder, file of the limit, file of the usage, name of the page cache in memory.stat
+GROUPS = (  # for cgroup v2 and v1: controller, folder, limit's file, usage's file, name of the page cache in memory.stat
     ("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
@@ -38,7 +38,7 @@ def group_limits(root: Path | None = None) -> list[Available]:
         parts = [part for part in own.get(controller, "").split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
             group = root.joinpath(folder, *parts[:depth])
-            with suppress(OSError, ValueError, KeyError):  # the group has no limit
+            with suppress(OSError, ValueError, KeyError):  # raised for a group without a limit
                 most, used = (int((group / name).read_text()) for name in (limit, usage))
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 found.append(Available(most - used + int(stat[cached]), most))

@@ -29,9 +29,7 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """Return the profile for a TensorRT version such as ``10.16``, or for ONNX Runtime if ``tensorrt`` is None. Raises
-    UserError for a version below 10.3.
-    """
+    """Return the profile for a TensorRT version (``10.16``) or for ONNX Runtime (None). Raises UserError for older versions."""
     if tensorrt is None:
         return ONNXRUNTIME
     wanted = _version(tensorrt)

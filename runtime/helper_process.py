@@ -32,8 +32,7 @@ class Helper:
     """A process that runs ``module:function`` calls one at a time. The first call starts the process; threads take turns.
 
     Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new process.
-    The helper's import path is the caller's without the current folder. Ctrl-C reaches only the calling process, which then
-    ends the helper.
+    The helper's import path is the caller's without the current folder. Ctrl-C reaches only the caller.
 
     ``memory``: how many bytes the helper may map after its ``imports``. ``cpu_s``: the maximum processor time of a call, in
     seconds. ``wait_s``: the maximum wait for a line, in seconds.
@@ -54,8 +53,7 @@ class Helper:
         self.close()
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Return what ``module:function`` returns. Options that are callables run in the calling process, with the arguments
-        that the function passes to them.
+        """Return what ``module:function`` returns. Options that are callables run in the calling process.
 
         Raises the function's UserError, or HelperEnded if the process ends, exceeds a limit or does not answer.
         """

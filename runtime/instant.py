@@ -19,8 +19,8 @@ def boot_id() -> str:
 
 
 class Instant(NamedTuple):
-    """A point in time. ``boot``: the id of the machine's boot. ``boot_s``: seconds since that boot, including sleep. ``wall``:
-    seconds since 1970.
+    """A point in time. ``boot``: the boot's id. ``boot_s``: seconds since the boot, including sleep. ``wall``: seconds since
+    1970.
     """
 
     boot: str

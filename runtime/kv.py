@@ -2,8 +2,7 @@
 
 A stored number is ``code * scale``, and codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and
 channel. A key's rotary pair, ``d`` and ``d + head_dim / 2``, has one scale for both halves. Rotation keeps a pair's length, so
-a scale that fits the length fits every rotation of the pair. Keys stored as codes are rotated in float32, then rounded to
-integers.
+a scale that fits the length fits every rotation. Keys stored as codes are rotated in float32, then rounded to integers.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class KVScales:
 
     @classmethod
     def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
-        """Return scales for keys whose rotary pairs have lengths up to ``key``, and for values with magnitudes up to ``value``.
+        """Return scales for keys and values up to the given sizes, multiplied by ``headroom``.
 
-        ``key``: ``[layers, kv_heads, head_dim / 2]``. ``value``: ``[layers, kv_heads, head_dim]``. ``headroom``: a factor by
-        which the scales are multiplied. All values of a head get the scale of its largest channel, because with one scale per
-        channel, more inputs saturate (docs/internals/models.md).
+        ``key``: the largest length of each rotary pair, ``[layers, kv_heads, head_dim / 2]``. ``value``: the largest magnitude
+        of each channel, ``[layers, kv_heads, head_dim]``. All values of a head get the scale of its largest channel, because
+        with one scale per channel, more inputs saturate (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))
@@ -65,7 +64,7 @@ class KVScales:
 
 
 def codes(numbers: NDArray[np.floating], scale: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Round ``numbers [kv_heads, n, head_dim]`` to saturated codes of ``scale [kv_heads, head_dim]``; halves round to even."""
+    """Quantise ``numbers [kv_heads, n, head_dim]`` to int8 codes with ``scale [kv_heads, head_dim]``; halves round to even."""
     return np.clip(np.rint(numbers / scale[:, None]), -MOST - 1, MOST).astype(np.int8)
 
 

@@ -32,8 +32,7 @@ FURTHEST = 10 * 365.25 * 86400.0
 class Model:
     """A loaded bundle with its engine. Sessions submit work to ``scheduler``, and only the scheduler's thread calls the engine.
 
-    ``is_demo`` is set for the embedded model and its copies, which were trained only on the demo world. ``origin`` is the model
-    that this model is a view of.
+    ``is_demo`` is set for the embedded model and its copies, which were trained only on the demo world.
     """
 
     bundle: Bundle
@@ -42,7 +41,7 @@ class Model:
     closing: NDArray[np.float32]  # the rows that follow a video's last frame, [n, hidden]
     is_demo: bool = False
     scheduler: Scheduler = field(init=False, repr=False, compare=False)
-    origin: Model | None = field(default=None, init=False, repr=False, compare=False)
+    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # set if this model is a view of another
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler()

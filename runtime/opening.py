@@ -117,8 +117,7 @@ def _append(settings: SessionSettings, model: Model, policy: Policy, writer: Sna
 def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: SessionSettings) -> Store | None:
     """Open a retrieval policy's store in the writer's directory or a temporary file; return None for other policies.
 
-    A store file is deleted first if no snapshot describes its blocks. Raises UserError for store settings if the policy has no
-    store.
+    A store file is deleted first if no snapshot describes its blocks. Raises UserError for store settings without a store.
     """
     given = {"file_bytes": settings.store_bytes, "host_bytes": settings.host_bytes}
     limits = {name: value for name, value in given.items() if isinstance(value, int)}
@@ -144,11 +143,11 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason. In
-    the line, details follow the first ``; ``.
+    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason, with
+    details after its first ``; ``.
 
-    The policy is the choice at the nearest measured budget. It is FALLBACK if no budget was measured, no policy is clearly
-    better, or the chosen policy is not installed. Raises BundleError for invalid choices.
+    The policy is the choice at the nearest measured budget. The policy is FALLBACK if no budget was measured, no policy is
+    clearly better, or the chosen policy is not installed. Raises BundleError for invalid choices.
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
     if not choices:
@@ -165,9 +164,7 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
-    """Describe the policy that ``auto`` chooses at ``budget`` and its measurement. Numbers and warnings follow the first ``;
-    ``.
-    """
+    """Describe the policy that ``auto`` chooses at ``budget``; the numbers and warnings follow the text's first ``; ``."""
     best, on = choice.best, f"on streams of {choices.frames} frames"
     on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:

@@ -43,7 +43,7 @@ GROUPS = {
 
 
 def names(group: str, *, own: bool = False) -> list[str]:
-    """Return the names in ``group``: edgevlm's own, then, unless ``own`` is set, other packages'. Both parts are sorted."""
+    """Return the names in ``group``, edgevlm's own first, sorted. ``own``: whether to omit the names of other packages."""
     ours = sorted(_own(group))
     return ours if own else ours + sorted({point.name for point in entry_points(group=f"edgevlm.{group}")} - set(ours))
 

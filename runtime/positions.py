@@ -25,8 +25,7 @@ _ROUNDING = 1e-6
 def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8] | None = None) -> tuple[Float32, Float32]:
     """Return the cosine and sine tables, each float32 ``[S, head_dim / 2]``, for positions ``[S]`` or ``[S, axes]``.
 
-    With several axes, ``pair_axis [head_dim / 2]`` gives the axis that each rotary pair turns by. Angles are float32, as in
-    transformers.
+    With several axes, ``pair_axis [head_dim / 2]`` gives the axis that each rotary pair turns by. Angles are float32.
     """
     flat = positions.reshape(len(positions), -1).astype(np.float32)
     angles = (flat[:, :1] if pair_axis is None or flat.shape[1] == 1 else flat[:, pair_axis]) * inv_freq
@@ -42,10 +41,10 @@ def position_rule(rule: str, wanted: str) -> str:
 class Positions:
     """The rotary positions of one stream: a text row takes the next index on every axis, and a frame follows ``rule``.
 
-    ``limit``: the smaller of the model's limit and the trained length written in the bundle. ``rule``, ``grid`` and
-    ``tokens_per_second`` are those of :class:`~edgevlm.runtime.bundle.VisionSpec`, whose ``positions`` is the rule. ``next``: 1
-    + the largest position taken, over all axes. ``margin`` is min(1024, limit / 4), but at least the text budget, so that a
-    question always fits below the limit (InfiniPot-V, appendix B.4; HERMES, appendix F).
+    ``limit``: the smaller of the model's limit and the trained length written in the bundle. ``grid`` and ``tokens_per_second``
+    are those of :class:`~edgevlm.runtime.bundle.VisionSpec`, and ``rule`` is its ``positions``. ``next``: 1 + the largest
+    position taken, over all axes. ``margin`` is min(1024, limit / 4), but at least the text budget, so that a question always
+    fits below the limit (InfiniPot-V, appendix B.4; HERMES, appendix F).
     """
 
     limit: int

@@ -12,7 +12,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import VisionSpec
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
-MOST_PIXELS = 1 << 26  # the limit for a frame or a picture: 8192 x 8192, 192 MB decoded
+MOST_PIXELS = 1 << 26  # the largest frame or picture: 8192 x 8192, 192 MB decoded
 MOST_EDGE = 1 << 14
 BAND = 16  # the number of output pixels that one matrix product computes
 SMALL = 1 << 17
@@ -44,7 +44,7 @@ class Preprocessor:
         self._passes: dict[tuple[int, int], list[Pass]] = {}
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Convert a frame to pixels. Raises UserError for a frame that is not uint8 ``[H, W, 3]`` or is too large."""
+        """Resize and normalise a frame. Raises UserError for a frame that is not uint8 ``[H, W, 3]`` or is too large."""
         if not isinstance(frame, np.ndarray):
             raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
@@ -122,8 +122,7 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
 def resize_bands(size: int, to: int, method: str, start: int = 0, count: int | None = None) -> list[Band]:
     """Return the weights of Pillow's antialiasing filter ``method``, in bands, that resize ``size`` pixels to ``to``.
 
-    Only ``count`` output pixels from ``start`` on are made, by default all. A band's weights cover only the input pixels that
-    it uses.
+    Only ``count`` output pixels from ``start`` on are made, by default all. A band has weights only for the pixels it uses.
     """
     scale, bands = size / to, list[Band]()
     stretch = max(scale, 1.0)

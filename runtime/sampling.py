@@ -20,8 +20,7 @@ MAX_CHOICES = 256
 
 @dataclass
 class Sampler:
-    """Draws tokens. ``temperature``: 0 is greedy. ``top_p``: keep the smallest set of tokens whose probabilities reach this
-    sum.
+    """Draws tokens. ``temperature``: 0 is greedy. ``top_p``: keep the smallest set of tokens that reaches this probability.
 
     ``top_k``: keep the k likeliest tokens; 0 keeps all. ``min_p``: keep tokens with at least this fraction of the highest
     probability. ``seed``: makes the draws repeatable. Raises UserError for a value out of range.
@@ -103,9 +102,7 @@ class LogProb(NamedTuple):
 
     @classmethod
     def of(cls, logits: NDArray[np.float32], token: int, count: int) -> LogProb:
-        """Return a token's log-probability. ``logits``: float32 ``[vocabulary]``. ``count``: the number of likeliest tokens to
-        list.
-        """
+        """Return a token's log-probability. ``logits``: float32 ``[vocabulary]``. ``count``: the length of ``likeliest``."""
         best = float(logits.max())
         total = best + float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
         order = np.argsort(-logits, kind="stable")[:count] if count else ()
@@ -153,9 +150,7 @@ class OneOf:
         self._mass = dict.fromkeys(self._text, 1 / len(self._text))
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Set the logits ``[vocabulary]`` of tokens that lead to no choice to minus infinity, and update ``probabilities``.
-        ``token_ids``: the answer so far.
-        """
+        """Return ``logits [vocabulary]`` with minus infinity for tokens that lead to no choice; update ``probabilities``."""
         after = {ids: ids[len(token_ids)] if len(ids) > len(token_ids) else self._stop for ids in self._open(token_ids)}
         allowed = np.array(sorted(set(after.values())))
         weights = np.exp(logits[allowed].astype(np.float64) - logits[allowed].max())

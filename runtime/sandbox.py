@@ -15,11 +15,11 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.runtime.helper_process import Helper, HelperEnded
 
-CPU_S = 2  # for rendering a template; the templates of published models take a millisecond
+CPU_S = 2  # processor seconds for a template; those of published models take a millisecond
 WAIT_S = 60.0
 MEMORY = 1 << 28  # how many bytes the helper may map after it starts
 LONGEST = 1 << 20
-TOKENIZER_S = 60  # for reading a tokenizer; one with 250,000 tokens takes 2 s
+TOKENIZER_S = 60  # processor seconds for a tokenizer; a tokenizer of 250,000 tokens takes 2 s
 TOKENIZER_BYTES = 20
 KNOWN = {  # SHA-256 of texts that need no helper: the demo's template and tokenizer, SmolVLM's default template
     "64908e476298d5017c8362d3c1cf7185abedc717720028d3e6a04691b9479b77",
@@ -43,9 +43,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def try_tokenizer(path: Path) -> None:
-    """Check, in a helper process, that a tokenizer.json can be read. Raises a UserError that does not name the path if it
-    cannot.
-    """
+    """Check, in a helper process, that a tokenizer.json can be read. Raises a UserError whose message has no path."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest in KNOWN:
         return
@@ -67,7 +65,7 @@ def read_tokenizer(path: str) -> None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode("What is there?")
-    except MemoryError:  # uncaught, it ends the helper
+    except MemoryError:  # an uncaught MemoryError ends the helper
         raise
     except BaseException as error:  # tokenizers raises Exception, or BaseException when its Rust code panics
         raise UserError(repr(" ".join(str(error).split())[:200])) from None
@@ -77,7 +75,7 @@ def render_here(template: str, values: dict[str, Any]) -> str:
     """Render ``template`` in this process. Raises UserError for any failure."""
     try:
         text = _compiled(template).render({"tools": None, "documents": None} | values)
-    except MemoryError:  # uncaught, it ends the helper
+    except MemoryError:  # an uncaught MemoryError ends the helper
         raise
     except Exception as error:
         raise UserError(" ".join(str(error).split())[:200] or type(error).__name__) from None
@@ -96,7 +94,7 @@ def _compiled(template: str) -> Any:
     class Generation(Extension):
         """The tag ``{% generation %}``, which marks text for training. Only the text inside the tag is rendered."""
 
-        tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

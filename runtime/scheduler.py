@@ -15,15 +15,14 @@ from edgevlm.errors import NoThreads, UserError, refuse_fork
 T = TypeVar("T")
 
 PERIOD_S = 0.5
-RETURN_S = 0.01  # how long a session's next task is awaited if it would be due first, in seconds
+RETURN_S = 0.01  # how long to wait for the next task of the session that ran last, in seconds
 WATCH_FRACTION = 0.15
 
 
 class Task(NamedTuple):
-    """A queued call and the future for its result.
+    """A queued call and the future for its result. ``session``: the session's id.
 
-    ``session``: the session's id. ``due``: when the call is due on the scheduler's clock. ``period``: the seconds between the
-    session's tasks.
+    ``due``: when the call is due on the scheduler's clock. ``period``: the seconds between the session's tasks.
     """
 
     session: int
@@ -52,10 +51,8 @@ class Scheduler:
     A session's task is due one period after the session's previous task. Under overload, every session therefore runs at the
     same fraction of its rate (start-time fair queueing). An idle session accumulates no credit. After an urgent task, a waiting
     task that is not urgent runs, so endless questions to one camera do not stop the others. Watches take at most WATCH_FRACTION
-    of the time: after a watch of t seconds, the next watch starts 5.7 t seconds later.
-
-    Only the scheduler's thread uses a model's engine, caches and policies, so no lock is needed. The thread starts with the
-    first task.
+    of the time: after a watch of t seconds, the next watch starts 5.7 t seconds later. Only the scheduler's thread uses a
+    model's engine, caches and policies, so no lock is needed. The thread starts with the first task.
     """
 
     def __init__(self) -> None:
@@ -223,7 +220,7 @@ class Scheduler:
     def _returns(self) -> bool:
         """Return whether the session that ran last would run again if its next task were already queued.
 
-        That session may be about to queue its next task. Without this check, two sessions would alternate whatever their rates.
+        The scheduler then waits RETURN_S for that task. Without this wait, two sessions would alternate whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

@@ -107,7 +107,7 @@ class HeldFrames(NamedTuple):
 
 
 class CallerError(Exception):
-    """Raised if a caller's ``logits_processor`` fails or no token can be drawn from its result. ``__cause__`` has the cause."""
+    """Raised if a ``logits_processor`` fails or no token can be drawn from its result. ``__cause__`` is the original error."""
 
 
 class Session:
@@ -142,7 +142,7 @@ class Session:
         self._settings, self._chat, self._writer = settings, chat, writer
         self._preprocess = Preprocessor(model.bundle.vision, bgr=bgr)
         self._asking = threading.Lock()
-        self._answers: list[Answer] = []  # at least all unfinished answers
+        self._answers: list[Answer] = []  # includes all unfinished answers
         self._standing: list[StandingQuestion] = []
         self._closed = self._reading = False
         self._ttft_ms = self._tpot_ms = 0.0
@@ -206,28 +206,26 @@ class Session:
         """Open a session: allocate the memory of one stream and append the prefix.
 
         ``model``: ``demo``, the directory of a bundle or a checkpoint, a hub model ``ORG/NAME[@revision]``, or a loaded model,
-        which is not closed with the session. A checkpoint is exported once, and a hub model is downloaded once. ``settings``,
-        ``fields``: :class:`~edgevlm.runtime.settings.SessionSettings`, or keywords that replace its fields::
-
-            policy       ``name`` or ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this
-                         session only), or ``auto``, the best one measured on this model
-            budget       vision tokens per layer (|M|), a number or text like "6k"; for ``full`` the declared capacity
-            chunk        frames encoded and appended at once, by default 8
-            reindexing   when kept positions are made dense: ``lazy`` or ``eager``
-            append       ``all`` tokens of each frame, or only those that ``changed[:tau=T,refresh=N,present=N]`` since their
-                         patch was last appended; every question then sees the newest frame, or the newest N, whole.
-                         ``auto``: ``changed``, unless calibration chose whole frames or the policy needs them
-            encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they
-                         were last encoded, with the whole frame every K frames. ``auto``: as calibrated, else ``changed``
-            store_bytes, host_bytes  limits of a retrieval policy's file and host memory, like "8G"
-            max_question_tokens  maximum length of a question with its conversation, by default 8192; its memory is allocated
-                         when it is asked, within the model's positions; not used with ``text_budget``
-
-        ``state``: a directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session.
-        ``bgr``: whether frames are BGR, as OpenCV reads them, instead of RGB. ``engine``: the backend for a model given by
-        name. ``system``: a system prompt that replaces the chat template's. ``text_budget``: the token limits for conversation,
+        which is not closed with the session. A checkpoint is exported once, and a hub model is downloaded once. ``state``: a
+        directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session. ``bgr``:
+        whether frames are BGR, as OpenCV reads them, instead of RGB. ``engine``: the backend for a model given by name.
+        ``system``: a system prompt that replaces the chat template's. ``text_budget``: the token limits for conversation,
         question and answer. ``frame_size``: the (height, width) of frames, ``frame.shape[:2]``, for models that keep the aspect
         ratio (Qwen's). Frames of a different size are resized to ``frame_size``, which is by default the size given at export.
+
+        ``settings`` is a :class:`~edgevlm.runtime.settings.SessionSettings`; keywords replace its fields. ``policy``: ``name``,
+        ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this session only), or ``auto``, the
+        best policy measured on this model. ``budget``: the vision tokens per layer (|M|), a number or text like "6k"; for
+        ``full``, the capacity. ``chunk``: the number of frames encoded and appended at once, by default 8. ``reindexing``:
+        ``lazy`` makes kept positions dense when needed, ``eager`` at every compression. ``append``: ``all`` tokens of each
+        frame, or, with ``changed[:tau=T,refresh=N,present=N]``, only those that changed since their patch was last appended.
+        Every question then sees the newest N frames whole, by default one. ``append="auto"`` is ``changed``, unless calibration
+        chose whole frames or the policy needs them. ``encode``: ``all`` patches of each frame, or, with
+        ``changed[:interval=K,threshold=T]``, those that changed since they were last encoded, and every K-th frame whole.
+        ``encode="auto"`` is the calibrated choice, else ``changed``. ``store_bytes``, ``host_bytes``: the limits of a retrieval
+        policy's file and host memory, like "8G". ``max_question_tokens``: the maximum length of a question with its
+        conversation, by default 8192, unless ``text_budget`` is given. The memory for a long question is allocated when it is
+        asked.
 
         Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt, and for a
         budget or chunk that is smaller than a frame, exceeds the model's positions or does not fit in the free memory. Also
@@ -606,9 +604,7 @@ class Session:
         return standing
 
     def memory(self) -> HeldFrames:
-        """Return which frames have tokens in the memory. The newest frame is not listed if only changes are appended, because
-        it is then kept outside the memory.
-        """
+        """Return which frames have tokens in the memory, without the newest frame if only changes are appended."""
         self._check_open()
         return self.model.scheduler.run(self, self._step, self._held_frames, urgent=True)
 

@@ -48,9 +48,9 @@ class AppendChanged:
 class EncodeChanged:
     """Settings of ``--encode changed``.
 
-    ``interval``: encode a whole frame every ``interval`` frames. With 0, the interval, up to INTERVAL, adapts to the errors
-    that whole frames reveal. ``threshold``: encode a patch if the tenth of its pixels that differ most differ by this much on
-    average, in levels from 0 to 255; 0 encodes every frame whole.
+    ``interval``: encode a whole frame every ``interval`` frames; 0 adapts the interval, up to INTERVAL, to the errors that
+    whole frames reveal. ``threshold``: encode a patch if the mean difference over its most different tenth of pixels reaches
+    this many levels, of 255; 0 encodes every frame whole.
     """
 
     interval: int = 0
@@ -161,8 +161,7 @@ AnyPolicy = Annotated[str | SkipJsonSchema[Any], _by(check_policy, keep=True)]
 class SessionSettings(BaseModel):
     """The memory settings of ``Session.open``. Values are validated and parsed: ``budget="6k"`` becomes 6000.
 
-    ``model_fields[name]`` holds a field's help text (``description``), default, bounds and, in its metadata, a
-    :class:`Metavar`.
+    ``model_fields[name]`` holds a field's help (``description``), default and bounds and, in its metadata, a :class:`Metavar`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)

@@ -16,9 +16,7 @@ OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # if the probability of yes is between these
 
 
 class Change(NamedTuple):
-    """A change of the answer to yes or back to no. ``time_s``: the newest frame's time. ``probability``: the probability of
-    yes.
-    """
+    """A change of the answer to yes or back to no. ``time_s``: the newest frame's time. ``probability``: that of yes."""
 
     question: str
     is_yes: bool
@@ -39,8 +37,7 @@ class AskedSession(Protocol):
 class StandingQuestion(threading.Thread):
     """A thread that asks a yes-or-no question every ``every`` seconds, unless the session has watched no new frame.
 
-    The thread also runs ``callback``. The session's ``notify`` gets the callback's first error, and the thread continues to
-    ask.
+    The thread also runs ``callback``. The thread reports the callback's first error to the session's ``notify``, and continues.
     """
 
     def __init__(self, session: AskedSession, question: str, callback: Callable[[Change], object], every: float) -> None:

@@ -15,9 +15,8 @@ State = Mapping[str, NDArray]
 class Stateful:
     """A base class for objects that keep arrays between calls, in the attributes that ``state_fields`` names.
 
-    A field holds an array, a number, a string, None (no value yet), another Stateful object, or a list or dict of these. A
-    dict's keys are int or str. Snapshots store exactly the declared fields, and only the arrays in them count as the policy's
-    memory::
+    A field holds an array, a number, a string, None (no value yet), another Stateful, or a list or dict of these. A dict's keys
+    are int or str. Snapshots store exactly the declared fields, and only their arrays count as the policy's memory::
 
         class Counts(Stateful):
             state_fields = ("seen", "_mass")

@@ -39,9 +39,7 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame or group outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: the times ``[2]``
-    of its first and last frame.
-    """
+    """A frame or group outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: start and end."""
 
     features: Float32
     seconds: Float64
@@ -196,8 +194,7 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Let the block change the memory permanently. Any error sets ``torn``, except a UserError, which comes before a
-        change.
+        """Let the block change the memory permanently. Any error sets ``torn``, except a UserError, which precedes changes.
 
         Raises CacheError if another thread is using the stream.
         """
@@ -223,14 +220,14 @@ class Stream:
     def append_frames(self, features: Float32, coming: int = 0, seconds: Float64 | None = None) -> int:
         """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames. Return how many frames were appended.
 
-        Here a frame is one grid of tokens, which a tower that merges frames makes from a group. ``seconds``: the times of each
-        group's first and last frame, ``[F, 2]``, by default the group's number. A piece has as many frames as fit without a
+        Here a frame is one grid of tokens; a tower that merges frames makes one grid from a group. ``seconds``: the times ``[F,
+        2]`` of each group's first and last frame, by default the group's number. A piece has as many frames as fit without a
         compression, or else as one compression makes room for, but at least one. ``coming``: how many frames of the chunk are
-        still to come. A piece that these frames would complete waits for them. Raises UserError if an unbounded policy's
-        capacity is used up.
+        still to come. A piece that later frames of the chunk would complete waits for them. Raises UserError if an unbounded
+        policy is full.
 
-        If only changes are appended, a piece has the changes of as many frames as fit. The frames after the last piece are held
-        back as the present and count as appended.
+        If only changes are appended, a piece has the changes of as many frames as fit. Frames after the last piece become the
+        *present*: they are held back, but count as appended.
         """
         with self.changing():
             queue, done = self._queue(features, seconds), 0
@@ -249,7 +246,7 @@ class Stream:
             return done
 
     def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
-        """Return the present frames, followed by those in ``features``, and record the times of the frames in ``features``."""
+        """Return the present frames, then those in ``features``, and record the times of the frames in ``features``."""
         first = self.frames + len(self.present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
@@ -338,8 +335,8 @@ class Stream:
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
-        """Make room for ``rows`` more rows of frames, if there is too little. Raises UserError if an unbounded policy's
-        capacity is used up.
+        """Make room for ``rows`` more rows of frames if there is too little. Raises UserError if an unbounded policy is
+        full.
         """
         if not self.policy.bounded and self.tokens + rows > self.budget:
             held = self.budget // self.rows_per_frame * self.model.bundle.vision.group
@@ -453,10 +450,10 @@ class Stream:
         the memory is copied to a larger cache. ``waiting``: frames that the block sees and that are appended permanently later.
         Room for all waiting frames is made at once, so that the later memory is the same as without the question. If
         ``present`` frames are kept, the block sees the newest frames whole, and older waiting frames only where they changed.
-        ``pictures``: arrays ``[1, tokens_per_frame, width]``, seen after all frames and one second apart, starting one second
-        after ``now``, the stream's time. ``window``: the block's rows see only rows from this time window. Raises UserError if
-        the copy does not fit in the free memory, NothingHeld if the memory has no rows from ``window``, and the errors of
-        :meth:`check_window`.
+        ``pictures``: arrays ``[1, tokens_per_frame, width]``, which the block sees after all frames, at intervals of one second
+        from ``now``, the stream's time. ``window``: the block's rows see only rows from this time window. Raises NothingHeld if
+        the memory has no rows from ``window``, the errors of :meth:`check_window`, and UserError if the copy does not fit in
+        the free memory.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -486,8 +483,7 @@ class Stream:
     def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
         """Work on a copy of the memory with room for ``rows`` rows of text, if ``rows`` exceeds the reserved room.
 
-        ``frame_rows``: the number of rows of frames, which already have room. The copy's positions are made dense if too few
-        are left.
+        ``frame_rows``: how many rows of frames will also be appended. The copy's positions are made dense if too few are left.
         """
         if rows <= self._set_aside:
             yield
@@ -511,7 +507,7 @@ class Stream:
 
     @contextmanager
     def truncated_prefix(self, rows: int) -> Iterator[None]:
-        """Temporarily keep only the first ``rows`` prefix tokens of a memory without frames. Restore the rest on exit."""
+        """Keep only the first ``rows`` prefix tokens of a memory without frames until the block ends."""
         held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in range(self.cache.layers)]
         position, seq = self.positions.mark(), self._seq
         self.cache.evict([layer["seq"] < rows for layer in held])
@@ -565,7 +561,7 @@ class Stream:
         return result.logits[0]
 
     def _look(self, result: StepResult) -> QuestionAttention:
-        """Return the attention of the last row of a step. That row must be the newest row appended."""
+        """Return the attention of a step's last row, which must be the newest row in the memory."""
         heads, vision, narrowed = self.evidence_heads, self.model.bundle.vision, self._narrowed
         layer, query = heads.layer, result.probes[heads.layer][:, -1]
         groups: dict[int, list[int]] = {}  # the query heads of each KV head
@@ -579,7 +575,7 @@ class Stream:
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
         looked = ((query[of], seen(head)) for head, of in groups.items())
-        if narrowed is not None:  # the weights were calibrated on whole memories
+        if narrowed is not None:  # the weights do not apply: they were calibrated without a window
             heads = replace(heads, weights=())
         logits, lossless = result.logits[-1], self.stats.evicted == 0
         return QuestionAttention(looked, heads, vision.grid, vision.group, self.times, logits, lossless)
@@ -603,7 +599,7 @@ class Stream:
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append rows that have room, and commit them unless they belong to a question about a time window.
+        """Append rows, for which there must be room, and commit them unless they belong to a question about a time window.
 
         ``embeds``: float32 ``[n, width]``. The stream assigns the rows' ``seq``.
         """
@@ -625,7 +621,7 @@ class Stream:
             raise
         try:
             self.cache.commit(rows)
-        except MemoryError:  # raised before anything is committed
+        except MemoryError:  # a MemoryError comes before anything is committed
             self.cache.abort()
             raise
         self._seq += len(rows)
