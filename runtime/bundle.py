@@ -173,7 +173,7 @@ class PixelBudget:
             raise ValueError(f"a budget of {self.fewest} to {self.most} pixels")
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
-        """Return the allowed (height, width) nearest to the given one. Raises UserError if their ratio is over 200."""
+        """Return the allowed (height, width) nearest to the given one. Raises UserError for an aspect ratio over 200."""
         if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
             raise UserError(
                 f"frames of {width} x {height} pixels cannot be used; give a size whose sides differ 200-fold at most"

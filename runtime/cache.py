@@ -165,7 +165,8 @@ class KVCache(_native.Cache):
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
         """Replace a layer's rows with what :meth:`held` returned for a cache of the same shape.
 
-        Earlier marks from :meth:`mark` become invalid. Raises CacheFull if there is no room, CacheError for wrong arrays.
+        Earlier marks from :meth:`mark` become invalid. Raises CacheFull without room, and CacheError for wrong shapes or
+        dtypes.
         """
         self._load(layer, *(held[name] for name in PARTS))
 
@@ -211,7 +212,7 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return the position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``.
 
-    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. Once axis 1 or 2 has filled its section, axis 0 takes the pairs left.
+    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. Once axis 1 or 2 has filled its section, axis 0 takes its place.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

@@ -307,7 +307,7 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Bind the tower. Raises UserError as ``Engine.bind_tower`` does, and if ``copies`` tower caches do not fit."""
+        """Bind the tower. Raises UserError as ``Engine.bind_tower`` does, and without memory for ``copies`` tower caches."""
         vision = bundle.vision
         if (spec := vision.changed) is None:
             height, width = vision.size

@@ -104,7 +104,9 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the whole prompt as text, with ``video`` in the video's place. Raises UserError if there is no such place."""
+        """Return the prompt as text, with ``video`` as the video's placeholder. Raises UserError for a template without
+        video.
+        """
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
@@ -134,9 +136,7 @@ class Chat:
             shown = [{"type": self.spec.content_type}] if video and message["role"] == "user" else []
             video = video and not shown
             text = message["content"] or ""
-            is_plain = message["role"] == "tool" or message.get(
-                "tool_calls"
-            )  # in tool messages and tool calls, templates accept only text
+            is_plain = message["role"] == "tool" or message.get("tool_calls")  # such messages hold only text
             messages.append({**message, "content": text if is_plain else [*shown, _text(text)]})
         tools = {"tools": list(asked.tools)} if asked.tools else {}
         special, adds = self.spec.special_tokens, not (asked.continues or ends)

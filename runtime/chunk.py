@@ -33,7 +33,7 @@ class Chunk:
 
     A tower that merges frames takes ``group`` frames at once. For a question, an incomplete group is encoded with its last
     frame repeated, and encoded again when the group is complete. ``limit``: the number of frames in the current chunk, a
-    multiple of ``group`` up to ``frames``; set it between chunks. ``encoder`` replaces the engine's tower, one frame at a time.
+    multiple of ``group`` up to ``frames``; set it between chunks. ``encoder``: if set, encodes frames in place of the tower.
     """
 
     def __init__(self, engine: Engine, bundle: Bundle, frames: int, encoder: ChangedEncoder | None = None) -> None:

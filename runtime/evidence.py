@@ -102,9 +102,7 @@ class QuestionAttention:
     ) -> None:
         self._heads, self._grid, self._group, self._times, self._lossless = heads, grid, group, copy(times), lossless
         self._sure = _certainty(logits)
-        self.scores: list[
-            tuple[Float32, Float32, Sequence[Integers]]
-        ] = []  # by KV head: scores [heads, rows], query lengths, metadata
+        self.scores: list[tuple[Float32, Float32, Sequence[Integers]]] = []  # scores, query lengths and rows by KV head
         for queries, parts in groups:
             seen = parts[0] if len(parts) == 1 else SeenRows(*map(np.concatenate, zip(*parts, strict=True)))
             score = np.ascontiguousarray((seen.key @ (queries.T / np.float32(np.sqrt(queries.shape[1])))).T)

@@ -250,7 +250,7 @@ def _locked(folder: Path, how: int) -> Iterator[int]:
 
 
 def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, int]:
-    """Return the work folder that a stopped call with this key left, or a new folder, and its lock. Remove all others."""
+    """Return the work folder that a stopped call with this key left, or a new one, and its lock; remove other work folders."""
     found: tuple[Path, int] | None = None
     for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
         with suppress(OSError), _locked(work, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:

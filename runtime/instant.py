@@ -19,9 +19,7 @@ def boot_id() -> str:
 
 
 class Instant(NamedTuple):
-    """A point in time. ``boot``: the boot's id. ``boot_s``: seconds since the boot, including sleep. ``wall``: seconds since
-    1970.
-    """
+    """A point in time. ``boot``: the boot's id. ``boot_s``: seconds since boot, with sleep. ``wall``: seconds since 1970."""
 
     boot: str
     boot_s: float

@@ -117,7 +117,7 @@ def _append(settings: SessionSettings, model: Model, policy: Policy, writer: Sna
 def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: SessionSettings) -> Store | None:
     """Open a retrieval policy's store in the writer's directory or a temporary file; return None for other policies.
 
-    A store file is deleted first if no snapshot describes its blocks. Raises UserError for store settings without a store.
+    A store file without snapshots is deleted first. Raises UserError for store settings if the policy has no store.
     """
     given = {"file_bytes": settings.store_bytes, "host_bytes": settings.host_bytes}
     limits = {name: value for name, value in given.items() if isinstance(value, int)}

@@ -43,7 +43,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def try_tokenizer(path: Path) -> None:
-    """Check, in a helper process, that a tokenizer.json can be read. Raises a UserError whose message has no path."""
+    """Check, in a helper process, that a tokenizer.json can be read. Raises UserError if it cannot be read."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest in KNOWN:
         return

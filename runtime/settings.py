@@ -48,9 +48,9 @@ class AppendChanged:
 class EncodeChanged:
     """Settings of ``--encode changed``.
 
-    ``interval``: encode a whole frame every ``interval`` frames; 0 adapts the interval, up to INTERVAL, to the errors that
-    whole frames reveal. ``threshold``: encode a patch if the mean difference over its most different tenth of pixels reaches
-    this many levels, of 255; 0 encodes every frame whole.
+    ``interval``: encode a whole frame every ``interval`` frames; 0 adapts the interval to the errors that whole frames reveal,
+    up to INTERVAL. ``threshold``: encode a patch if the mean difference over its most different tenth of pixels reaches this
+    many levels, of 255; 0 encodes every frame whole.
     """
 
     interval: int = 0

@@ -16,7 +16,7 @@ OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # if the probability of yes is between these
 
 
 class Change(NamedTuple):
-    """A change of the answer to yes or back to no. ``time_s``: the newest frame's time. ``probability``: that of yes."""
+    """A change of the answer to yes or no. ``time_s``: the newest frame's time. ``probability``: the probability of yes."""
 
     question: str
     is_yes: bool

@@ -335,9 +335,7 @@ class Stream:
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
-        """Make room for ``rows`` more rows of frames if there is too little. Raises UserError if an unbounded policy is
-        full.
-        """
+        """Make room for ``rows`` more rows of frames if needed. Raises UserError if an unbounded policy is full."""
         if not self.policy.bounded and self.tokens + rows > self.budget:
             held = self.budget // self.rows_per_frame * self.model.bundle.vision.group
             raise UserError(

@@ -1,7 +1,7 @@
 """Answer questions about a time window: a question's rows attend only to rows in memory whose time is in the window.
 
-A row's time lasts from its frame to the last frame that confirmed it. Questions always see the prefix, and see text together
-with its frame. Summary rows have no time and are never seen.
+A row's time lasts from its frame to the last frame that confirmed it. A question always sees the prefix, and sees text together
+with its frame. Summary rows have no time, so a question about a time window never sees them.
 """
 
 from __future__ import annotations
