@@ -12,16 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
-GRAPH, NODE, INITIALIZER, INPUT, OUTPUT = 7, 1, 5, 11, 12  # ModelProto.graph; GraphProto.node, initializer, input, output
-NODE_INPUT, NODE_OUTPUT, OP_TYPE, ATTRIBUTE = 1, 2, 4, 5  # NodeProto.input, output, op_type, attribute
-DIMS, DATA_TYPE, NAME, EXTERNAL = 1, 2, 8, 13  # TensorProto.dims, data_type, name, external_data
-FLOAT, FLOAT16 = 1, 10  # TensorProto.DataType
-TYPE, TENSOR_TYPE, SHAPE, DIM, DIM_VALUE = 2, 1, 2, 1, 1  # ValueInfoProto.type.tensor_type.shape.dim.dim_value
+FLOAT, FLOAT16 = 1, 10
+# field numbers in onnx.proto: of the model and the graph, of a node, of a tensor, and of a value's shape
+GRAPH, NODE, INITIALIZER, INPUT, OUTPUT = 7, 1, 5, 11, 12
+NODE_INPUT, NODE_OUTPUT, OP_TYPE, ATTRIBUTE = 1, 2, 4, 5
+DIMS, DATA_TYPE, NAME, EXTERNAL = 1, 2, 8, 13
+TYPE, TENSOR_TYPE, SHAPE, DIM, DIM_VALUE = 2, 1, 2, 1, 1
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalTensor:
-    """An initializer whose bytes are in a separate file. kind: the TensorProto.DataType."""
+    """An initializer whose bytes are in a separate file. ``kind`` is a TensorProto.DataType."""
 
     name: str
     kind: int
@@ -36,7 +37,7 @@ def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes of a graph's inputs and outputs; a named dimension is None. Raises ValueError if it is not ONNX."""
+    """Return the shapes of a graph's inputs and outputs, with None for a named dimension. Raises ValueError for other files."""
     return {
         _text(value, 1): tuple(next(_numbers(dim, DIM_VALUE), None) for dim in _inside(value, TYPE, TENSOR_TYPE, SHAPE, DIM))
         for part in (INPUT, OUTPUT)

@@ -43,7 +43,7 @@ from edgevlm.runtime.engine import Decoder, Float32, Int64, KVBuffer, KVDevice, 
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
-MAX_THREADS = 256  # ONNX Runtime has no limit of its own, and starts this many threads for each graph
+MAX_THREADS = 256  # ONNX Runtime has no limit of its own
 
 
 def has_vnni() -> bool:
@@ -55,7 +55,7 @@ def has_vnni() -> bool:
 class Calls:
     """The run options that all sessions of an engine share.
 
-    A session's arena keeps the memory of its largest call. While memory is ``short``, each call frees this memory at its end.
+    A session's arena keeps the memory of its largest call, unless memory is ``short``: then each call frees its memory.
     """
 
     def __init__(self, shrunk: str = "cpu:0") -> None:
@@ -115,8 +115,8 @@ class OnnxRuntimeCpu:
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
         """Open a session for one graph, from its file or from ``model``, with additional configuration ``entries``.
 
-        With ``copies``, the session copies the matrices into its kernels' layout. Otherwise it reads them from the mapped file,
-        which saves memory but slows down calls with few rows. MatMulNBits matrices are always copied: ONNX Runtime rounds no
+        With ``copies``, the session copies the matrices into its kernels' layout. Reading matrices from the mapped file instead
+        saves memory but slows down calls with few rows. MatMulNBits matrices are always copied: ONNX Runtime rounds no
         activations for uncopied matrices, so two graphs of one bundle would give different results.
         """
         options = session_options(self.threads)
@@ -213,8 +213,8 @@ class OnnxRuntimeCpu:
     def _row_parts(self) -> list[Any]:
         """Return, for each part of the decoder, the C++ extension's version, or None if ONNX Runtime computes the part.
 
-        The extension's int8 parts compute single rows only; calls with more rows go to ONNX Runtime's session for the part.
-        That session reads its weights from the file, so an int8 call for a whole frame takes 7 % longer.
+        The extension's int8 parts compute single rows only. Calls with more rows go to ONNX Runtime's session for the part,
+        which reads weights from the file; this makes an int8 call for a whole frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))

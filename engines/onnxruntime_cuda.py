@@ -59,9 +59,9 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
                 f"{bundle.path}: keeps {bundle.decoder.kv} keys, and ONNX Runtime's attention on CUDA takes "
                 f"{' or '.join(self.kv_types)}; export the model again with --kv fp16, or give --engine onnxruntime-cpu"
             )
-        with redirect_stdout(sys.stderr):  # preload_dlls prints which libraries are missing
+        with redirect_stdout(sys.stderr):
             ort.preload_dlls()  # the system's loader does not find cuDNN and CUDA from wheels
-        self._decoders: dict[str, Any] = {}  # sessions by variant
+        self._decoders: dict[str, Any] = {}
         super().__init__(bundle, threads=threads)
         _ = self._vision  # open the tower now, so that CUDA errors show before a stream begins
 
@@ -101,8 +101,8 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
 class OnnxRuntimeCudaDecoder:
     """A whole decoder graph bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    Calls for one row's logits use a fixed set of bindings; for all other calls, small inputs and outputs are bound again. Calls
-    with a pattern go to the ``st-spattn`` graph. The decoder is not thread-safe.
+    A call for one row and its logits reuses its bindings; every other call binds its small inputs and outputs again. Calls with
+    a pattern go to the ``st-spattn`` graph. The decoder is not thread-safe.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class OnnxRuntimeDecoder:
     """A decoder bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
     ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some parts (int8 parts only
-    for single rows). Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. If a call
-    has a pattern, the layers from ``sparse_from`` on attend by the pattern. The decoder is not thread-safe.
+    for single rows). Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. A call's
+    ``pattern`` applies to the layers from ``sparse_from`` on. The decoder is not thread-safe.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class OnnxRuntimeDecoder:
 
 
 class BoundCall:
-    """The arrays for calls with S rows and R rows of logits, bound to every part of a decoder. size: (S, R).
+    """The arrays for calls with S rows and R rows of logits, bound to every part of a decoder. ``size`` is (S, R).
 
     Two sets of arrays take turns, because a part's outputs are the next part's inputs.
     """
@@ -157,7 +157,7 @@ class BoundCall:
         self._embeds, self._features = array(s.hidden), [array(s.hidden) for _ in range(s.deepstack)]
         self._cos, self._sin, self.logits = array(s.rotary), array(s.rotary), array(s.vocab, logit_rows)
         self._logit_rows, self.attention = np.zeros(logit_rows, np.int64), array(widths[0])
-        self._passed = [[array(width) for width in widths] for _ in range(2)]  # query, key, value, residual
+        self._passed = [[array(width) for width in widths] for _ in range(2)]
         self.is_plain_row = False  # a single row without DeepStack's features
         given: dict[str, np.ndarray] = {
             "inputs_embeds": self._embeds,
@@ -190,7 +190,7 @@ class BoundCall:
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
     def given(self, layer: int) -> tuple[Float32, Float32, Float32]:
-        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``. They are valid once part ``layer`` has run."""
+        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``. Call this after part ``layer`` has run."""
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
 

@@ -18,7 +18,7 @@ from edgevlm.engines.devices.machine import Machine
 
 NOT_MEASURED = "not measured"
 HWMON, POWERCAP = "sys/class/hwmon", "sys/class/powercap"
-INPUT = "VDD_IN"  # the rail for the module's whole input, on Orin NX and Orin Nano
+INPUT = "VDD_IN"
 FED = {"VDDQ_VDD2_1V8AO": "VIN_SYS_5V0"}  # a rail -> the rail that feeds it, on AGX Orin
 ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
 INTERVAL_S = 0.1  # between two readings; an INA3221 averages over some tens of milliseconds
@@ -169,7 +169,7 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
     """Return the joules used between two readings ``seconds`` apart, or None if a reading is missing.
 
-    Watts are integrated by the trapezoidal rule. A counter that has fallen is taken to have restarted.
+    Watts are integrated by the trapezoidal rule. If a counter has fallen, it has restarted.
     """
     if before is None or after is None:
         return None
@@ -184,7 +184,7 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """A rail's joules. seconds: how long there were readings. gap_s: how long readings were missing, in seconds."""
+    """A rail's joules. ``seconds`` is the time with readings, ``gap_s`` the time without."""
 
     joules: float = 0.0
     seconds: float = 0.0
@@ -232,7 +232,7 @@ class Energy:
 
     @property
     def seconds(self) -> float:
-        """Return for how many seconds the best-covered rail has readings."""
+        """Return the measured seconds of the rail with the fewest missing readings."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property

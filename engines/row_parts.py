@@ -38,7 +38,7 @@ def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any |
         return None
     if spec.rotary != spec.head_dim // 2 or f"{layers[0]}.attended".encode() in model or b".squares" in model:
         return None  # the extension supports no second rotary base, no norm after attention and no GELU gate
-    if in_blocks and index <= spec.deepstack:  # only ONNX Runtime adds DeepStack's features
+    if in_blocks and index <= spec.deepstack:
         return None
     stored = {tensor.name: tensor for tensor in external_tensors(model)}
     mapped = {file: np.memmap(folder / file, np.uint8, "r") for file in {tensor.file for tensor in stored.values()}}

@@ -1,6 +1,6 @@
 """Your own model family, InternVL 3: `edgevlm export OpenGVLab/InternVL3-1B-hf --family ./examples/internvl.py:InternVL`.
 
-In a package, give the family an entry point named after the checkpoint's model_type. `--family` is then not needed:
+In a package, an entry point named after the checkpoint's model_type makes `--family` unnecessary:
 
 [project.entry-points."edgevlm.families"]
 internvl = "my_package.internvl:InternVL"

@@ -32,7 +32,7 @@ def export_checkpoint(
     """
     folder, chosen = checkpoint_folder(checkpoint_dir), ExportOptions(**options)
     try:
-        with needs("exporting"):  # importing these packages takes seconds
+        with needs("exporting"):
             writer: Any = import_module("edgevlm.export.writer")
             path: Path = writer.write_bundle(folder, Path(out_dir), chosen, progress, notify or (lambda _: None), force=force)
     except MemoryError:

@@ -100,8 +100,8 @@ class LayerWeights:
 class Backbone:
     """The traits of a text backbone.
 
-    ``biases`` lists which of ``q k v o gate up down`` have a bias. If it is None, ``attention_bias`` in the configuration
-    decides, and ``mlp_bias`` too if ``gated_biases``. If ``head_norms``, each head's queries and keys are normed before
+    ``biases`` lists which of ``q k v o gate up down`` have a bias. If ``biases`` is None, ``attention_bias`` in the config
+    decides, and for the MLP ``mlp_bias`` if ``gated_biases``. If ``head_norms``, each head's queries and keys are normed before
     rotation. ``head_dim`` and ``sections`` (for M-RoPE) are defaults. If ``interleaved``, M-RoPE's axes alternate.
     """
 
@@ -164,7 +164,7 @@ class Backbone:
         return found | {f"{part}.bias": (f"{matrices[part][0]}.bias", matrices[part][1][0]) for part in own}
 
     def embedding(self, checkpoint: Checkpoint, s: DecoderShape) -> Iterator[Float32]:
-        """Yield the embedding ``[vocab, hidden]`` in slices of rows. A tied head has the same rows."""
+        """Yield the embedding ``[vocab, hidden]`` in slices of rows."""
         return checkpoint.rows("text.embed_tokens.weight", (s.vocab, s.hidden))
 
     def final_norm(self, checkpoint: Checkpoint, s: DecoderShape) -> Float32:

@@ -45,14 +45,14 @@ AGAIN = "download or save the checkpoint again"
 MATCH = "check that config.json and the weights are of one model"
 FLOATS = ("F16", "BF16", "F32", "F64")
 LARGEST = 1 << 26  # bytes in each of FILES
-SLICE = 4 << 20  # numbers
+SLICE = 4 << 20
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # written by tests/export/test_config_defaults.py
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor whose rows have not been read yet, under its ``name`` in the file. ``dtype`` is named as in safetensors."""
+    """A tensor of the file ``path`` whose rows have not been read yet. ``dtype`` is named as in safetensors."""
 
     path: Path
     name: str
@@ -325,8 +325,8 @@ def _canonical(name: str) -> str:
 def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
     """Return a section of ``config.json`` with transformers' defaults for missing settings.
 
-    ``kind`` replaces the section's ``model_type``, because early checkpoints have the whole model's there. If the section has
-    any rotary setting, ``rope_theta`` is the only rotary default to be added.
+    ``kind`` replaces the section's ``model_type``, which in early checkpoints is the whole model's. If the section has any
+    rotary setting, ``rope_theta`` is the only rotary default to be added.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:

@@ -42,12 +42,12 @@ from edgevlm.runtime.kv import KVType
 
 WEIGHTS = "decoder.weights"
 GELU = 2 * (2 / np.pi) ** 0.5
-ST_SPATTN_FROM = 3  # the first sparse layer; PureKV's CLIE layer, the one below, needs dense attention for its scores
+ST_SPATTN_FROM = 3  # the layer above PureKV's CLIE layer, whose scores need dense attention
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderFiles:
-    """A decoder's files: ``graphs``, a file for each variant, and ``embedding``, the embedding's file and any scales' file."""
+    """A decoder's files: ``graphs`` by variant, and ``embedding``, which has a second file if the embedding has scales."""
 
     graphs: dict[str, str]
     embedding: tuple[str, ...]
@@ -145,7 +145,7 @@ def hessian(rows: Float32) -> Float32:
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
-    """Return the first sparse layer of the ``st-spattn`` graph. In a shallow model, the default is the last layer."""
+    """Return ``wanted``, or by default ST_SPATTN_FROM (in shallow models, the last layer)."""
     if wanted is None:
         return min(ST_SPATTN_FROM, shape.layers - 1)
     if not 0 <= wanted < shape.layers:
@@ -295,7 +295,7 @@ class PerLayerGraphs:
     """A decoder's dense parts under construction: L + 1 graphs, between which the caller computes attention.
 
     ``graph(name)`` makes an empty graph. ``per-layer0`` projects the input rows to layer 0's query, key and value.
-    ``per-layer{l}`` reads the attention of layer ``l - 1``, finishes that layer and projects layer ``l``. The last graph
+    ``per-layer{l}`` reads the attention of layer ``l - 1``, finishes that layer and projects layer ``l``. ``per-layer{L}``
     returns logits.
 
         per-layer0    inputs_embeds [1, S, E]   cos, sin [1, S, D/2]

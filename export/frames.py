@@ -11,8 +11,8 @@ from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.preprocess import SUPPORT
 
 _RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # numbered as in PIL
-MOST_TOKENS = 768  # per frame, as in the Qwen authors' code
 _JOINT = "processor_config.json"
+MOST_TOKENS = 768  # tokens per frame, as in the Qwen authors' code
 _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor": "preprocessor_config.json"}
 
 
@@ -22,7 +22,7 @@ def frame_preparation(
     """Return the bundle's ``vision`` fields for preparing frames for a tower that takes ``size`` (height, width) pixels.
 
     The first existing one of ``processors`` is used. If ``is_sized``, the processor's pixel budget has determined ``size``, and
-    frames are stretched to it. Raises UserError if there is no processor, or if a bundle cannot express what it does.
+    frames are stretched to ``size``. Raises UserError without a processor, or if a bundle cannot express a processor's setting.
     """
     file, config = processor(checkpoint, processors)
     wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "use_square_size": False}
@@ -82,7 +82,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return the setting ``key`` as a dict of sides. A single number gives both sides of a crop, but a size's shorter edge."""
+    """Return the setting ``key`` as a dict of sides. A single number is both sides for ``crop_size``, else the shorter edge."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}
@@ -117,7 +117,7 @@ def pixel_budget(
 ) -> PixelBudget:
     """Return the frame sizes that a Qwen-like processor allows: multiples of ``factor`` pixels within a pixel budget.
 
-    ``budget`` is the default for the minimum and the maximum. ``clip`` is the number of frames that share a budget. A stream
+    ``budget`` is the default (minimum, maximum) of pixels. ``clip`` is the number of frames that share a budget. A stream
     has no length, so the budget of the shortest clip is used, with at most MOST_TOKENS per frame. As in transformers,
     min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises UserError for an
     invalid budget and, if ``needs_file``, for a missing processor file.

@@ -21,7 +21,7 @@ _IN_LAYER = {
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-_SETTINGS = {  # setting in GGUF -> setting in text_config
+_SETTINGS = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -89,7 +89,7 @@ class GgufCheckpoint(Checkpoint):
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
         """Describe a tensor without reading it.
 
-        For a tensor of ``heads`` heads, in which llama.cpp stores rotary pairs side by side, reading restores the order.
+        llama.cpp stores a head's rotary pairs side by side. If ``heads`` is given, reading the tensor restores their order.
         """
         from gguf.quants import dequantize
 

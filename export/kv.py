@@ -2,7 +2,7 @@
 
 Attention over an ``fp32`` or ``fp16`` cache computes in the cache's type, because otherwise each call would convert the whole
 cache. For an int8 cache, GroupQueryAttention has two more inputs per layer, ``key_scale{l}`` and ``value_scale{l}``
-``[1, Hkv, 1, D]``. It rounds new rows to codes, and attends to the rounded values.
+``[1, Hkv, 1, D]``. GroupQueryAttention rounds new rows to codes, and attends to the rounded values.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Memory:
         return g.cast(self.attention(layer, rows, f"{attended}.fp16"), attended, np.float32)
 
     def attention(self, layer: int, rows: list[str], attended: str) -> str:
-        """Add a layer's GroupQueryAttention and return its output. rows: query, key and value in the attention's type."""
+        """Add a layer's GroupQueryAttention for ``rows`` (query, key and value) and return its output."""
         past, present = self.bound(layer)
         attributes: dict[str, Any] = {"num_heads": self.shape.heads, "kv_num_heads": self.shape.kv_heads, "do_rotary": 0}
         scales = []

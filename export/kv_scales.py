@@ -25,7 +25,7 @@ from edgevlm.runtime.stream import Stream
 
 HEADROOM = 1.25  # scales cover this many times the measured range
 FRAMES = 8
-ANSWER = 16  # tokens
+ANSWER = 16
 RANDOM = 128  # tokens from the whole vocabulary, because the scales must cover rare tokens
 QUESTIONS = (
     "What happens in the video?",
@@ -37,7 +37,7 @@ QUESTIONS = (
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
     """Measure the KV scales of the int8 bundle that ``manifest`` describes, and add their file to the manifest.
 
-    The measurement needs an fp32 cache, which ``bundle.json`` describes meanwhile. Raises UserError if no engine is installed.
+    During the measurement, ``bundle.json`` describes an fp32 cache. Raises UserError if no engine is installed.
     """
     exact = {**manifest["decoder"], "kv": "fp32"}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))

@@ -20,13 +20,13 @@ from edgevlm.runtime.bundle import FORMAT
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.kv import KVType
 
-_LARGE = 64 << 20  # bytes
+_LARGE = 64 << 20
 Samples = Mapping[str, NDArray[np.floating]]  # matrix layer{l}.{qkv,output,gate_up,down} -> rows of its input, [n, in]
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationSampler:
-    """A sampler of activations. ``sample(folder)`` resumes from an earlier run's files. ``source`` identifies its inputs."""
+    """A sampler of activations. ``sample(folder)`` returns the samples; ``source`` identifies the input that they are from."""
 
     source: str
     sample: Callable[[Path], Samples]
@@ -36,19 +36,19 @@ class ActivationSampler:
 class ExportOptions:
     """Options of :func:`edgevlm.export.export_checkpoint`.
 
-    st_spattn_from: the first layer that prefills frames sparsely if a policy asks for PureKV's ST-SpAttn. By default, this is
-        layer 3 (or the last layer of a shallower model).
-    camera: (height, width) of the frames to be watched. Families that keep a frame's aspect ratio are exported for the camera's
-        aspect ratio, and frames with another one are stretched.
-    precision: the precision of the decoder's weights, see :mod:`edgevlm.export.precisions`. The default is int4-zp for AWQ and
-        GPTQ checkpoints, which keep their rounding, and fp32 for all others.
-    samples: samples of the matrices' inputs for rounding by GPTQ, or an :class:`ActivationSampler`.
-    vision_precision: the precision of the vision tower's linears: fp32 or int8 for ONNX Runtime, fp32 or fp16 for TensorRT. For
-        TensorRT, the default is fp16 unless ``precision`` is fp32.
-    kv: the type of keys and values. An export to int8 runs the new bundle in ONNX Runtime to measure the scales.
-    profile: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
-    positions: how positions continue after a Qwen2-VL or Qwen2.5-VL video: as ``trained``, or as in today's ``transformers``.
-    family: the class that reads the checkpoint, a name or ``./file.py:Class``. By default, ``model_type`` decides.
+    ``st_spattn_from``: the first layer that prefills frames sparsely if a policy asks for PureKV's ST-SpAttn; by default layer
+        3, or the last layer of a shallower model.
+    ``camera``: (height, width) of the frames to be watched. Families that keep a frame's aspect ratio are exported for the
+        camera's aspect ratio; frames of any other shape are stretched.
+    ``precision``: the precision of the decoder's weights, see :mod:`edgevlm.export.precisions`. AWQ and GPTQ checkpoints keep
+        their rounding (int4-zp); for other checkpoints, the default is fp32.
+    ``samples``: samples of the matrices' inputs for rounding by GPTQ, or an :class:`ActivationSampler`.
+    ``vision_precision``: the precision of the vision tower's linears: fp32 or int8 for ONNX Runtime, fp32 or fp16 for TensorRT.
+        An export for TensorRT uses fp16 by default, but fp32 if ``precision`` is fp32.
+    ``kv``: the type of keys and values. An export to int8 runs the new bundle in ONNX Runtime to measure the scales.
+    ``profile``: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
+    ``positions``: how positions continue after a Qwen2-VL or Qwen2.5-VL video: ``trained``, or as ``transformers`` does now.
+    ``family``: the class that reads the checkpoint, by name or as ``./file.py:Class``; by default that of ``model_type``.
     """
 
     st_spattn_from: int | None = None

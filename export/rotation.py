@@ -33,7 +33,7 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns. Its ``a + b`` is minimal: a row takes ``width * (a + b)`` products.
+        """Return a rotation that mixes all columns. ``a`` and ``b`` minimise the ``width * (a + b)`` products that a row takes.
 
         Raises UserError if the width has so large an odd part that ``b`` exceeds MOST.
         """
@@ -46,7 +46,7 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return a rotation by Hadamard blocks. Their size is a power of two that divides ``width``, at most ``largest``."""
+        """Return a rotation by Hadamard blocks. A block's size is a power of two up to ``largest`` that divides ``width``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
@@ -133,7 +133,7 @@ class DecoderRotations:
         return LayerWeights(matrices, biases, {**w.norms, **ones})
 
     def inputs(self, matrix: str, rows: Float32, w: LayerWeights) -> Float32:
-        """Convert sampled inputs ``[n, in]`` of ``matrix`` to what the matrix gets in the rotated layer. ``w``: the layer."""
+        """Convert inputs ``[n, in]`` of ``matrix`` to its inputs in the rotated layer. ``w`` holds the unrotated weights."""
         if matrix == "output":
             return self._by_head(rows)
         if matrix == "down":

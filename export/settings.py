@@ -33,7 +33,7 @@ _QUANTIZATION = {
     Index: "bits w_bit group_size",
 }
 _SIDES = {Area: "height width shortest_edge longest_edge"}  # a frame's sides in pixels; in Qwen's files, edges are areas
-_CONFIG = {  # settings of config.json, its sections and processor files
+_CONFIG = {
     Word: "model_type hidden_act projector_hidden_act vision_feature_select_strategy spatial_pool_mode",
     bool: "tie_word_embeddings use_sliding_window do_resize do_rescale do_normalize do_center_crop do_pad",
     Finite: "rms_norm_eps layer_norm_eps",

@@ -1,13 +1,13 @@
 """Build spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) from nodes of the decoder graph.
 
 A call appends F whole frames of p tokens, but never frame 0. A token sees slots ``[0, m)`` of its layer and KV head (the prefix
-and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. For a token in the call's first
-frame, that previous token is in slot ``previous[l]`` of the cache (-1: absent); for a later frame, it is a row of the call.
+and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. The call's first frame has its
+previous tokens in slots ``previous[l]`` of the cache (-1: absent); later frames have their previous tokens in the call.
 
-Dense attention is computed over m + p keys and one extra key, whose logit is the previous token's. For this, vectors get one
-more dimension: a query is ``[logit, q]``, a key ``[0, k]`` and the extra key ``[1, 0, ...]``. The extra key's value is zero;
-its weight is then applied to the previous token's value. All operators are standard operators of opset 18. ScatterND writes
-new rows without a copy if its output is bound to the address of its input.
+Dense attention is computed over m + p keys and one extra key, whose logit is the previous token's. Vectors have one more
+dimension for this logit: a query is ``[logit, q]``, a key ``[0, k]`` and the extra key ``[1, 0, ...]``. The extra key's value
+is zero; its weight is then applied to the previous token's value. All operators are standard operators of opset 18. ScatterND
+writes new rows without a copy if its output is bound to the address of its input.
 
 In the shapes below, H is the number of KV heads, g the number of query heads that share a KV head, S = F p and T = 1 + m + p.
 """
@@ -151,7 +151,7 @@ class SparseAttention:
         return self.memory.dequantize(part, layer, new)
 
     def _slots(self, layer: int, part: str) -> str:
-        """Return the places ``[1, H, S, 3]`` of a layer's new rows. Keys and values have the same places."""
+        """Return the places ``[1, H, S, 3]`` of a layer's new keys, which are also the places of its new values."""
         g, name = self.graph, f"layer{layer}"
         if part == "key":
             total = g.cast(f"total_len{layer}", f"{name}.total", np.int64)

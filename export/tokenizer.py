@@ -15,7 +15,7 @@ from edgevlm.runtime.sandbox import try_tokenizer
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 AGAIN = "save the tokenizer that belongs to the model"
 _AS_SAVED = ("", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")  # classes that use tokenizer.json unchanged
-_USUAL = {  # default tokens
+_USUAL = {
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
 }
@@ -120,7 +120,7 @@ def _add(
     special: dict[str, AddedToken],
     extra: list[AddedToken],
 ) -> None:
-    """Add the tokens that tokenizer.json lacks; raises UserError if a token would get a number other than its file's."""
+    """Add the tokens that tokenizer.json lacks; raises UserError if a token's number would differ from that in its file."""
     usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
     try:

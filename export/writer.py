@@ -30,7 +30,7 @@ from edgevlm.runtime.positions import position_rule
 
 CLOSING = "closing.npy"
 CHUNK = 8  # frames that a session encodes at once
-QUESTION = 512  # tokens of a conversation, including the question
+QUESTION = 512
 FRAME_TEXT = 32  # limit for the tokens of text around a frame
 
 
@@ -183,7 +183,7 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
 
 
 def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile) -> str:
-    """Return the precision for matrices: the requested one or the checkpoint's. Raises UserError for an impossible one."""
+    """Return the requested or the checkpoint's precision for matrices; raises UserError if the export cannot have it."""
     packing, chosen = prequantised(checkpoint.config), stored_in(checkpoint.config, options.precision)
     if profile.is_tensorrt:
         check_no_zero_points(checkpoint.config, checkpoint.folder)

@@ -2,7 +2,7 @@
 
 A file has a ``title``, a ``kind`` (jetson, cuda or cpu), ``modules`` (a Jetson's names in its device tree), ``figures`` and
 ``sources``. A figure has a ``value`` and a ``source``; ``checked`` tells whether the value was looked up there or in a text
-that quotes the source. Unchecked values are recollections or allowances. A figure's name contains the unit. Rates are for dense
+that quotes the source; any other value was remembered or estimated. A figure's name contains the unit. Rates are for dense
 matrices unless the name contains ``sparse``. A null value means that the device lacks the feature.
 """
 
@@ -20,7 +20,7 @@ from edgevlm.errors import UserError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A device's figure. source: a key of :attr:`DeviceProfile.sources`. checked: whether the value was looked up."""
+    """A device's figure. ``source`` is a key of :attr:`DeviceProfile.sources`; ``checked`` marks a value that was looked up."""
 
     value: Any
     source: str
@@ -29,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class FigureSource:
-    """A document that figures come from. address: None if the figures are computed or are our allowance."""
+    """A document that figures come from. ``address`` is None if the figures are computed or estimated."""
 
     document: str
     address: str | None
@@ -62,7 +62,7 @@ def device_names() -> list[str]:
 
 @cache
 def load_device(name: str) -> DeviceProfile:
-    """Return the device called ``name``; for an unknown name, raise a UserError that suggests the nearest one."""
+    """Return the device called ``name``. For an unknown name, raise a UserError that suggests a similar name."""
     known = device_names()
     if name not in known:
         raise UserError(f"no device is called {name!r}; {nearest(name, known)}")

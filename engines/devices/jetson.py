@@ -9,7 +9,7 @@ from typing import Any
 from edgevlm.engines.devices import DeviceProfile, device_names, load_device
 from edgevlm.engines.devices.machine import Machine
 
-GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # first JetPack 6 and 7, then JetPack 5
+GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # for JetPack 6 and 7, and for JetPack 5
 
 
 def is_jetson(machine: Machine) -> bool:

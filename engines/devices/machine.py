@@ -1,4 +1,4 @@
-"""Access to the machine's files, packages and commands for the checks of ``edgevlm doctor``. Tests replace the machine."""
+"""Access to the machine's files, packages and commands for the checks of ``edgevlm doctor``, which tests can replace."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine to inspect. root: the folder that stands for ``/``. ``packages()`` returns versions by package."""
+    """The machine to inspect. Paths are relative to ``root``; ``packages()`` returns each installed package's version."""
 
     root: Path = Path("/")
     packages: Callable[[], Mapping[str, str]] = installed
@@ -64,7 +64,7 @@ class Machine:
         return int(text) if text is not None and text.strip().isdigit() else None
 
     def fields(self, name: str) -> dict[str, str]:
-        """Return a file's ``key: value`` lines as a dict, empty for a missing file. The first line of a repeated key counts."""
+        """Return a file's ``key: value`` lines as a dict, empty for a missing file. A repeated key has its first value."""
         found: dict[str, str] = {}
         for line in (self.read(name) or "").splitlines():
             key, parted, value = line.partition(":")
@@ -73,7 +73,7 @@ class Machine:
         return found
 
     def within(self, call: Callable[[], T]) -> T | None:
-        """Return the result of ``call()``, or None if it exceeds the time limit and is abandoned. Raises the call's errors."""
+        """Return ``call()``, or None if the call exceeds the time limit and is abandoned. Raises what the call raises."""
         found: Future[T] = Future()
 
         def work() -> None:

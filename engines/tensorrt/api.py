@@ -26,7 +26,7 @@ DTYPES: dict[Any, np.dtype] = {
     trt.DataType.INT32: np.dtype(np.int32),
     trt.DataType.INT64: np.dtype(np.int64),
 }
-MOST_ERRORS = 3  # the most errors reported for one failure
+MOST_ERRORS = 3  # per message
 
 
 class Log(trt.ILogger):
@@ -51,7 +51,7 @@ class Log(trt.ILogger):
 
 
 def build(job: BuildJob, workspace: int, log: Log) -> memoryview:
-    """Build a serialised, strongly typed engine, which uses the graph's types. workspace: working memory of a layer in bytes.
+    """Build a serialised, strongly typed engine. ``workspace`` is a layer's working memory in bytes.
 
     Raises UserError with TensorRT's message if TensorRT does not start, refuses the graph, or cannot build an engine.
     """
@@ -174,7 +174,7 @@ class EngineCalls:
         self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
-        """Bind an output to memory for ``shape`` and return the address. block: the memory block, by default ``tensor``."""
+        """Bind an output to memory for ``shape`` and return the address. By default, the memory block is named ``tensor``."""
         address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
         self.bind(tensor, address)
         return address

@@ -1,4 +1,4 @@
-"""List the engines to build for a bundle: one job per graph. A job names the graph's calls and the size of its weights.
+"""List the engines to build for a bundle: one job per graph.
 
 ``edgevlm plan`` uses this module, which must not import TensorRT.
 """
@@ -20,12 +20,12 @@ from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver
 
 REVISION = 2  # increase this number to have all users rebuild their engines
-WORKSPACE = 1 << 30  # bytes
-COPIES = 3.0  # copies of the weights in host memory during a build: an allowance, not measured
-RUNTIME = 500_000_000  # bytes of a CUDA context with TensorRT's libraries: an allowance, not measured
+WORKSPACE = 1 << 30
+COPIES = 3.0
+RUNTIME = 500_000_000  # bytes of a CUDA context with TensorRT's libraries: like COPIES, an allowance, not measured
 Dims = tuple[int, ...]
 Calls = Mapping[str, Mapping[str, tuple[Dims, Dims, Dims]]]  # kind of call -> input -> least, usual and largest shape
-USUAL_QUESTION = 64  # TensorRT tunes its kernels for questions of this many rows
+USUAL_QUESTION = 64
 
 ONE, ROWS, QUESTION = "one-token", "chunk", "question"
 DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
@@ -34,7 +34,7 @@ DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
     """Return the three kinds of calls of the ``full`` graph, for a cache with ``capacity`` rows per layer.
 
-    A call for a token or a chunk returns logits for one row, a call for a question for up to all of its rows.
+    A call for a token or a chunk returns logits for one row; a call for a question returns logits for up to all of its rows.
     """
     assert bundle.shapes is not None
     spec, rows, question = bundle.decoder, min(bundle.shapes.rows, capacity), min(bundle.shapes.question, capacity)
@@ -62,8 +62,8 @@ def pieces(rows: int, most: int) -> Iterator[slice]:
 class BuildSettings:
     """Settings for building engines.
 
-    capacity: the cache's rows per layer. workspace: working memory of a TensorRT layer in bytes. force: rebuild existing
-    engines. probes: whether the decoder's engine returns queries, which policies that use attention need.
+    ``capacity`` is the cache's rows per layer. ``workspace`` is the working memory of a TensorRT layer in bytes. With
+    ``force``, existing engines are rebuilt. With ``probes``, the decoder returns queries for policies that use attention.
     """
 
     capacity: int
@@ -76,8 +76,8 @@ class BuildSettings:
 class BuildJob:
     """One graph to build an engine from.
 
-    model: the graph as bytes, with the cache's size filled in. path: the graph's file, in the folder with its weights.
-    dropped: outputs that the engine omits. weights: the size of the weights in bytes.
+    ``model`` is the graph as bytes, with the cache's size filled in. ``path`` is the graph's file, next to its weights, whose
+    size in bytes is ``weights``. The engine omits the outputs in ``dropped``.
     """
 
     graph: str
@@ -154,7 +154,7 @@ def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An engine file's size and hash. about: the ``capacity`` and ``probes`` that the engine was built for."""
+    """An engine file's size and hash. ``about`` has the ``capacity`` and ``probes`` that the engine was built for."""
 
     bytes: int
     sha256: str

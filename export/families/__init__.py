@@ -32,8 +32,8 @@ FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 class TowerGeometry:
     """A vision tower's sizes. ``group`` frames together become a grid of ``tokens`` decoder rows.
 
-    ``parameters`` counts all stored numbers, including the graph's constants; ``block_parameters`` those that each of
-    ``patches`` goes through, and ``projector_parameters`` those that each of ``projected`` rows goes through. A patch sees
+    ``parameters`` counts all stored numbers, including the graph's constants. Each of ``patches`` goes through the blocks'
+    ``block_parameters``, and each of ``projected`` rows through the projector's ``projector_parameters``. A patch sees
     ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. A grid has ``text`` rows of text around it.
     """
 

@@ -25,10 +25,10 @@ class Qwen2VL(Family):
     tokenizer_class: ClassVar[str | None] = "Qwen2Tokenizer"
     tower: ClassVar[str] = "QwenTower"
     token_edge: ClassVar[int] = 28  # a token's edge in pixels; a frame's budget is 128 to 768 tokens
-    shares_budget: ClassVar[bool] = False  # whether a grid's frames share one budget
-    is_gated: ClassVar[bool] = False  # whether the tower's MLPs are gated
+    shares_budget: ClassVar[bool] = False
+    is_placed: ClassVar[bool] = False  # whether patches have position embeddings and a bias
+    is_gated: ClassVar[bool] = False
     norm_vectors: ClassVar[int] = 2  # a norm's vectors: weight and bias, or only the weight
-    is_placed: ClassVar[bool] = False  # whether patches have position embeddings, and a bias
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
         from edgevlm.export.vision import qwen
@@ -68,7 +68,7 @@ class Qwen2VL(Family):
         rows, columns = size[0] // (patch * merge), size[1] // (patch * merge)
         tokens, blocks = rows * columns, int(vision["depth"])
         patches, joined = tokens * merge**2, width * merge**2
-        places = (1 + int(vision["num_position_embeddings"])) * width if self.is_placed else 0  # the 1 is the bias
+        places = (1 + int(vision["num_position_embeddings"])) * width if self.is_placed else 0  # and a bias
         per_block = block_parameters(width, inner, self.is_gated)
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
         norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined
@@ -97,7 +97,7 @@ class Qwen25VL(Qwen2VL):
 
 
 class Qwen3VL(Qwen2VL):
-    """Qwen3-VL: the time precedes each pair of frames; middle layers of the tower feed the decoder's first ones (DeepStack)."""
+    """Qwen3-VL: the time precedes each pair of frames; middle layers of the tower feed the first decoder layers (DeepStack)."""
 
     vision_type: ClassVar[str] = "qwen3_vl_vision"
     tower: ClassVar[str] = "Qwen3Tower"

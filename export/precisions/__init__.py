@@ -72,7 +72,7 @@ class Stored:
 
     @classmethod
     def written(cls, layout: Layout, weight: Float32) -> Stored:
-        """Return a one-row placeholder for a matrix that is in the weights file already. Only the names of parts are used."""
+        """Return a one-row placeholder for a matrix that is in the weights file already."""
         return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:

@@ -1,8 +1,8 @@
 """Store matrices ``[out, in]`` in various layouts, and add the graph nodes that multiply by them.
 
 ONNX Runtime uses :class:`Dense`, :class:`Blocks` and :class:`Channels`. TensorRT's strongly typed networks compute products in
-float16, from a ``Dense`` layout with ``half`` or from :class:`Symmetric` integers. TensorRT's parser demands integers with a
-positive scale and no zero point, read by DequantizeLinear.
+float16, from a ``Dense`` layout with ``half`` or from :class:`Symmetric` integers. TensorRT's parser accepts only integers with
+a positive scale and no zero point.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEAST_STEP = 1e-30  # the step of a row of zeros
 
 
 class Layout(ABC):
-    """A way to store matrices. is_integer: whether weights are rounded to integers."""
+    """A way to store matrices. If ``is_integer``, weights are rounded to integers."""
 
     is_integer: ClassVar[bool] = False
 
@@ -91,8 +91,8 @@ class Blocks(Layout):
     """Integers of 4 or 8 bits in blocks of ``size`` along a row, multiplied by ``com.microsoft.MatMulNBits``.
 
     A weight is ``(code - zero) * scale``; code and zero are unsigned. A row has B = ``ceil(in / size)`` blocks; the last is
-    padded with zeros. ``codes`` is uint8 ``[out, B, size * bits / 8]``; a byte holds two 4-bit codes, the first in the low
-    half. ``scales`` is float32 ``[out, B]``. ``zeros``, only if ``with_zeros``, is uint8 ``[out, ceil(B * bits / 8)]``.
+    padded with zeros. ``codes`` is uint8 ``[out, B, size * bits / 8]``; a byte has two 4-bit codes, the first in the low
+    half. ``scales`` is float32 ``[out, B]``. If ``with_zeros``, there are also ``zeros``, uint8 ``[out, ceil(B * bits / 8)]``.
 
     ``level`` is ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by block, and adds up integers;
     level 0 computes in float32. A session without prepacking always computes in float32, slowly.
@@ -214,8 +214,8 @@ class Symmetric(Layout):
     """Signed integers ``codes`` ``[in, out]`` from -top to top, with float16 ``scales`` max|w| / top.
 
     With 8 bits, top is 127 and each output channel has a scale, ``[out]``. With 4 bits, top is 7 and each block of a column has
-    a scale, ``[in / block, out]``. A block is 128 numbers, or the largest smaller power of two that divides ``in``. Two 4-bit
-    codes share a byte, so an odd number of outputs raises UserError.
+    a scale, ``[in / block, out]``. A block is the largest power of two up to 128 that divides ``in``. Two 4-bit codes share a
+    byte, so an odd number of outputs raises UserError.
     """
 
     bits: int

@@ -11,12 +11,12 @@ from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import SLICE
 
 Float32 = NDArray[np.float32]
-Grid = Callable[[Float32], tuple[Float32, Float32]]  # blocks [.., n] -> their scales and zeros [..]
+Grid = Callable[[Float32], tuple[Float32, Float32]]
 Rounded = tuple[Float32, Float32, Float32]  # codes [out, in], scales and zeros [out, B]: a weight is (code - zero) * scale
 
 DAMPING = 0.01  # this fraction of the Hessian's mean diagonal element is added to the diagonal
-LAZY_BATCH = 128  # columns
-CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)  # fractions of a block's range
+LAZY_BATCH = 128
+CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
 LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0
 
 
@@ -44,8 +44,8 @@ def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int])
 def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
     """Return scales and zeros for unsigned codes.
 
-    If ``with_zeros``, a block's codes span its range of numbers (extended to 0), shrunk by ``ratio``. Otherwise the number with
-    the largest magnitude gets code 0, because there are more codes below the middle than above; the scale may be negative.
+    If ``with_zeros``, codes span the block's range of numbers, extended to 0 and then shrunk by ``ratio``. Without zeros, the
+    number of largest magnitude gets code 0, because one more code lies below the middle than above. A scale may be negative.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:
@@ -59,7 +59,7 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
 
 
 def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Float32]:
-    """Return scales and zeros for unsigned codes. Each block uses the one of CLIP_RATIOS that has the least squared error."""
+    """Return scales and zeros for unsigned codes, with the ratio in CLIP_RATIOS that gives a block the least squared error."""
     scales, zeros = block_grid(blocks, bits, with_zeros)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
     for ratio in CLIP_RATIOS:
@@ -112,7 +112,7 @@ def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: t
 
 
 def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, column: int, end: int) -> Float32:
-    """Return a block's columns, corrected for the errors of all earlier columns, even if the block extends past the batch."""
+    """Return a block's columns, corrected for the errors of all earlier columns."""
     behind = max(start + errors.shape[1], column)
     block = remaining[:, column:end].copy()
     if end > behind:

@@ -1,4 +1,4 @@
-"""Write the embedding's files. The engine reads them row by row; a tied head uses the same files."""
+"""Write the embedding's files. A tied head uses the same files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import TensorProto
 from edgevlm.export.graph import ExportJournal, GraphBuilder, WeightsFile, external_tensor, save_slices, tensor_type
 from edgevlm.export.precisions import Float32, Layout, Parts
 
-FILES = {"weight": "embedding.npy", "codes": "embedding.npy", "scales": "embedding-scales.npy"}  # part -> file
+FILES = {"weight": "embedding.npy", "codes": "embedding.npy", "scales": "embedding-scales.npy"}
 Read = Callable[[], Iterator[Float32]]  # each call starts again and yields slices of whole rows
 
 
@@ -36,7 +36,7 @@ class WeightTable:
 
 
 def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
-    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part. Do nothing if ``journal`` has the step."""
+    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part, unless ``journal`` shows that this is done."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
         written = []

@@ -2,7 +2,7 @@
 
 Profiles differ in the operators for norms and rotary positions, in the cache, and in the layout of matrices.
 docs/internals/engines.md describes the inputs and outputs. ONNX Runtime's profile, for CPU and CUDA, uses fused operators from
-``com.microsoft``. Their GroupQueryAttention appends to the cache in place.
+``com.microsoft``. The operator GroupQueryAttention appends to the cache in place.
 """
 
 from __future__ import annotations

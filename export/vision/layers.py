@@ -2,13 +2,13 @@
 
 int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel; activations have one
 scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Normed rows then have
-standard deviation 1 and no outlier channels, so they all use the same constant scale. A projector that reads the residual
+standard deviation 1 and no outlier channels, so a constant scale serves all normed rows. A projector that reads the residual
 stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back.
 The first convolution, norms, activations and sums stay float32.
 
 For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a product,
-a softmax and a product, which TensorRT may merge into one kernel. If TensorRT does not, processing QUERIES queries at a time
-keeps the scores small, ``[B, heads, QUERIES, N]``.
+a softmax and a product, which TensorRT may merge into one kernel. A product takes only QUERIES queries, so that unmerged
+kernels need memory only for scores ``[B, heads, QUERIES, N]``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 CHANNELS = Channels()
 NORMED = 4.5  # standard deviations at which a rotated, normed row is clipped
-GELU_ZERO = 32  # the byte that stands for 0 in an activation's output, which is never far below 0
 QUERIES = 1024
-SMALL = 64  # numbers; larger constants go into the weights file
+GELU_ZERO = 32  # the byte that stands for 0 in an activation's output, which is never far below 0
+SMALL = 64
 
 # transformers' name of an activation -> the function in it, and the factor of the function's argument
 ACTIVATIONS = {
     "gelu": ("Erf", sqrt(0.5)), "gelu_pytorch_tanh": ("Tanh", sqrt(2 / pi)), "gelu_new": ("Tanh", sqrt(2 / pi)),
     "quick_gelu": ("Sigmoid", 1.702), "silu": ("Sigmoid", 1.0), "swish": ("Sigmoid", 1.0), "relu": ("Relu", 1.0),
 }  # fmt: skip
-Float32 = NDArray[np.float32]
 Operand = str | int | tuple[int, ...] | NDArray[Any] | np.generic  # a tensor of the graph, or numbers known at export
+Float32 = NDArray[np.float32]
 Windows = list[tuple[Operand, Operand]]  # for each run of equal windows, how many windows and how many patches per window
 
 
@@ -269,7 +269,7 @@ class VisionGraph:
         return self.mul(f"{name}.scaled", normed, weight), total
 
     def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
-        """Return the activation that transformers calls ``kind`` of ``rows + bias``; raises UserError for an unknown name."""
+        """Return the activation ``kind`` of ``rows + bias``; raises UserError if ``kind`` is not in ACTIVATIONS."""
         if kind not in ACTIVATIONS:
             raise UserError(f"config.json: activation {kind!r} cannot be exported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
@@ -313,7 +313,7 @@ class VisionGraph:
         self, name: str, parts: Sequence[str], windows: Windows, *,
         rows: int, width: int, heads: int, scale: float, frames: Operand,
     ) -> str:  # fmt: skip
-        """Attend inside each window, or to all rows if there are no windows. parts: query, key, value ``[B, rows, width]``."""
+        """Attend inside each window, or to all rows without windows. The three ``parts`` have shape ``[B, rows, width]``."""
         if len(windows) < 2 and (not windows or windows[0][0] == 1):
             query, key, value = parts
             return self.attention(f"{name}.0", query, key, value, rows=rows, heads=heads, scale=scale)
@@ -345,7 +345,7 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return a norm's gain and bias. In a rotated graph, fold them into linears and return ones, unless ``apply``."""
+        """Return a norm's gain and bias, or ones if a rotation folds the gain and bias into linears and not ``apply``."""
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -396,8 +396,8 @@ class ChangedGraph(VisionGraph):
     are kept as well. Attention inside windows is computed for windows with a changed patch, and always for the first window of
     each shape. Rows are ``[1, n, width]`` for n changed patches; otherwise the interface is that of :class:`VisionGraph`.
 
-    The input ``patches`` numbers patches row by row in the frame. Keys and values start with the class tokens, followed by the
-    patches in the tower's order; this is what the tensor ``positions`` refers to.
+    Patches in the input ``patches`` are numbered row by row in the frame. The tensor ``positions`` holds places in keys and
+    values, where the class tokens come first, and then the patches in the tower's order.
     """
 
     grid: tuple[int, int] = (0, 0)
@@ -406,7 +406,9 @@ class ChangedGraph(VisionGraph):
     head_dim: int = 0
     layers: int = 0
     outputs: list[int] = field(default_factory=list)
-    runs: list[tuple[str, str]] = field(default_factory=list)  # for each run of equal windows, see :meth:`_index`
+    runs: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # for each run of equal windows, windows ``[w]`` and rows ``[w, length]``
     slots: str = ""
 
     @property
@@ -519,7 +521,7 @@ class ChangedGraph(VisionGraph):
         return self.node("Unsqueeze", [found, self.integers(0)], f"{name}.windowed")
 
     def _written(self, key: str, value: str, positions: int, heads: int, name: str) -> list[str]:
-        """Write the call's keys and values into the cache; return both whole, float32 ``[1, heads, positions, head_dim]``."""
+        """Write the call's rows into the cache; return all keys and values, float32 ``[1, heads, positions, head_dim]``."""
         layer, found = self.layers, []
         self.layers += 1
         for part, rows in (("key", key), ("value", value)):
@@ -550,9 +552,9 @@ class ChangedGraph(VisionGraph):
         return self.graph.fused("MultiHeadAttention", [query, keys, values], [name], num_heads=heads, scale=scale)
 
     def _index(self, windows: list[tuple[int, int]]) -> None:
-        """Add nodes that find the windows to compute ``[w]`` and the rows of their queries ``[w, length]``.
+        """Add nodes that find, in each run of equal windows, the windows to compute and the rows of their queries.
 
-        The nodes are added for each run of equal windows. They also make ``slots``: where each row's query is in these windows.
+        The nodes also make ``slots``, the place of each row's query among the queries of all these windows.
         """
         ones = self._expanded("positions.ones", "positions", np.float32(1))
         marks = self._scattered("positions.changed", "positions", np.float32, ones)

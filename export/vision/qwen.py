@@ -17,7 +17,7 @@ from edgevlm.export.backbones import inverse_frequencies
 from edgevlm.export.vision import Tower
 from edgevlm.export.vision.layers import Operand, VisionGraph, Windows
 
-EPSILON = 1e-6  # for all norms
+EPSILON = 1e-6
 EDGE = 1 << 14  # limit for the squares along an edge
 
 
@@ -102,7 +102,7 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
 class QwenTower(Tower):
     """Qwen2-VL's tower, in which every patch sees its whole frame pair.
 
-    ``vision`` is the complete ``vision_config``. A block is ``width`` wide, its MLP ``inner``, and a token ``hidden``.
+    ``vision`` is the complete ``vision_config``. ``width``, ``inner`` and ``hidden`` are the widths of a block, MLP and token.
     """
 
     is_sized = True
@@ -117,8 +117,8 @@ class QwenTower(Tower):
         self.depth, self.heads = int(vision["depth"]), int(vision["num_heads"])
         self.theta = float((vision.get("rope_parameters") or {}).get("rope_theta", 10000.0))
         self.side = 0  # squares along the edge of a window; 0: no windows
-        self.full: set[int] = set()  # blocks without windows
         self.head_dim, self.residual = width // self.heads, width
+        self.full: set[int] = set()  # blocks without windows
         down, across = (np.repeat(np.eye(edge, dtype=np.float32), grid.merge, 1) for edge in (grid.rows, grid.columns))
         self.reach = down, across
 

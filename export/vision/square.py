@@ -69,8 +69,8 @@ class SquareTower(EncoderTower):
     """A tower that joins the hidden states of chosen layers, and projects them to decoder rows ``[F, tokens, width]``.
 
     Hidden states are numbered as in transformers: 0 is the embedding, -1 the last layer before the final norm. The matrix
-    ``before`` pools the projector's input along both edges, and ``after`` its output. If you set either, also set ``tokens``
-    and ``reach``.
+    ``before`` pools the projector's input along both edges, and ``after`` pools its output. A tower that sets ``before`` or
+    ``after`` must also set ``tokens`` and ``reach``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -124,8 +124,8 @@ class SquareTower(EncoderTower):
 class SmolVLMTower(EncoderTower):
     """SmolVLM's tower: all of SigLIP, then a linear over squares of ``scale`` x ``scale`` joined patches.
 
-    Frames fill the tower's square, so patch i has position i. transformers computes positions in float32. For the published 27
-    and 32 patches per side they are the same, but not for 25.
+    Frames fill the tower's square, so patch i has position i. transformers computes positions in float32: these are the same
+    for the published 27 and 32 patches per side, but not for 25.
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:
