@@ -1,7 +1,7 @@
 """Your own engine: `edgevlm run --engine ./examples/openvino_engine.py:OpenVino` (pip install openvino).
 
 In a package, give the engine an entry point in the group "edgevlm.engines" of pyproject.toml.
-edgevlm.extend.Engine lists what to implement. This engine runs tower and decoder in OpenVINO and inherits the rest.
+edgevlm.extend.Engine lists what to implement. OpenVino runs tower and decoder in OpenVINO and inherits the rest.
 """
 
 from collections.abc import Sequence

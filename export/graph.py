@@ -21,7 +21,7 @@ ALIGNMENT = 64
 CONTRIB = "com.microsoft"
 INT4 = np.dtype(ml_dtypes.int4)
 _AS_THEY_ARE = (np.float16, np.uint8, np.int8, INT4)
-SLICE = 4 << 20  # this many numbers are written at once
+SLICE = 4 << 20
 
 
 def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offset: int, length: int) -> TensorProto:

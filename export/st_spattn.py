@@ -101,7 +101,7 @@ class SparseAttention:
         self.graph.node("Concat", parts, [name], axis=0)
 
     def _count(self, name: str, start: str, end: str) -> str:
-        """Return the output of a Range of int64 numbers ``[start, end)``. Both ends are tensors with one number."""
+        """Return the output of a Range of int64 numbers ``[start, end)``; ``start`` and ``end`` are tensors with one number."""
         g = self.graph
         scalars = [g.node("Squeeze", [part], [f"{name}.{which}"]) for which, part in (("start", start), ("end", end))]
         one = g.constant("int64.one", np.array(1, np.int64))

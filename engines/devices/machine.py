@@ -64,7 +64,7 @@ class Machine:
         return int(text) if text is not None and text.strip().isdigit() else None
 
     def fields(self, name: str) -> dict[str, str]:
-        """Return a file's ``key: value`` lines as a dict, empty for a missing file. A repeated key has its first value."""
+        """Return a file's ``key: value`` lines as a dict, empty for a missing file."""
         found: dict[str, str] = {}
         for line in (self.read(name) or "").splitlines():
             key, parted, value = line.partition(":")

@@ -52,7 +52,7 @@ class TensorRT:
         return bundle.profile != ONNXRUNTIME
 
     def capacity(self, rows: int) -> int:
-        """Return how many rows per layer the engines were built for. Raises UserError if these are fewer than ``rows``."""
+        """Return the engines' number of rows per layer. Raises UserError if the engines were built for fewer than ``rows``."""
         if rows > self.settings.capacity:
             raise UserError(
                 f"this session takes {rows} rows a layer and the engines were built for {self.settings.capacity}; give a lower "

@@ -43,12 +43,12 @@ class Layout(ABC):
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
         """Return the arrays to store, by name, rounded to nearest or, with a Hessian, by GPTQ.
 
-        hessian: ``x.T @ x / n`` ``[in, in]`` for n input rows ``x`` of the matrix; allowed only if ``is_integer``.
+        ``hessian`` is ``x.T @ x / n`` ``[in, in]`` for n input rows ``x`` of the matrix. Give it only if ``is_integer``.
         """
 
     @abstractmethod
     def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
-        """Add nodes for ``rows [..., in] @ weight.T`` and return the float32 result. tensors: the names of the parts."""
+        """Add nodes for ``rows [..., in] @ weight.T`` and return the float32 result. ``tensors`` are the names of the parts."""
 
     @abstractmethod
     def bytes_per_weight(self, group: int | None = None) -> float:

@@ -1,10 +1,10 @@
 """Add the nodes of a vision tower to a graph: linears in each precision, norms, activations, attention, pooling.
 
 int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel; activations have one
-scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Normed rows then have
-standard deviation 1 and no outlier channels, so a constant scale serves all normed rows. A projector that reads the residual
-stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back.
-The first convolution, norms, activations and sums stay float32.
+scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. This gives normed rows
+standard deviation 1 and no outlier channels, so one constant scale is enough for all normed rows. A projector that reads the
+residual stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the
+result back. The first convolution, norms, activations and sums stay float32.
 
 For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a product,
 a softmax and a product, which TensorRT may merge into one kernel. A product takes only QUERIES queries, so that unmerged
