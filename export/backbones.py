@@ -100,9 +100,9 @@ class LayerWeights:
 class Backbone:
     """The traits of a text backbone.
 
-    ``biases`` lists which of ``q k v o gate up down`` have a bias. If ``biases`` is None, ``attention_bias`` in the config
-    decides, and for the MLP ``mlp_bias`` if ``gated_biases``. If ``head_norms``, each head's queries and keys are normed before
-    rotation. ``head_dim`` and ``sections`` (for M-RoPE) are defaults. If ``interleaved``, M-RoPE's axes alternate.
+    ``biases`` lists which of ``q k v o gate up down`` have a bias. If ``biases`` is None, the settings ``attention_bias`` and,
+    if ``gated_biases``, ``mlp_bias`` decide. If ``head_norms``, each head's queries and keys are normed before rotation.
+    ``head_dim`` and ``sections`` (for M-RoPE) are defaults. If ``interleaved``, M-RoPE's axes alternate.
     """
 
     biases: tuple[str, ...] | None = None

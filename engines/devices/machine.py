@@ -1,4 +1,4 @@
-"""Access to the machine's files, packages and commands for the checks of ``edgevlm doctor``, which tests can replace."""
+"""Access to the machine's files, packages and commands for the checks of ``edgevlm doctor``."""
 
 from __future__ import annotations
 

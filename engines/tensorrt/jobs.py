@@ -76,8 +76,8 @@ class BuildSettings:
 class BuildJob:
     """One graph to build an engine from.
 
-    ``model`` is the graph as bytes, with the cache's size filled in. ``path`` is the graph's file, next to its weights, whose
-    size in bytes is ``weights``. The engine omits the outputs in ``dropped``.
+    ``model`` is the graph as bytes, with the cache's size filled in. ``path`` is the graph's file, in the folder with its
+    weights. ``weights`` is the size of the weights in bytes. The engine omits the outputs in ``dropped``.
     """
 
     graph: str
