@@ -1,8 +1,8 @@
 """Measure the bandwidth of a compression's kernels on a CUDA device, compared with a copy within its memory.
 
-Each round selects rows with InfiniPot-V on a full memory with all value norms unknown, evicts, makes positions dense, and
-computes the attention of a few queries. CUDA events around each kernel give its time; times are medians over rounds. A kernel's
-bytes are those of the keys and values that it must read and write. A copy's bytes include both its reads and its writes.
+Each round compresses a full cache with InfiniPot-V, from value norms to dense positions, and computes the attention of a few
+queries. CUDA events around each kernel give its time; times are medians over rounds. A kernel's bytes are those of the keys and
+values that it must read and write. A copy's bytes include both its reads and its writes.
 """
 
 from __future__ import annotations

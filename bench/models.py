@@ -19,7 +19,7 @@ TOKENS_PER_FRAME = 196
 
 @contextmanager
 def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterator[Model]:
-    """Load ``demo``, a bundle's directory, or SEEDED, which is written to a temporary directory with a stand-in tower."""
+    """Load ``demo`` or a bundle's directory, or write SEEDED to a temporary directory and load it."""
     if name != SEEDED:
         with closing(Model.load(name, engine=engine, threads=threads)) as model:
             yield model
@@ -37,7 +37,7 @@ def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterato
 def open_checkpoint(name: str, layers: int | None) -> Iterator[tuple[Path, Path]]:
     """Yield the directory of a LLaVA-OneVision checkpoint and a temporary directory for its bundles.
 
-    SEEDED is written first, with ``layers`` tower and decoder layers (default: all). Raises UserError for any other model.
+    ``layers``: the number of SEEDED's tower and decoder layers (default: all). Raises UserError for any other model.
     """
     with TemporaryDirectory(prefix="edgevlm-bench-") as temporary:
         place = Path(temporary)

@@ -32,7 +32,7 @@ Bench = create_model("Bench", __base__=Record, **_MODELLED)
 
 
 def bench_schema() -> dict[str, Any]:
-    """Return the JSON Schema of every line; ``bench`` names the measurement."""
+    """Return the JSON Schema of a line of any measurement."""
     return schema_of(Bench, {"type": "string", "description": "The measurement."}, "bench")
 
 

@@ -146,7 +146,7 @@ def _rate(servers: Sequence[Served], seconds: float) -> float:
 
 
 def _until(done: Callable[[], bool]) -> None:
-    """Wait until ``done`` returns true. Raises UserError after START_S."""
+    """Wait until ``done`` returns true. Raises UserError after START_S seconds."""
     end = time.monotonic() + START_S
     while not done():
         if time.monotonic() > end:

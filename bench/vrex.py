@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The seconds of a call's parts, and its operations. ``ideal``: the seconds of arithmetic and traffic without losses."""
+    """A call's operations, and the seconds of its parts. ``ideal``: the seconds of arithmetic and traffic without losses."""
 
     tower: float
     prediction: float

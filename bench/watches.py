@@ -40,16 +40,16 @@ RULES: dict[str, dict[str, float]] = {
 
 @dataclass
 class Score:
-    """Counts of right, spurious, missed and repeated (``again``) openings and closings; the right ones' delays in frames."""
+    """Counts of right, spurious, missed and repeated (``again``) openings and closings."""
 
     right: int = 0
     spurious: int = 0
     missed: int = 0
     again: int = 0
-    delays: list[int] = field(default_factory=list)
+    delays: list[int] = field(default_factory=list)  # of the right openings and closings, in frames
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
-        """Add a watch on a stream. ``truth``: whether the watch should be open at each frame; ``opened``: whether it is."""
+        """Count a watch's openings and closings. ``truth``: whether the watch should be open at each frame."""
         for state in (True, False):
             found = [frame for frame, (before, now) in enumerate(pairwise([False, *opened])) if before != now == state]
             for start, end in spans([true == state for true in truth]):

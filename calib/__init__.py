@@ -1,7 +1,6 @@
 """Calibration: measurements made once per model and written into its bundle.
 
-The measurements are value norms for InfiniPot-V's windows, attention over token age for HERMES's layer classes, the agreement
-of layers for PureKV's estimate, and the policy closest to full KV.
+The measurements set InfiniPot-V's windows, HERMES's layer classes and PureKV's CLIE layer, and choose the policy for ``auto``.
 """
 
 from edgevlm.calib.layers import calibrate

@@ -172,7 +172,8 @@ def layer_rank_correlation(
 ) -> list[list[float | None]]:
     """Correlate ``S^c ||V^l||`` (PureKV's eq. 4) with ``S^l ||V^l||`` (eq. 3) for every candidate c and layer l.
 
-    The result is None where l is not above c. ``mass``: each layer's S, ``[kv_heads, n]``. ``norms``: each layer's ||V||.
+    The result is None where l is not above c. ``mass``: each layer's attention mass S, ``[kv_heads, n]``. ``norms``: each
+    layer's value norms ||V||.
     """
     layers, (heads, n) = len(mass), mass[0].shape
     norms = [of_layer[:, :n] for of_layer in norms]
@@ -185,5 +186,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """Return the candidate layer that correlates best with the layers above all candidates, the lowest if several do."""
+    """Return the lowest of the candidate layers that correlate best with the layers above all candidates."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

@@ -24,7 +24,7 @@ Float64 = NDArray[np.float64]
 
 WINDOW = 32  # PureKV's w: the queries of this many newest vision rows score all earlier tokens
 MOST_TOKENS = 6000
-FEWEST_FRAMES = 10  # a calibration needs the newest tenth of the frames
+FEWEST_FRAMES = 10  # the newest tenth of the frames is then one frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class TracedFull(Full):
 
 
 class ClipTracer:
-    """Watches clips with one model. frames: how many frames to watch; None takes all that fit, up to MOST_TOKENS.
+    """Watches clips with one model. frames: how many frames to watch; None takes at most MOST_TOKENS vision tokens.
 
     Raises UserError if the model cannot hold ``frames`` frames in full.
     """

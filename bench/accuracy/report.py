@@ -28,7 +28,8 @@ def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
     """Yield a line for each run and question group, then the question kinds that full KV rarely gets right, then skipped runs.
 
     Only the best oracle at each budget is reported. Runs that encode or append only changes are compared with the same policy
-    on whole frames, and all other runs with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
+    on whole frames, and all other runs with ``against``. ``evidence_held``, ``evidence_any``: see
+    :func:`edgevlm.calib.accuracy.worker.overlap`.
     """
     kinds, settings = comparison.kinds(), comparison.settings
     entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
@@ -72,8 +73,8 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
     """Return a run's memory use and evidence scores over the picked questions.
 
     ``hit1``, ``hit3``, ``overlap``: means over the right answers whose evidence is still held; a wrong "no longer in memory"
-    counts as a miss. ``gone``: the number of questions whose evidence was evicted. ``said_gone``: the fraction of these for
-    which the answer reports the eviction.
+    counts as a miss. ``gone``: the number of questions whose evidence was evicted. ``said_gone``: the fraction of evicted
+    evidence that answers report as gone.
     """
     picked = [result for record in records for result in record["results"] if pick(result)]
     scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]

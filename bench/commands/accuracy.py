@@ -73,7 +73,7 @@ def accuracy(
     data: Annotated[Path | None, option("DIR", "Read the benchmark's files from this folder.", panel=PUBLISHED)] = None,
     fps: Annotated[float, option("F", "Watch at this frame rate.", panel=PUBLISHED, min=1e-5, max=1000)] = 1.0,
 ) -> None:
-    """Ask every policy the same questions with the same number of bytes."""
+    """Ask all policies the same questions, giving each the same number of bytes."""
     for name in DEMO_ONLY if suite in SUITES else PUBLISHED_ONLY:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

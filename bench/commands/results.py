@@ -55,8 +55,8 @@ def report(
 ) -> None:
     """Report results as a page, or compare runs.
 
-    With --baseline, the last run is compared line by line. The exit status is 1 if a line is slower by more than --fail-over
-    and not by chance: beyond the spreads or, without spreads, at least twice as slow.
+    With --baseline, the last run is compared line by line with this earlier run. The exit status is 1 if a line is slower by
+    more than --fail-over and by more than chance.
     """
     from edgevlm.bench.output import Table
     from edgevlm.bench.results.compare import compare

@@ -35,7 +35,7 @@ from edgevlm.runtime.taught import COLORS, SHAPES
 
 TEXT_BUDGET = TextBudget(80, 80, 80)
 REPORT_EVERY = 500
-LEAST = 200  # the first mark's least number of frames, in which a visitor comes and goes
+LEAST = 200  # marks after fewer frames are skipped
 GAPS = (30, 60, 90, 130, 200, 350, 600, 900, 1_400, 2_500, 4_000, 7_000, 9_000, 20_000, 40_000, 80_000)
 """Frames between a visitor's leaving and a mark. Each mark has visitors for as many of these gaps as fit."""
 SHAPES_OF_VISITORS = 6  # other objects have the remaining two shapes
@@ -56,8 +56,8 @@ def longrun(
     """Yield a line for each policy, ``append`` and ``encode`` after a hundredth, a tenth and all of the frames.
 
     ``budget``: vision tokens per layer on the device, 512 by default. ``host_bytes``, ``file_bytes``: the store's limits.
-    ``ttft_ratio``: the time to the first token divided by its value at the first mark. ``backward``: the fraction of right
-    answers about the past. ``right``: right answers / questions, by the evidence's age. Raises UserError for an invalid policy.
+    ``ttft_ratio``: the time to the first token divided by its value at the first mark. ``right``: the numbers of right answers
+    and of questions, by the evidence's age. Raises UserError for an invalid policy.
     """
     marks = sorted({mark for mark in (frames // 100, frames // 10, frames) if mark >= LEAST})
     for name, way, look in product(policy, append, encode):

@@ -22,7 +22,7 @@ from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 HOST_BYTES = 4_000_000
 CLUSTERS, ASKED = 20_000, 64
-ROWS, HEADS, HEAD_DIM = 32, 2, 64  # a cluster's shape; its numbers are fp16
+ROWS, HEADS, HEAD_DIM = 32, 2, 64  # a cluster's shape
 
 
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:

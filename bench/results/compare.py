@@ -39,10 +39,9 @@ def difference(one: Line, other: Line) -> str:
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
     """Return a line for each timed field that both runs measured, worst first.
 
-    ``times_worse``: how many times worse the new median is. If it exceeds 1 + ``margin``, ``verdict`` is ``worse`` if the gap
-    between the spreads exceeds the sum of their widths, else ``chance``. Without spreads, ``verdict`` is ``worse`` if
-    ``times_worse`` is at least TWICE. Raises UserError for different machines, unless forced, and for runs without a common
-    line.
+    ``times_worse``: how many times worse the new median is. ``verdict``: whether a field that is worse by more than ``margin``
+    is so by chance (see :func:`_verdict`). Raises UserError for different machines, unless forced, and for runs without a
+    common line.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
         raise UserError(f"{new.id} and {old.id} cannot be compared ({apart}); --force does it all the same")

@@ -13,7 +13,7 @@ from edgevlm.bench.output import Line, beside, cell, head, plain
 from edgevlm.bench.results.journal import Entry, Run
 
 NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]|[\U0001fffe-\U0001ffff]")
-LONG = 24  # tables with this many rows are collapsed
+LONG = 24  # tables with more rows than this are collapsed
 
 
 def page(runs: Sequence[Run], changes: Sequence[Line] = ()) -> str:

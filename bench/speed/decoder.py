@@ -18,7 +18,7 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.progress import show, to_stderr
 from edgevlm.runtime.kv import DTYPES
 
-TOKENS_PER_FRAME = {"demo": 16}  # all other models: 196
+TOKENS_PER_FRAME = {"demo": 16}  # every other model has 196 tokens per frame
 Place = dict[str, Any]
 
 

@@ -43,8 +43,8 @@ def products(
     """Time products of one row, or of whole frames' rows, with each of a layer's noise matrices and with all of them.
 
     ``frames``: frames per call; 0 for one row. ``ratio``: the time divided by float32's time. ``gflop_s`` counts two operations
-    per weight and row, ``gb_s`` the stored bytes once. ``read`` times numpy's ``max`` over the float32 matrix. ``int4
-    extension`` times the whole layer in the C++ extension. Raises UserError for an unknown shape.
+    per weight and row, ``gb_s`` the stored bytes once. ``read``: the time of numpy's ``max`` over the float32 matrix. ``int4
+    extension``: the time of the whole layer in the C++ extension. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:

@@ -35,10 +35,7 @@ VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's preci
 
 @dataclass(slots=True)
 class Side:
-    """One runtime's times in ms: per frame of each chunk, and each answer's first token and later tokens.
-
-    ``parts``: each part's total milliseconds after each chunk.
-    """
+    """One runtime's times in ms, for each chunk and for each answer. ``parts``: each part's total after each chunk."""
 
     frames: list[Took] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)

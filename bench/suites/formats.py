@@ -53,7 +53,7 @@ Options:
 
 The best option is:"""
 POLLED = '{question} Is it the right time to output "{output}"? You can only answer yes or no.'
-POLLED_ON_S = 4.0  # polling continues for this long after a proactive question's moment
+POLLED_ON_S = 4.0  # seconds for which polling continues after a proactive question's moment
 
 
 def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
@@ -96,7 +96,7 @@ def streaming_question(
 
 
 def streaming_columns(scores: Scores) -> Iterator[Line]:
-    """Yield a column for each task, then for its category (all its questions), and last for all questions, as in Table 2."""
+    """Yield a column for each task, for each category and for all questions, as in StreamingBench's Table 2."""
     for category, names in STREAMING.items():
         if tasks := list(scores.subtasks(names, category)):
             yield from (*tasks, scores.accuracy(category, category))
@@ -164,7 +164,7 @@ def ovo_columns(scores: Scores) -> Iterator[Line]:
 
 
 class Suite(NamedTuple):
-    """A published benchmark. read: yields a data folder's questions. columns: computes table columns from saved answers."""
+    """A published benchmark. ``read`` yields a data folder's questions. ``columns`` computes columns from saved answers."""
 
     read: Callable[[Dataset], Iterable[SuiteQuestion]]
     columns: Callable[[Scores], Iterator[Line]]

@@ -141,7 +141,7 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
-    """A worker's settings. text_budget: every session's text budget. threads: cores for a model call; None means all."""
+    """A worker's settings. ``threads``: cores for a model call; None means all."""
 
     model: str
     data: Path

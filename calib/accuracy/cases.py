@@ -39,8 +39,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    ``evidence``: the tokens that show the answer, ascending int64. For a question about now, it has only tokens of the newest
-    frame; for the answer "no", it is empty. ``last``: the last frame with evidence, or None if there is no evidence.
+    ``evidence``: the tokens that show the answer, ascending int64; none for the answer "no". Questions about now have evidence
+    only in the newest frame. ``last``: the last frame with evidence, or None if there is no evidence.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Case:
 
 
 def seed_words(text: str) -> Words:
-    """Return the first words of the seeds for ``--seed text``. Raises UserError unless ``text`` is ``test`` or a number."""
+    """Return the integers that start each seed of ``--seed text``. Raises UserError unless ``text`` is ``test`` or a number."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():
@@ -169,9 +169,9 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
 class EvidenceScore:
     """How well an answer's evidence matches the true evidence.
 
-    ``hit1``: whether the evidence's first frame shows the answer. ``hit3``: whether any of its three frames does. ``overlap``:
-    intersection over union of the first frame's box and the patches that show the answer. ``held``: whether any layer holds a
-    token that shows the answer. ``said_held``: what :class:`edgevlm.runtime.evidence.Evidence` claims about ``held``, or None.
+    ``hit1``: whether the evidence's first frame shows the answer. ``hit3``: whether any of the evidence's frames shows it.
+    ``overlap``: intersection over union of the first frame's box and the patches that show the answer. ``held``: whether any
+    layer holds a token that shows the answer. ``said_held``: the evidence's own claim about ``held``, or None.
     """
 
     hit1: bool

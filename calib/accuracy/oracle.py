@@ -70,7 +70,7 @@ def ranking(case: Case, order: Order) -> NDArray[np.float32]:
 
 
 def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
-    """Return the first token of each group, then the second of each, and so on. groups: ascending tokens."""
+    """Return the first token of each group, then the second of each, and so on. ``groups``: lists of ascending tokens."""
     rounds = zip_longest(*(tokens[::-1] if order == "newest" else _spread(tokens) for tokens in groups))
     return [token for turn in rounds for token in turn if token is not None]
 

@@ -121,7 +121,7 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the fastest-compressing policy of those as good as the best, or None for FALLBACK.
 
     A policy is as good as the best, the one with the largest mean, if the interval of their paired differences includes 0.
-    None is returned if FALLBACK is as good as the best, or if all policies are.
+    FALLBACK is chosen if it is as good as the best, or if all of several policies are equally good.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -161,7 +161,7 @@ def compare_by_divergence(
 ) -> Compared:  # fmt: skip
     """Stream each clip's first ``frames`` frames under full KV, then with each policy, budget and way to append or encode.
 
-    budgets: ascending. Measurements already in ``journal`` are not repeated. A cluster is a moment of a clip. Raises UserError.
+    ``budgets``: ascending. Measurements already in ``journal`` are not repeated. Raises UserError.
     """
     jobs: dict[tuple[str, int], Callable[[FullKVReference, Clip], Record]] = {}  # by label and budget
     least, skipped = budgets[0], {budget: list[tuple[str, str]]() for budget in budgets}
@@ -199,7 +199,7 @@ def _measure_policy(
 
 
 def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
-    """Summarise a policy's records, one per clip, as a candidate. A cluster is a moment of a clip."""
+    """Summarise a policy's records, one per clip, as a candidate. Each moment of a clip is a cluster of values."""
     nats = [moment for record in records for moment in record["kl"]]
     top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
     found = mean(nats)
@@ -212,9 +212,9 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 
 
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
-    """Return the trial with the smallest ``taken`` (appended or encoded) that saves enough and surely loses little.
+    """Return the trial with the smallest ``taken`` (appended or encoded) that saves at least SAVING and loses at most BOUND.
 
-    losses: each trial's losses, one list per cluster.
+    ``losses``: each trial's losses, one list per cluster.
     """
     fit = [
         (getattr(trial, taken), trial)

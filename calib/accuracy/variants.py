@@ -111,7 +111,7 @@ def key_of(record: Record) -> tuple[str, str, int]:
     return record["policy"], record["budget"], record["stream"]
 
 
-PLAIN = Variant("sliding-window")  # has no memory but the cache; its bytes limit every other policy
+PLAIN = Variant("sliding-window")  # no other policy may take more bytes than this one
 
 
 def equal_byte_runs(

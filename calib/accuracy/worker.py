@@ -183,8 +183,8 @@ def run_case(
 ) -> Record:
     """Watch a stream at |M| = ``tokens``, then ask and score all of its questions.
 
-    The record's ``bytes`` is the peak of cache and policy together. ``results``: see :func:`ask`. Raises UserError if the
-    policy cannot run at this |M|.
+    The record's ``bytes`` is the peak memory of cache and policy together. ``results``: see :func:`ask`. Raises UserError if
+    the policy cannot run at this |M|.
     """
     with open_variant(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)

@@ -2,8 +2,8 @@
 
 A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells. A cell is one patch of the vision tower and holds at most one
 object. Objects are 11-pixel sprites that drift inside their cell. In each frame, at most one object enters, leaves or hops to a
-free cell of its quadrant. At most three objects are present. The background is still, but in a hard world it glides by a pixel
-per frame and is sometimes replaced.
+free cell of its quadrant. At most three objects are shown at once. The background is still or, in a hard world, glides by a
+pixel per frame and is sometimes replaced.
 """
 
 from collections.abc import Sequence
