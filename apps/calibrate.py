@@ -65,7 +65,7 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A clip's frames, uint8 RGB ``[H, W, 3]``, or a demo world's if ``video`` is None. Each iteration starts over."""
+    """A clip's frames, uint8 RGB ``[H, W, 3]``, or a demo world's if ``video`` is None. They can be iterated several times."""
 
     video: str | None
     seed: int = 0
@@ -121,7 +121,7 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
-    """Return the settings with which a stopped run must be continued. Policies and budgets may change."""
+    """Return the settings that must stay the same to continue a stopped run. Policies and budgets are not among them."""
     written = (CHOICES, CALIBRATION, SCALES) if request.layers else (CHOICES,)  # files that the stopped run may have written
     files = {name: record for name, record in model.bundle.files.items() if name not in written}
     identity = model_hash(replace(model.bundle, files=files))
@@ -174,7 +174,7 @@ def clips_of(videos: list[Path]) -> list[Clip]:
 
 
 def rows(choices: Choices) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the event and fields of each JSON line: each budget's candidates and choice, then those of append and encode."""
+    """Yield the event and fields of each JSON line about the comparison."""
     measure = {"measure": choices.measure}
     for choice in choices.budgets:
         budget = {"budget": choice.budget}

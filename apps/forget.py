@@ -61,7 +61,7 @@ def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None) -> Forgotten:
-    """Delete what a camera saw in a period. Its folder or address must not be in use. Return the counts. Raises UserError."""
+    """Delete what a camera saw in a period; return the counts. ``where`` must not be in use. Raises UserError."""
     with closing(SnapshotDirectory(where, key)) as directory:
         counts = Forgotten() if directory.folder is None else forget_pictures(directory.folder, span)
         if span.everything:

@@ -39,7 +39,7 @@ class AllowedHosts:
             self._networks = [ip_network(each) for each in allowed if is_network(each)]
 
     def resolve(self, host: str, port: int) -> str:
-        """Return the address of an allowed host. Raises SourceRefused for any other host, SourceError for an unknown name."""
+        """Return a host's address. Raises SourceRefused if the host is not allowed, SourceError if its name is unknown."""
         found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address in found:
@@ -77,7 +77,7 @@ def reach(text: str) -> Literal["here", "private", "public"]:
 
 
 def _is_own(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether the address is this machine's own: the system would use it also as the source address of packets to it."""
+    """Return whether the address belongs to this machine, which then uses it also as the sender's address."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((str(address), 9))  # connecting a UDP socket sends no packet

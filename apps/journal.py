@@ -14,7 +14,7 @@ from edgevlm.apps.store import TimedDatabase
 
 COLUMNS = "camera, time, text, evidence"
 HEADING = "Notes from before, by the clock:"
-WORDS = 64  # words of a search text that are used
+WORDS = 64  # largest number of words in a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Journal(TimedDatabase):
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:
-        """Store a line, unless rows were deleted after :attr:`forgotten` was ``since``. Raises no disk errors."""
+        """Store a line, unless :attr:`forgotten` has changed from ``since``. Raises no disk errors."""
 
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))
@@ -69,8 +69,8 @@ class Journal(TimedDatabase):
     ) -> list[Line]:
         """Return the lines that contain all words of ``search``, newest first.
 
-        ``since`` and ``until`` are in seconds since 1970 and both included. With ``any_word``, return lines with any of the
-        words instead, best match (BM25) first.
+        ``since`` and ``until`` are in seconds since 1970 and both included. With ``any_word``, return the lines that contain
+        any of the words, best match (BM25) first.
         """
         words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # in quotes, AND, OR and NOT are words
         if search is not None and not words:
@@ -81,7 +81,7 @@ class Journal(TimedDatabase):
         return [Line(camera, at, text, tuple(json.loads(evidence))) for camera, at, text, evidence in found]
 
     def _purge(self) -> None:
-        self._run("INSERT INTO lines(lines) VALUES ('rebuild')")  # or the index would keep words of deleted lines
+        self._run("INSERT INTO lines(lines) VALUES ('rebuild')")  # otherwise the index keeps words of deleted lines
 
 
 def with_notes(question: str, lines: list[Line]) -> str:

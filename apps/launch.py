@@ -34,7 +34,7 @@ from edgevlm.runtime.snapshots.writer import written_at
 
 FULL = "full"
 DEMO_FRAMES = 384
-DEMO_BUDGET = 512  # tokens for the demo on a terminal: it holds only 32 frames, so the demo soon forgets
+DEMO_BUDGET = 512  # tokens for the demo on a terminal: only 32 frames, so that the demo soon forgets
 DEMO_SPEED = 4.0
 
 
@@ -110,7 +110,7 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
 
 
 def open_run(start: Start) -> RunLoop:
-    """Open a run's model, source, session and output. If that fails, close what was opened."""
+    """Open a run's model, source, session and output, or close all of them again on failure."""
     settings, plan = start.settings, start.plan
     with ExitStack() as opened:
         writer = None
@@ -182,7 +182,7 @@ def export_choice(start: Start) -> ExportChoice:
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
     """Return the frame size for a bundle that takes any size, else None.
 
-    Raises UserError if a size was asked for (``asked``) and the bundle has a different fixed size.
+    Raises UserError if ``asked`` and the bundle takes frames of one size only.
     """
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:

@@ -58,7 +58,7 @@ def slug(text: str) -> str:
 
 def program_id(folder: Path, new: str = "") -> str:
     """Return the program's id stored in a state folder; if there is none yet, store ``new`` or a random id."""
-    path = folder / "program.id"  # the dot distinguishes it from cameras' folders
+    path = folder / "program.id"  # the dot distinguishes this file from cameras' folders
     with suppress(OSError, ValueError):
         if re.fullmatch("[0-9a-f]{8}", found := path.read_text().strip()):
             return found

@@ -357,7 +357,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_of(model: type[BaseModel], kind: dict[str, Any], name: str = "event") -> dict[str, Any]:
-    """Return the JSON Schema of a line. Its field ``name``, with the schema ``kind``, distinguishes the kinds of lines."""
+    """Return the JSON Schema of a line. ``name`` is the field that distinguishes kinds of lines, and ``kind`` its schema."""
     schema = model.model_json_schema()
     version = {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."}
     schema["properties"] = {name: kind, "schema": version, **schema["properties"]}

@@ -125,10 +125,10 @@ class TimedDatabase:
         return self._rows(statement, *given.values(), limit)
 
     def _purge(self) -> None:
-        """Delete the traces that deleted rows leave in the table. A subclass may override this."""
+        """Delete the traces that deleted rows leave in the table."""
 
     def _flush(self) -> None:
-        """Write changes to the disk. A subclass may override this."""
+        """Write changes to the disk."""
 
     def _used(self) -> int:
         pages, free, size = (self._run(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count", "page_size"))
@@ -175,7 +175,7 @@ class TimedDatabase:
             try:
                 return work()
             except sqlite3.DatabaseError as error:
-                if type(error) is not sqlite3.DatabaseError or self.path is None:  # subclasses have other causes
+                if type(error) is not sqlite3.DatabaseError or self.path is None:  # subclasses of this error do not mean damage
                     raise
                 if self._database is not None:
                     self._database.close()

@@ -28,7 +28,7 @@ ROUND = 64  # the cache's capacity is rounded up to a multiple of 64 rows
 def build(
     name: str, budget: str | None, workspace: int, probes: bool, force: bool, progress: Notify
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Build missing engines. Yield a line and JSON fields about each. Raises UserError. workspace: MB of memory per layer."""
+    """Build missing engines, with ``workspace`` MB per layer; yield a line and JSON fields about each one. Raises UserError."""
     bundle = Bundle.load(bundle_folder(name), progress=progress)
     builder = needed("edgevlm.engines.tensorrt.build", "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)

@@ -40,7 +40,9 @@ def cache_folder() -> Path:
 
 
 def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, **options: Any) -> Path:
-    """Return a checkpoint's cached bundle for ``options`` and :data:`DEFAULTS`. Export it if it is missing or if ``force``."""
+    """Return a checkpoint's cached bundle for ``options`` and :data:`DEFAULTS`. A missing bundle is exported; ``force`` exports
+    it again.
+    """
     target = cached_path(checkpoint, **options)
     with locked(target, "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
@@ -114,7 +116,7 @@ def remove_bundles(name: str) -> list[Path]:
 
 
 def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
-    """Check every byte of ``bundles`` (by default of all cached ones). Yield a line about each, and whether it is intact."""
+    """Check every byte of ``bundles`` (by default all cached ones); yield a line about each, and whether it is intact."""
     for folder in [find(each) for each in bundles] or cached():
         try:
             loaded = Bundle.load(folder, progress=progress)

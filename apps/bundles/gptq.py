@@ -25,7 +25,7 @@ from edgevlm.runtime.plugins import load_class
 def export_by_gptq(
     checkpoint: Path, out: Path, *, precision: str | None, progress: Notify, force: bool, **options: Any
 ) -> Path:
-    """Export like :func:`edgevlm.export.export_checkpoint`. If interrupted, the samples are kept for the next attempt.
+    """Export like :func:`edgevlm.export.export_checkpoint`. An interrupted export keeps its samples for the next attempt.
 
     Before exporting, raises UserError for a precision without rounding and for a missing engine.
     """
@@ -35,7 +35,7 @@ def export_by_gptq(
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
 
     def sampled(folder: Path) -> Samples:
-        """Return the samples in ``folder``. If there are none, make them with an fp32 bundle, which is then deleted."""
+        """Return the samples in ``folder``. Missing samples are made with an fp32 bundle, which is then deleted."""
         file, plain = folder / "samples.npz", folder / "fp32"
         if not file.exists():
             if not plain.exists():

@@ -36,8 +36,8 @@ Size = tuple[int, int]  # (height, width)
 class ExportChoice:
     """Chooses the export options that were not given. ``plan`` is None until a choice is needed.
 
-    ``frame_shape`` returns the size of the source's frames, or None if unknown. It is called at most once, if ``frame_size`` is
-    None and the model keeps a frame's aspect.
+    ``frame_shape`` returns the size of the source's frames, or None if unknown. :meth:`options` calls ``frame_shape`` if
+    ``frame_size`` is None and the model keeps a frame's aspect.
     """
 
     request: PlanRequest
@@ -119,7 +119,7 @@ def resolve_model(
     """Return the bundle for ``--model``; download a hub model and export a checkpoint into the cache.
 
     A checkpoint is exported only if the cache has no bundle of it that ``engine`` can run and that suits ``choice``. Raises
-    UserError if the cache has several, the engine cannot run the export, or the hub has no such model.
+    UserError if several cached bundles suit, the engine cannot run the export, or the hub has no such model.
     """
     refuse_address(model)
     folder = Path(model)

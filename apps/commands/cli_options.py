@@ -47,7 +47,7 @@ def values_of(name: str) -> Callable[..., list[str]] | None:
 
 
 def option(metavar: str | None, help: str, default: str | bool = True, panel: str | None = None, **more: Any) -> Any:
-    """Return an option for typer. ``default`` describes the default in words. ``panel`` is its heading in ``--help``."""
+    """Return an option for typer. ``default`` describes the default in words. ``panel`` is the heading in ``--help``."""
     more.setdefault("callback", check_finite)
     return typer.Option(metavar=metavar, help=help, show_default=default, rich_help_panel=panel, **more)
 

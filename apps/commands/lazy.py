@@ -53,7 +53,7 @@ class LazyGroup(PlainHelp, TyperGroup):
 
 
 def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.Typer:
-    """Return a Typer of ``commands``, by name. Each has a ``module:attribute``, a summary and perhaps a heading."""
+    """Return a Typer of ``commands``: by name, a ``module:attribute``, a summary and perhaps a heading."""
 
     class Group(LazyGroup):
         targets: ClassVar[Mapping[str, str]] = {name: about[0] for name, about in commands.items()}

@@ -373,7 +373,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def report(as_json: bool, machine: Machine | None = None, more: Sequence[Finding] = ()) -> tuple[list[str], bool]:
-    """Return the lines that ``edgevlm doctor`` prints, with the findings of ``more``; and whether this machine is ready."""
+    """Return the lines that ``edgevlm doctor`` prints, and whether this machine is ready. ``more`` has additional findings."""
     found = [*examine(machine), *more]
     statuses = [finding.status for finding in found]
     if as_json:

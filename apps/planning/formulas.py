@@ -21,7 +21,6 @@ FLOAT = 4
 THUMBNAILS = 2000 << 10  # bytes of memory that SQLite uses for the thumbnails' file
 CPU_RUNTIME = 27_600_000
 """Bytes of ONNX Runtime and our own code, graphs and sessions on an x86-64 CPU: between the demo's and a small tower's."""
-EXPORT = 1 << 29  # bytes that an export needs in addition to the model's largest layer
 POLICY_ROW = 12  # most bytes that a policy keeps per row, layer and KV head: a float32 score and an int64 seq
 BANDWIDTH_EFFICIENCY = 0.75
 """Fraction of memory bandwidth that kernels which stream weights reach. Chosen before any comparison."""
@@ -29,6 +28,7 @@ COMPUTE_EFFICIENCY = 0.5
 """Fraction of peak arithmetic that products of some hundred rows reach. Chosen before any comparison."""
 QUESTION = 32  # assumed length of a question in tokens, including the chat template
 COMPRESSION_READS = 4.0
+EXPORT = 1 << 29  # bytes that an export needs in addition to the model's largest layer
 MOST_CAMERAS = 256
 
 
@@ -111,8 +111,8 @@ class Speed:
 def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
     """Return the weights of ``model`` at a precision, in a bundle or (on a Jetson) in TensorRT's engines.
 
-    For a bundle's own precision, the sizes are those of the bundle's files. Raises UserError if the weights are already
-    rounded to a different precision.
+    If ``precision`` is the bundle's own, the sizes are those of the bundle's files. Raises UserError if the weights are
+    already rounded to a different precision.
     """
     stored = load_precision(precision)
     engine = kind == "jetson" and stored.tensorrt is not None  # if TensorRT lacks the precision, ONNX Runtime runs it
@@ -145,7 +145,7 @@ def policy_bytes(model: PlannedModel, budget: int) -> int:
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
     """Return the decoder's working memory in its largest call, which appends up to ``chunk`` frames to an empty memory.
 
-    I is the width of the MLP, and E of the residual stream. Q and K are the total widths of all query heads and all key heads.
+    I and E are the widths of the MLP and the residual stream. Q and K are the total widths of all query heads and key heads.
     On a CPU, each row takes 6 I + 3 E + 3 Q + 4 K float32 numbers, plus three copies of its input, E (1 + deepstack) numbers.
     On a GPU, each row takes 3 I + 4 E float16 numbers, plus one copy of its input.
     """
@@ -244,7 +244,7 @@ class Roofline:
         )
 
     def _rate(self, integer: bool, wide: bool) -> float:
-        """Return how many operations of matrix products the device does per second.
+        """Return how many operations per second the device does in matrix products.
 
         ``integer`` is whether a CPU multiplies the matrices as int8. ``wide`` is whether a GPU multiplies in float32, not
         float16.
@@ -263,8 +263,9 @@ class Roofline:
     def vision(self) -> RooflineCall:
         """Return the cost of encoding one grid with the vision tower.
 
-        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. P counts
-        parameters, N patches, R projected rows and B blocks of width W. Each patch attends to A patches.
+        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. P is a number
+        of parameters, N of patches, R of projected rows, B of blocks, and A of the patches that a patch attends to; W is the
+        width of a block.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
@@ -285,7 +286,7 @@ class Roofline:
         matrices, attention = 2 * model.matrices * rows, 4 * model.layers * model.heads * model.head_dim * rows * seen
         read = calls * (weights.layers + self.kv_bytes(held))
         if logits:
-            attention += 2 * model.table  # at the float rate
+            attention += 2 * model.table  # logits, counted with the attention as float operations
             read += weights.head or weights.embedding
         wide, layout = self.precision == "fp32", load_precision(self.precision).onnxruntime.matrices
         seconds = matrices / self._rate(layout.multiplies_bytes, wide) + attention / self._rate(False, wide)

@@ -100,7 +100,7 @@ def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner:
 
 
 def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
-    """Return the model of ``demo``, a folder or an id in models.json. camera: the frames' (height, width)."""
+    """Return the model of ``demo``, a folder or an id in models.json. ``camera`` is the frames' (height, width)."""
     if name == "demo" or (Path(name) / MANIFEST).exists():
         return plan_bundle(name, camera)
     facts = None if Path(name).exists() else next((each for each in published_facts() if each["id"] == name), None)
@@ -108,7 +108,7 @@ def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
 
 
 def plan_published(facts: Mapping[str, Any], camera: tuple[int, int]) -> PlannedModel:
-    """Return the model of an entry in models.json. camera: the frames' (height, width)."""
+    """Return the model of an entry in models.json. ``camera`` is the frames' (height, width)."""
 
     def sized(factor: int, budget: tuple[int, int], clip: int) -> tuple[int, int]:
         return PixelBudget(factor, budget[0], budget[1] * clip, clip).fitted(*camera)
@@ -117,7 +117,7 @@ def plan_published(facts: Mapping[str, Any], camera: tuple[int, int]) -> Planned
 
 
 def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
-    """Return the planned model of the checkpoint in ``folder``. camera: the frames' (height, width).
+    """Return the planned model of the checkpoint in ``folder``. ``camera`` is the frames' (height, width).
 
     Raises UserError for a checkpoint that cannot be exported.
     """
@@ -170,7 +170,7 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
-    """Return the model of ``demo`` or a bundle's folder. camera: the frames' (height, width), for bundles of any frame size.
+    """Return the model of ``demo`` or a bundle's folder. ``camera`` is the frames' (height, width), if the bundle takes any.
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """
@@ -182,7 +182,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
     files = {"decoder": sizes.get(DECODER, 0), "embedding": embedding, "vision": sizes.get(VISION, 0)}
     graph, tokenizer = bundle.file(spec.graphs["full"]), load_tokenizer(bundle)
     tensors = shapes_in(graph)
-    codes = tensors.get(f"{MLP}.codes", ())  # [out, blocks, bytes] if weights share scales, else [in, out] like the weights
+    codes = tensors.get(f"{MLP}.codes", ())  # shape [out, blocks, bytes] if blocks of weights share scales, else [in, out]
     matrix = tensors.get(f"{MLP}.weight") or codes
     if not matrix:
         raise BundleError(f"the decoder's graph has no matrix {MLP}; export the checkpoint again")

@@ -70,7 +70,7 @@ class DevicePlan:
         return self.speed.prefill_fps / max(1, self.roofline.served)
 
     def line(self) -> dict[str, Any]:
-        """Return the JSON fields, the most important first. 1 MB is 1e6 bytes."""
+        """Return the JSON fields, the most important first."""
         memory, speed, roofline = self.memory, self.speed, self.roofline
         model = roofline.model
         mb = {f"{name}_mb": round(getattr(memory, name) / 1e6, 1) for name in (*PlannedMemory.__slots__, "total")}
@@ -117,7 +117,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
     """Make a plan, choosing the options that were not given.
 
     The chosen precision is the most accurate one at which the usual budget, or at least half of it, fits in memory and keeps
-    up with ``request.fps``. If no precision keeps up, a fast one that fits is chosen; if none fits, the smallest.
+    up with ``request.fps``. If no precision keeps up, choose a fast one that fits; if none fits, choose the smallest.
     Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:

@@ -28,7 +28,7 @@ SOURCES = {"here": FigureSource("Described by Linux; what is not checked is assu
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
-    """Describe ``machine`` as a Jetson if it is one, or else by its processor. cores: the number of physical cores to use."""
+    """Describe ``machine`` as a Jetson if it is one, or else by its processor and ``cores``, the number of cores to use."""
     machine = machine or Machine()
     if is_jetson(machine) and (profile := profile_of(machine)) is not None:
         return profile

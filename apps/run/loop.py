@@ -30,7 +30,10 @@ REMEMBERED = 64  # keep the right answers of this many frames, for questions tha
 
 @dataclass(slots=True)
 class RunPlan:
-    """When a run asks and ends. ``at`` has questions with their stream times in seconds; ``end`` those for the stream's end."""
+    """A run's planned questions and its end. ``at`` has questions with their stream times in seconds.
+
+    ``end`` has the questions for the end of the stream.
+    """
 
     frames: int | None = None
     seconds: float | None = None
@@ -83,7 +86,7 @@ class RunLoop:
         self._begun = self._last = (time.monotonic(), self.session.stats.frames)
         self._offset: float | None = None
         self._reading, self._steps = False, 0
-        self._seen = 0, self.source.attempts  # as of the last tick; a step is a frame or a piece of an answer
+        self._seen = 0, self.source.attempts  # values at the last tick; a step is a frame or a piece of an answer
         self.shutdown = Shutdown(self.stop)
         self._resident = ResidentMemory()
 
@@ -191,7 +194,7 @@ class RunLoop:
         return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:
-        """Return the current figures. The rate is computed over the time and frames since ``since`` (seconds, frames)."""
+        """Return the current figures. ``since`` is where the interval of the rate begins: a time in seconds, and frames."""
         session, source = self.session.stats, self.source
         self._last = now, frames = time.monotonic(), session.frames
         drops = dict(source.drops)
@@ -286,7 +289,7 @@ class RunLoop:
         """Send the status and, if the run is alive, a sign of life.
 
         The run is alive if it has watched a frame or generated part of an answer, or if it waits for a source that works or
-        reconnects. The service manager restarts it if a model call or a camera's driver hangs.
+        reconnects. The service manager restarts a process whose model or camera driver hangs.
         """
         source, before = self.source, self._seen
         self._seen = self._steps, source.attempts

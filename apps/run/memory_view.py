@@ -30,7 +30,7 @@ FACTS = 8  # number of departed objects that a comparison asks about
 class MemoryView:
     """A session's memory.
 
-    ``frames`` has the numbers of the frames in memory, ascending. Frames that share tokens count as one, by the first number.
+    ``frames`` has the numbers of the frames in memory, ascending. Frames that share tokens are listed as the first of them.
     ``groups`` has the first and last layer of each group of layers.
     ``patches``, ``[frames, groups, tokens]``, is the fraction of a group's KV heads that hold each token.
     ``waiting`` is the number of frames in the unfinished chunk.
@@ -146,8 +146,8 @@ class Lane:
 class SideBySide:
     """Shows the run's memory on the terminal. With ``open_session``, also shows a full cache and a sliding window.
 
-    All memories watch the same frames and are asked where departed objects were. The run feeds and closes ``session``. Other
-    threads than the watching thread may use only :attr:`view`.
+    All memories watch the same frames and are asked where departed objects were. The run feeds and closes ``session``. Threads
+    other than the watching thread may use only :attr:`view`.
     """
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:

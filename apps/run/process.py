@@ -24,8 +24,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Shutdown:
     """Lets the first signal call ``stop``. The first signal interrupts only a block of :meth:`waiting`.
 
-    A second signal raises KeyboardInterrupt wherever the main thread is. SIGHUP and the signal of :meth:`ask` never do, because
-    a closing terminal causes both. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
+    A second signal raises KeyboardInterrupt wherever the main thread is, unless it is SIGHUP or the signal of :meth:`ask`: a
+    closing terminal causes both. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:

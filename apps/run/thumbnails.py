@@ -23,7 +23,7 @@ TINY = 160
 class Taken:
     """When a frame was taken: its stream time and ``wall`` (seconds since 1970).
 
-    ``held`` is whether the memory held any of the frame's tokens when it was last inspected.
+    ``held`` is whether the memory, when last inspected, held any of the frame's tokens.
     """
 
     time_s: float
@@ -78,7 +78,7 @@ class Thumbnails(TimedDatabase):
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 
     def taken(self, frames: Sequence[int] | None = None) -> dict[int, Taken]:
-        """Return when frames were taken: all that have a picture, or those of ``frames``. The oldest comes first."""
+        """Return when frames were taken, oldest first: all that have a picture, or those of ``frames``."""
         only = "" if frames is None else "WHERE frame IN (SELECT value FROM json_each(?))"
         values = () if frames is None else (json.dumps(frames),)
         rows = self._rows(f"SELECT frame, time_s, wall, held FROM thumbnails {only} ORDER BY frame", *values)

@@ -92,13 +92,12 @@ class SourceOptions:
     ``size`` (width, height), ``pixel_format`` (a FourCC like ``MJPG``) and ``camera_fps`` are requested from a camera.
     ``camera_fps`` is also the assumed frame rate of recordings without timestamps.
     ``realtime`` plays a recording at ``speed`` times its own pace.
-    ``rule`` is ``drop-oldest`` (the default for live sources) or ``block``: what happens to frames while the reader is busy.
+    ``rule`` is what happens to frames while the reader is busy: ``drop-oldest`` (the default for live sources) or ``block``.
     ``wait`` keeps trying to connect instead of failing when the first attempt fails.
     ``backoff_s`` has the first and the longest pause between attempts to connect.
-    ``seed`` determines the demo world and the random part of these pauses.
-
-    ``open_timeout_s``, ``stall_timeout_s`` and ``read_timeout_s`` are the seconds without data after which an attempt to
-    connect fails, a source is STALLED, and a source reconnects.
+    ``seed`` determines the demo world and the random part of the pauses in ``backoff_s``.
+    ``open_timeout_s`` limits an attempt to connect.
+    ``stall_timeout_s`` and ``read_timeout_s`` are the seconds without a frame until a source is STALLED or reconnects.
     ``hosts`` are the hosts that an address may reach, including by redirects and playlists; None allows any host.
     """
 
@@ -172,7 +171,7 @@ class Source(ABC):
         return True
 
     def close(self) -> None:
-        """Release the source. Its state becomes ENDED, unless it is FAILED."""
+        """Release the source. A source that has not FAILED becomes ENDED."""
         if self.state is not State.FAILED:
             self.state = State.ENDED
 
@@ -206,7 +205,7 @@ class FrameSampler:
 
 @dataclass(frozen=True, slots=True)
 class Grabbed:
-    """A picture before its conversion. ``stamp_s`` is its timestamp in the source, in seconds.
+    """A picture before its conversion. ``stamp_s`` is the picture's timestamp in the source, in seconds.
 
     ``intra`` is whether the picture can be decoded without earlier pictures.
     ``decoded`` is False if data arrived but no new picture, for example before the first keyframe.

@@ -56,7 +56,7 @@ class Slot:
             return replaced
 
     def take(self, timeout_s: float) -> Frame | None:
-        """Take the frame out of the slot, waiting up to ``timeout_s``. Return None if none came or the slot is closed."""
+        """Take the frame out of the slot, waiting up to ``timeout_s``. Return None if no frame came or the slot is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
             frame, self._frame = self._frame, None
@@ -220,10 +220,10 @@ class Link:
 
 
 class LiveSource(ThreadedSource):
-    """A live source. ``connect`` opens its connections. Raises SourceError if the first attempt fails without ``options.wait``.
+    """A live source. Raises SourceError if the first attempt of ``connect`` fails without ``options.wait``.
 
-    Frames are captured even when :meth:`read` is not called. Their times are seconds on the monotonic clock since the first
-    ``read``, including the time spent reconnecting. ``drops`` counts lost frames by cause.
+    Frames are captured even when :meth:`read` is not called. A frame's time is in seconds on the monotonic clock since the
+    first ``read``, including the time spent reconnecting. ``drops`` counts lost frames by cause.
     ``replaced`` frames were not read before a newer frame came.
     ``corrupt`` frames cannot be decoded.
     ``keyframe`` frames came before the first keyframe, or between a corrupt picture and the next keyframe.

@@ -88,10 +88,10 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return the offset of a JPEG's end and True. For an incomplete JPEG, return the offset to search from next and False.
+    """Return the offset of a JPEG's end and True. For an incomplete JPEG, return the offset of the next search and False.
 
-    The offset is negative if a new JPEG begins there. ``at`` is where to search from, the start of a segment or of the scan.
-    ``seen`` is the number of bytes that were searched before.
+    The returned offset is negated if a new JPEG begins at it. ``at`` is the offset of a segment or of the scan, from which to
+    search. ``seen`` is the number of bytes that were searched before.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -26,9 +26,9 @@ class FrameCheck:
         self._first, self._count = math.nan, 0
 
     def __call__(self, image: Any, seconds: Any) -> None:
-        """Raise SourceError unless ``image`` is uint8 RGB ``[H, W, 3]`` and ``seconds`` is finite and not before the last time.
+        """Raise SourceError unless ``image`` is uint8 RGB ``[H, W, 3]`` and ``seconds`` is finite and never decreases.
 
-        Also raise SourceError if the first ``MANY`` frames all have the same time.
+        If the first ``MANY`` frames all have the same time, raise SourceError too.
         """
         if not isinstance(image, np.ndarray):
             raise self.wrong(f"gave a {type(image).__name__} for an image; {RGB}")
@@ -87,8 +87,8 @@ class GeneratorSource(Source):
 def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
     """Open a source by its name or by ``./file.py:Name``.
 
-    Raises SourceError for anything except a Source class or a generator function. While the source is read, its own errors and
-    wrong frames or times raise SourceError with the source's name and location.
+    Raises SourceError for anything except a Source class or a generator function. While the source is read, an error in its
+    code and a wrong frame or time raise SourceError with the source's name and location.
     """
     made: Any = load_class("sources", name)
     what = f"source {name}"

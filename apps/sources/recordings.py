@@ -1,4 +1,4 @@
-"""Sources that end and wait for their reader: video files, folders of pictures, and video from a pipe."""
+"""Sources that end, and whose frames are read only on demand: video files, folders of pictures, and video from a pipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S = 0.2
 
 
 class Recording(Source):
-    """A source that ends and waits for its reader."""
+    """A source that ends, and whose frames are read only on demand."""
 
     given = 0  # frames read so far
 
@@ -33,7 +33,7 @@ class Recording(Source):
 
     @abstractmethod
     def _advance(self) -> float | None:
-        """Go to the next picture. Return its time in seconds, or None at the end. Raises SourceError if the file is damaged."""
+        """Go to the next picture; return its time in seconds, or None at the end. Raises SourceError if the file is damaged."""
 
     @abstractmethod
     def _picture(self) -> Image | None:
@@ -101,7 +101,7 @@ class VideoSource(Recording):
 class FolderSource(Recording):
     """Reads a folder's pictures in natural order: img2 comes before img10. A damaged picture is dropped and counted.
 
-    ``rate`` is the number of pictures a second. It defaults to ``fps``, so that every picture is watched.
+    ``rate`` is the number of pictures a second, by default ``fps``, so that every picture is watched.
     """
 
     def __init__(self, folder: str | Path, fps: float | None, rate: float | None = None) -> None:

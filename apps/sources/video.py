@@ -159,8 +159,8 @@ def open_video(path: Path, **options: Any) -> Video:
 class Feed:
     """A file of received bytes, for PyAV. After each :meth:`renew`, reads are limited to ``timeout_s`` and ``largest`` bytes.
 
-    At a limit or a read error, the file ends and ``problem`` has the reason. It raises nothing, because PyAV would print the
-    exception.
+    At a limit or a read error, the file ends and ``problem`` has the reason. No exception is raised, because PyAV would print
+    its traceback.
     """
 
     take: Callable[[int], bytes]
@@ -279,12 +279,7 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
                 raise SourceError(f"this video takes more than {limit_s:g} s to decode")
             yield packet
 
-    times, places, key, place = (
-        list[float](),
-        list[tuple[int, int]](),
-        0,
-        0,
-    )  # key: the last keyframe's number; place: pictures since
+    times, places, key, place = list[float](), list[tuple[int, int]](), 0, 0
     with closing(open_video()) as video:
         clock = RecordedClock(video.period_s)
         for number, packet in enumerate(packets(video)):
