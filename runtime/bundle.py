@@ -160,7 +160,7 @@ class ChangedTowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """Frame sizes: sides are multiples of ``factor``, and ``frames`` frames have ``fewest`` to ``most`` pixels in all."""
+    """A tower's frame sizes: sides are multiples of ``factor``, and ``frames`` frames have ``fewest`` to ``most`` pixels."""
 
     factor: Count
     fewest: int

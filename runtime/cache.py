@@ -165,8 +165,8 @@ class KVCache(_native.Cache):
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
         """Replace a layer's rows with what :meth:`held` returned for a cache of the same shape.
 
-        Earlier marks from :meth:`mark` become invalid. Raises CacheFull without room, and CacheError for wrong shapes or
-        dtypes.
+        Earlier marks from :meth:`mark` become invalid. Raises CacheFull if rows do not fit, CacheError for a wrong shape or
+        type.
         """
         self._load(layer, *(held[name] for name in PARTS))
 

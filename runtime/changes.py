@@ -196,7 +196,7 @@ class PatchChanges(Stateful):
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return each patch's exposure ``[n]``, the median over its row of patches, because a lamp's flicker makes bands."""
+        """Return each patch's exposure ``[n]``, the median over its row of patches, because flickering lamps cause bands."""
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
@@ -244,7 +244,7 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
     """Return how far ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest`` per axis.
 
-    Uses phase correlation of the pictures' middles, at half size if they are large. A parabola gives the fraction of a pixel.
+    Uses phase correlation of the pictures' middles (large ones at half size), and a parabola for fractions of a pixel.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)
@@ -307,7 +307,7 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Bind the tower. Raises UserError as ``Engine.bind_tower`` does, and without memory for ``copies`` tower caches."""
+        """Bind the tower. Raises UserError as ``bind_tower`` does, and if ``copies`` tower caches exceed the free memory."""
         vision = bundle.vision
         if (spec := vision.changed) is None:
             height, width = vision.size

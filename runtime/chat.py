@@ -104,7 +104,7 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the prompt as text, with ``video`` as the video's placeholder. Raises UserError for a template without
+        """Return the prompt as text, with ``video`` as the video's placeholder. Raises UserError if the template has no
         video.
         """
         return video.join(self._parts(Dialogue.of(turns, question)))
@@ -136,7 +136,7 @@ class Chat:
             shown = [{"type": self.spec.content_type}] if video and message["role"] == "user" else []
             video = video and not shown
             text = message["content"] or ""
-            is_plain = message["role"] == "tool" or message.get("tool_calls")  # such messages hold only text
+            is_plain = message["role"] == "tool" or message.get("tool_calls")  # tool messages hold plain text
             messages.append({**message, "content": text if is_plain else [*shown, _text(text)]})
         tools = {"tools": list(asked.tools)} if asked.tools else {}
         special, adds = self.spec.special_tokens, not (asked.continues or ends)
@@ -172,7 +172,7 @@ class Chat:
         return ids[:place], ids[place + 1 :]
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a whole prompt as transformers' processors do: add special tokens unless it begins with ``bos_token``."""
+        """Encode a whole prompt as transformers does: add special tokens unless the prompt begins with ``bos_token``."""
         begins = text.startswith(self.spec.special_tokens.get("bos_token") or "\0")
         return encode(self._tokenizer, text, special=self.spec.adds_special and not begins)
 

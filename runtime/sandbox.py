@@ -15,7 +15,7 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.runtime.helper_process import Helper, HelperEnded
 
-CPU_S = 2  # processor seconds for a template; those of published models take a millisecond
+CPU_S = 2  # processor seconds for a template; published models' templates take a millisecond
 WAIT_S = 60.0
 MEMORY = 1 << 28  # how many bytes the helper may map after it starts
 LONGEST = 1 << 20
@@ -43,7 +43,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def try_tokenizer(path: Path) -> None:
-    """Check, in a helper process, that a tokenizer.json can be read. Raises UserError if it cannot be read."""
+    """Check, in a helper process, that a tokenizer.json can be read. Raises UserError otherwise."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest in KNOWN:
         return

@@ -220,7 +220,7 @@ class Scheduler:
     def _returns(self) -> bool:
         """Return whether the session that ran last would run again if its next task were already queued.
 
-        The scheduler then waits RETURN_S for that task. Without this wait, two sessions would alternate whatever their rates.
+        If so, the scheduler waits RETURN_S for the session's next task. Otherwise, two sessions would alternate at any rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

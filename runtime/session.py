@@ -52,7 +52,7 @@ KNOWN_QUESTIONS = 256
 
 @dataclass(eq=False)
 class SessionMemory:
-    """The part of a session that a snapshot holds, and why ``auto`` chose the policy; always replaced as a whole.
+    """The part of a session that a snapshot holds, and why ``auto`` chose the policy.
 
     ``frames``: the number of frames watched. ``chunks``: the number of chunks appended. ``time_s``: the stream's time at the
     newest frame. ``asked``: the number of questions. ``resumed``: how many of ``frames`` came from a snapshot. ``started``:
@@ -219,8 +219,8 @@ class Session:
         ``full``, the capacity. ``chunk``: the number of frames encoded and appended at once, by default 8. ``reindexing``:
         ``lazy`` makes kept positions dense when needed, ``eager`` at every compression. ``append``: ``all`` tokens of each
         frame, or, with ``changed[:tau=T,refresh=N,present=N]``, only those that changed since their patch was last appended.
-        Every question then sees the newest N frames whole, by default one. ``append="auto"`` is ``changed``, unless calibration
-        chose whole frames or the policy needs them. ``encode``: ``all`` patches of each frame, or, with
+        With ``present=N``, every question sees the newest N frames whole, by default one. ``append="auto"`` is ``changed``,
+        unless calibration chose whole frames or the policy needs them. ``encode``: ``all`` patches of each frame, or, with
         ``changed[:interval=K,threshold=T]``, those that changed since they were last encoded, and every K-th frame whole.
         ``encode="auto"`` is the calibrated choice, else ``changed``. ``store_bytes``, ``host_bytes``: the limits of a retrieval
         policy's file and host memory, like "8G". ``max_question_tokens``: the maximum length of a question with its
@@ -633,7 +633,7 @@ class Session:
         """Delete what was seen from ``since`` to ``until``, in seconds of the stream. Return the most rows that any layer lost.
 
         Rows from the period leave the memory, as do older rows that were confirmed in it, and all conversations are forgotten.
-        A new snapshot replaces all others. Rows of later frames that attended to deleted rows still reflect them. Raises
+        A new snapshot replaces all earlier ones. Rows of later frames that attended to deleted rows still reflect them. Raises
         UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if
         the new snapshot cannot be written; the old snapshots then remain.
         """

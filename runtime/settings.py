@@ -50,7 +50,7 @@ class EncodeChanged:
 
     ``interval``: encode a whole frame every ``interval`` frames; 0 adapts the interval to the errors that whole frames reveal,
     up to INTERVAL. ``threshold``: encode a patch if the mean difference over its most different tenth of pixels reaches this
-    many levels, of 255; 0 encodes every frame whole.
+    many levels (0 to 255); 0 encodes every frame whole.
     """
 
     interval: int = 0

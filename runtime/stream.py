@@ -224,7 +224,7 @@ class Stream:
         2]`` of each group's first and last frame, by default the group's number. A piece has as many frames as fit without a
         compression, or else as one compression makes room for, but at least one. ``coming``: how many frames of the chunk are
         still to come. A piece that later frames of the chunk would complete waits for them. Raises UserError if an unbounded
-        policy is full.
+        policy's budget is used up.
 
         If only changes are appended, a piece has the changes of as many frames as fit. Frames after the last piece become the
         *present*: they are held back, but count as appended.
@@ -335,7 +335,7 @@ class Stream:
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
-        """Make room for ``rows`` more rows of frames if needed. Raises UserError if an unbounded policy is full."""
+        """Make room for ``rows`` more rows of frames if needed. Raises UserError if an unbounded policy's budget is used up."""
         if not self.policy.bounded and self.tokens + rows > self.budget:
             held = self.budget // self.rows_per_frame * self.model.bundle.vision.group
             raise UserError(

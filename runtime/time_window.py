@@ -29,7 +29,7 @@ class TimeWindow:
     until: float = math.inf
 
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
-        """Return the numbers of the window's first and last frame; if the window has no frame, first is greater than last.
+        """Return the numbers of the window's first and last frame. If the window has no frame, the first exceeds the last.
 
         ``now``: the stream's time; the newest frame counts as seen until ``now``.
         """
