@@ -1,4 +1,4 @@
-"""Import packages that only some commands need. If a package is missing, a one-line error names it and how to install it."""
+"""Import packages that only some commands need. A one-line error names a missing package and how to install it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgevlm.errors import UserError
 
 
 def install(extra: str) -> str:
-    """Return the command that installs ``extra``, from this clone if edgevlm runs from one, else by name."""
+    """Return the command that installs ``extra``: from this clone if edgevlm runs from a clone, else from PyPI."""
     clone = Path(__file__).resolve().parents[1]
     return f"pip install -e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"pip install 'edgevlm[{extra}]'"
 
@@ -21,8 +21,8 @@ def install(extra: str) -> str:
 def needs(what: str, extra: str | None = None) -> Iterator[None]:
     """Guard a block that imports optional packages: raise UserError if one is not installed.
 
-    what: the subject of the error message, such as "exporting". extra: the message advises to install ``edgevlm[extra]``. If
-    None, it advises to install the missing package by its import name; if empty, it gives no advice.
+    what: the subject of the error message, such as "exporting". extra: the extra to install, named in the
+    message. If ``extra`` is None, the message names the missing package instead; if it is empty, the message gives no advice.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Guard standard output and error, and show a progress line on a terminal."""
+"""Guard standard output and standard error, and show a progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def to_stderr(line: str) -> None:
 
 
 def to_stderr_if_lost(line: str) -> None:
-    """Print a line on stderr if it is a :class:`Lost` line, which --quiet shows."""
+    """Print a line on stderr if it is a :class:`Lost` line, which even --quiet shows."""
     if isinstance(line, Lost):
         to_stderr(line)
 
@@ -75,7 +75,7 @@ class StandardError(io.FileIO):
 def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
     """Open standard streams that were closed before the start; wrap stdout in ``stdout`` and stderr in StandardError.
 
-    Characters that a stream's encoding lacks are escaped. Streams that were replaced stay as they are.
+    Characters that a stream's encoding lacks are escaped. A stream that the caller has replaced is not wrapped.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

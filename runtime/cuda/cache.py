@@ -1,8 +1,8 @@
 """Keep the cache of one stream with its keys and values in device memory.
 
 The rows' metadata stays in host memory, where policies read it as arrays. The ledger, which keeps the metadata, is a C++ cache
-whose rows have only one rotary pair. The ledger checks each call before any byte changes. The ledger's rows move first, then
-the keys and values on the device.
+whose rows have only one rotary pair. The ledger checks each call before any byte changes. Rows move in the ledger first, then
+on the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgevlm.runtime.kv import DTYPES, KVScales
 
 
 class CudaCache(KVCache):
-    """A :class:`~edgevlm.runtime.cache.KVCache` on a device, in fp32 or fp16, with the same arguments, methods and errors.
+    """A :class:`~edgevlm.runtime.cache.KVCache` on a GPU, in fp32 or fp16, with the same arguments, methods and errors.
 
     The arena is one block of device memory, zeroed at the start. If the device shares the host's memory, the arena is mapped
     from host memory. The arena has these arrays for each layer ``l``, aligned to 256 bytes::

@@ -18,7 +18,7 @@ BLOCK = 256  # the number of tokens compared at a time
 
 @dataclass
 class FirstSeen(OneChoice):
-    """Keep the tokens whose surroundings were least like any earlier token, measured by the first layer's values.
+    """Keep the tokens whose neighbourhood was least similar to earlier tokens, measured by the first layer's values.
 
     u_t = 1 - max cos(v_t, v_s) over the held tokens s before t, where v_t concatenates token t's values of all heads. A token's
     score is the mean u of the new tokens at most ``reach`` places away, and is fixed at the token's first compression. The

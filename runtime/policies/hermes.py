@@ -24,7 +24,7 @@ LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next deeper layer,
 
 @dataclass
 class Hermes(FixedTarget):
-    """Keep recent tokens in shallow layers and tokens that a guidance prompt attends to in deep layers; blend in between.
+    """Keep recent tokens in shallow layers, tokens that a guidance prompt attends to in deep layers, and both in middle layers.
 
     Ours: the cache is compressed before an append. Guidance is one causal forward pass, which is rolled back. In eq. 1, dt is a
     token's rank by age, divided by the largest rank. Tokens are matched across layers by seq, and a layer takes the smoothed
@@ -142,9 +142,9 @@ def recency(order: Int64, k: float) -> Float64:
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
     """Return one row that replaces the rows ``gone`` ``[n]`` of a layer. The layer's heads must all hold the same tokens.
 
-    The new row has the ``seq`` of the newest replaced row. Its position is ``position`` on every axis, by default that row's
-    position. Its key and value are means with weights ``weight`` ``[n]`` (eqs. 10 and 13); the key is rotated to the position.
-    Raises CacheError if the cache has several axes and no ``pair_axis``.
+    The new row has the ``seq`` and, unless ``position`` sets every axis, the position of the newest replaced row. The key and
+    value are the replaced rows' means, weighted by ``weight`` ``[n]`` (eqs. 10 and 13), with the key rotated to the new
+    position. Raises CacheError if the cache has several axes and no ``pair_axis``.
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:

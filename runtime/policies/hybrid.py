@@ -28,9 +28,9 @@ CODES = 32  # codes of a mean that share a scale: a channel with large numbers l
 class ClusterIndex(Stateful):
     """An index of up to ``capacity`` clusters, which takes ``entry_bytes`` for each and is allocated once.
 
-    A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key, if the cosine is
-    at least ``tau``. Otherwise the token starts a new cluster. If the index is full, the two most similar clusters merge first,
-    and ``tau`` is lowered to the cosine of these two.
+    A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key. If this cosine is
+    below ``tau``, the token starts a new cluster. If the index is full, the two most similar clusters merge first, and ``tau``
+    is lowered to the cosine of these two.
 
     A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Because a mean is
     rounded to codes, it stops changing after a few dozen tokens. A run is one block per layer with the same tokens. sketch

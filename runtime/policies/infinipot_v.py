@@ -1,4 +1,4 @@
-"""The policy InfiniPot-V ranks tokens by temporal redundancy and value norms. arXiv 2506.15745, Algs. 1 and 2."""
+"""The policy InfiniPot-V (arXiv 2506.15745, Algs. 1 and 2) ranks tokens by temporal redundancy and value norms."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class OneChoice(SteadyTarget):
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
-        """Return the scores and ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and a dict for masks, by target."""
+        """Return the scores and ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty dict to cache masks in."""
         layer = layers[self.ranks]
         return self.worth(layer), layer.seq, {}
 
@@ -46,8 +46,8 @@ class OneChoice(SteadyTarget):
 class LastSeen(OneChoice):
     """Keep the tokens that are least similar to any later token, measured by the deepest layer's keys.
 
-    u_t = max cos(k_t, k_s) over the tokens s after t, with un-rotated keys, averaged over heads. The tokens with the lowest u
-    stay, the same in all layers. The newest token has u = -1. A later token counts even after its eviction.
+    u_t is max cos(k_t, k_s) over the tokens s after t, computed with un-rotated keys and averaged over heads. The tokens with
+    the lowest u stay, the same in all layers. The newest token has u = -1. A later token counts even after its eviction.
 
     Ours: there is no paper.
     """

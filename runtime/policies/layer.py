@@ -181,9 +181,9 @@ class Layer:
         """Return the attention that each row receives, summed over the query rows and over the query heads of a KV head.
 
         asked: texts of the policy's ``needs.guidance``, a :class:`~edgevlm.runtime.policies.attention.QueryWindow`, or rotated
-        queries ``[heads, m, head_dim]``. seq: the places ``[m]`` of rotated queries in the stream. A text counts as if it came
-        after the memory. A query attends to rows whose ``seq`` is not above its own. Raises ValueError for a text or a layer
-        that ``needs`` does not name.
+        queries ``[heads, m, head_dim]``. seq: the places ``[m]`` of rotated queries in the stream. Texts are treated as if
+        appended to the memory. A query attends to rows whose ``seq`` is not above its own. Raises ValueError for a text or a
+        layer that ``needs`` does not name.
         """
         first, cache = asked[0], self.cache
         own: Any = (None, None)
@@ -199,7 +199,7 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Return the queries and ``seq`` of the texts ``asked``, and keys and ``seq`` of all guidance rows up to their end."""
+        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of these and earlier texts."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise ValueError(f"attention_of: needs.guidance has no text {unknown[0]!r}; add it there")

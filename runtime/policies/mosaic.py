@@ -36,12 +36,12 @@ NEVER = 0.0, 0.0, 2**62
 At = tuple[int, int, int]  # layer, head, slot
 
 ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")
-NONE = -1  # the partition of a free slot, and the parent of a cluster that does not wait to join another
+NONE = -1  # marks the partition of a free slot, and the parent of a cluster that does not wait to join another
 EARLY_ROWS = 64
 MERGE_FRACTION = 16  # frees 1 / MERGE_FRACTION of the slots when none is free
 FULL, OVER = 1, 2
 VISUAL = 8
-SCENE = 2.0  # multiplies the frames' thresholds, because the first frames show only one scene
+SCENE = 2.0  # factor for the frames' thresholds, because the first frames, which set them, show only one scene
 
 
 class EarlyVariance(Stateful):
@@ -97,7 +97,7 @@ def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
 def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
     """Return the mean and variance of the union of clusters with means ``[m, width]``, variances ``[m]`` and ``size`` ``[m]``.
 
-    The pooled mean is exact. The pooled variance is approximate: it adds the clusters' distances from the new mean.
+    The pooled mean is exact. The pooled variance is approximate: it adds each cluster mean's distance from the new mean.
     """
     weight = size / size.sum()
     joint = weight @ mean

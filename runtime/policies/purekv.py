@@ -44,7 +44,7 @@ class PureKV(EvictsOnDemand):
         measured = shape.calibration.clie if shape.calibration is not None else PRESET
         self._clie = min(int(self.clie or measured), shape.layers - 1)
         self._queries = QueryWindow(self.window)
-        self._last_seq: dict[int, Int64] = {}  # for each layer above clie, the tokens that it held
+        self._last_seq: dict[int, Int64] = {}  # for each layer above clie, the seq of its tokens when last scored
         self._last_mass: dict[int, Float32] = {}
 
     def restore(self, state: State) -> None:

@@ -35,7 +35,7 @@ class FrameIndex(Stateful):
         self.mean = np.zeros((layers, self.capacity, width), np.float32)
         self.first, self.end, self.held = (np.zeros((layers, self.capacity), np.int32) for _ in range(3))
         self.cost = np.zeros((layers, self.capacity), np.float32)
-        self.entries, self.added = np.zeros(layers, np.int64), np.zeros(layers, np.int64)  # added: frames so far
+        self.entries, self.added = np.zeros(layers, np.int64), np.zeros(layers, np.int64)  # added: the number of frames so far
         self.merged = 0
 
     @staticmethod

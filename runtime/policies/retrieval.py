@@ -1,7 +1,7 @@
 """Define the base of retrieval policies, which keep a window of rows on the device and older rows as blocks of a store.
 
 The budget |M| is split into a window of the newest tokens, which is always attended to, a working set that blocks are fetched
-into, and an index. A retrieval policy takes as many bytes as an eviction policy with the same budget.
+into, and an index. A retrieval policy uses as many bytes as an eviction policy with the same budget.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Retrieval(Policy, ABC):
         return {**super().state(), **add_prefix("store", store)}
 
     def restore(self, state: State) -> None:
-        """Restore the policy's state fields and the store. The index drops lost blocks later."""
+        """Restore the policy's state fields and the store. Lost blocks leave the index at the next :meth:`forget_lost`."""
         store = strip_prefix("store", state)
         self.store.restore(store)
         super().restore({name: array for name, array in state.items() if name.removeprefix("store.") not in store})

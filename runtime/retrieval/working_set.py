@@ -151,7 +151,7 @@ def head_of(scale: Float32 | None, head: int) -> Float32 | None:
 
 
 def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = None) -> Float32:
-    """Return a block's un-rotated keys, float32 ``[H, n, head_dim]``. head: the block's KV head if it has only one."""
+    """Return a block's un-rotated keys, float32 ``[H, n, head_dim]``. head: the KV head of a block with one head."""
     scale = cache.key_scale(layer)
     key = dequantize(block.key, scale if head is None else head_of(scale, head))
     return rotate(key, -block.position, cache.inv_freq, cache.pair_axis)

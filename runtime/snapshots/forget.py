@@ -1,4 +1,4 @@
-"""Delete a time window from a captured session: rows, state of policies and encoders, and conversations.
+"""Delete a time window from a captured session: cache rows, conversations, and policy and encoder state.
 
 Rows of later frames still reflect the deleted frames that were in their context.
 """
@@ -29,7 +29,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
 
     Deletes the vision rows whose patch was visible in the window, and all summaries, because summaries have no time. All heads
     of a layer must keep the same number of rows, so some heads also lose their oldest rows. Policies keep their scores.
-    Reference patches, the vision tower's cache and conversations are reset. An empty window changes nothing.
+    Resets the reference patches, the vision tower's cache and the conversations. An empty window changes nothing.
 
     Raises AllOrNothing if the policy has a store, or if the window includes frame 0 and all later frames attend to frame 0.
     """

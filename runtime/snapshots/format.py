@@ -1,6 +1,6 @@
 """Read and write a snapshot's file: a preamble, a JSON header and raw arrays, all with CRC-32. Nothing is pickled.
 
-docs/internals/snapshots.md shows the layout.
+docs/internals/snapshots.md shows the file's layout.
 """
 
 from __future__ import annotations

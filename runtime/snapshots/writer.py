@@ -285,7 +285,7 @@ class SnapshotWriter:
     def _write(self, alone: bool = False) -> PurePath:
         """Write a snapshot. Raises OSError or MemoryError."""
         version = self._session._version
-        self._sync()  # the sync after the capture then has little left to write
+        self._sync()  # leaves little to write for the sync after the capture
         about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
         self._sync()

@@ -101,7 +101,7 @@ class StoreFile:
             rest, offset = rest[done:], offset + done
 
     def expect(self, extent: Extent) -> None:
-        """Ask the kernel to read a record ahead."""
+        """Ask the operating system to read a record ahead."""
         with suppress(OSError):
             os.posix_fadvise(self._handle, extent.offset, extent.nbytes, os.POSIX_FADV_WILLNEED)
 

@@ -350,7 +350,7 @@ class Store:
                 self._file.close()
         self._send_messages()
 
-    # host memory: callers hold ``_changed``
+    # methods for host memory, whose callers hold ``_changed``
 
     def _hold(self, number: int, record: BlockRecord) -> None:
         self._dirty[number] = record
@@ -403,7 +403,7 @@ class Store:
             with suppress(IndexError, OSError):  # another thread has sent the message, or the terminal is closed
                 self.notify(Lost(self._messages.pop(0)))
 
-    # reading: callers do not hold ``_changed``
+    # methods for reading, whose callers do not hold ``_changed``
 
     def _fetch(self, numbers: Sequence[int]) -> dict[int, Block | None]:
         with self._changed:
@@ -567,7 +567,7 @@ def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> 
     """Return the places in the file of all blocks of ``state`` that are intact there, by block number.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites records in file order, from ``head`` to the
-    end and then from the start to ``head``. In each of these two parts, all records after the first intact record are intact.
+    end and then from the start to ``head``. Both before and after ``head``, all records after an intact record are intact.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
