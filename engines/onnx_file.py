@@ -37,7 +37,7 @@ def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes of a graph's inputs and outputs, with None for a named dimension. Raises ValueError for other files."""
+    """Return the shapes of inputs and outputs, with None for a named dimension. Raises ValueError if ``model`` is not ONNX."""
     return {
         _text(value, 1): tuple(next(_numbers(dim, DIM_VALUE), None) for dim in _inside(value, TYPE, TENSOR_TYPE, SHAPE, DIM))
         for part in (INPUT, OUTPUT)

@@ -212,7 +212,6 @@ class Energy:
         self.sample()
 
     def sample(self) -> None:
-        """Read every rail once."""
         found, now = self.meter.read(), self._clock()
         if self._last is not None:
             seconds = now - self._last[0]

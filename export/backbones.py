@@ -83,7 +83,7 @@ def inverse_frequencies(theta: float, dim: int) -> Float32:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer.
+    """One layer's weights.
 
     The ``matrices`` ``[out, in]`` are ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``,
     in float32 or rounded. The ``norms`` hold the gains ``input`` and ``mlp`` ``[hidden]`` before attention and MLP. In some
@@ -203,7 +203,6 @@ class Backbone:
         return count
 
     def layer(self, checkpoint: Checkpoint, s: DecoderShape, layer: int) -> LayerWeights:
-        """Read one layer's weights from the checkpoint."""
         packing, every, vectors = prequantised(checkpoint.config), self.matrices(s, layer), self.vectors(s, layer)
         matrices, biases = dict[str, Float32 | Stored](), dict[str, Float32]()
         for name, parts in STACKED.items():

@@ -224,7 +224,6 @@ class DecoderGraph:
         return g.node("Add", [product, g.weight(f"{name}.bias", w.biases[matrix])], [f"{name}.biased"])
 
     def split(self, name: str, rows: str, sizes: dict[str, int]) -> list[str]:
-        """Split the last axis into parts with the given names and sizes."""
         g, outputs = self.graph, [f"{name}.{part}" for part in sizes]
         g.node("Split", [rows, g.integers(*sizes.values())], outputs, axis=-1)
         return outputs
@@ -286,7 +285,6 @@ class DecoderGraph:
         g.output(g.node("Reshape", [scores, g.integers(1, -1, s.vocab)], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
 
     def graphs(self, variant: str) -> dict[str, GraphBuilder]:
-        """Return the finished graphs by variant."""
         return {variant: self.graph}
 
 

@@ -183,7 +183,6 @@ class GraphBuilder:
         return self.constant(f"float.{value!r}", np.float32(value))
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
-        """Add a node and return its first output."""
         name = next(output for output in outputs if output)
         self.nodes.append(helper.make_node(op, inputs, outputs, name=f"{op}:{name}", domain=domain, **attributes))
         return name

@@ -4,10 +4,10 @@ A call appends F whole frames of p tokens, but never frame 0. A token sees slots
 and frame 0), its own frame up to itself, and the token at the same patch in the previous frame. The call's first frame has its
 previous tokens in slots ``previous[l]`` of the cache (-1: absent); later frames have their previous tokens in the call.
 
-Dense attention is computed over m + p keys and one extra key, whose logit is the previous token's. Vectors have one more
-dimension for this logit: a query is ``[logit, q]``, a key ``[0, k]`` and the extra key ``[1, 0, ...]``. The extra key's value
-is zero; its weight is then applied to the previous token's value. All operators are standard operators of opset 18. ScatterND
-writes new rows without a copy if its output is bound to the address of its input.
+Dense attention is computed over m + p keys and one extra key, whose logit is the previous token's. Queries are ``[logit, q]``,
+keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; its weight is applied to the
+previous token's value. All operators are standard operators of opset 18. ScatterND writes new rows without a copy if its output
+is bound to the address of its input.
 
 In the shapes below, H is the number of KV heads, g the number of query heads that share a KV head, S = F p and T = 1 + m + p.
 """

@@ -2,7 +2,7 @@
 
 A file has a ``title``, a ``kind`` (jetson, cuda or cpu), ``modules`` (a Jetson's names in its device tree), ``figures`` and
 ``sources``. A figure has a ``value`` and a ``source``; ``checked`` tells whether the value was looked up there or in a text
-that quotes the source; any other value was remembered or estimated. A figure's name contains the unit. Rates are for dense
+that quotes the source. Unchecked values were remembered or estimated. A figure's name contains the unit. Rates are for dense
 matrices unless the name contains ``sparse``. A null value means that the device lacks the feature.
 """
 
@@ -56,7 +56,6 @@ class DeviceProfile:
 
 
 def device_names() -> list[str]:
-    """Return the names of all devices, sorted."""
     return sorted(file.name.removesuffix(".json") for file in files(__name__).iterdir() if file.name.endswith(".json"))
 
 

@@ -90,10 +90,7 @@ class BuildJob:
 
 
 def jobs_of(bundle: Bundle, settings: BuildSettings) -> list[BuildJob]:
-    """Return the jobs for the tower, whose calls take up to a chunk's frames, and for the decoder.
-
-    Raises BundleError for an invalid file.
-    """
+    """Return a job for the tower and one for the decoder. Raises BundleError for an invalid file."""
     assert bundle.shapes is not None
     vision, layers = bundle.vision, range(bundle.decoder.layers)
     most, frame = max(1, bundle.shapes.frames // vision.group), (3 * vision.group, *vision.size)

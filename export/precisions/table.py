@@ -1,4 +1,4 @@
-"""Write the embedding's files. A tied head uses the same files."""
+"""Write the weights of the embedding, and of a head that is tied to the embedding or has its own weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read
 
 
 def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], read: Read) -> WeightTable:
-    """Write the rows of a head that is not tied into the graphs' weights file, and return its table. Raises OSError."""
+    """Write the rows of an untied head to the graphs' weights file, and return the head's table. Raises OSError."""
     tensors = (
         weights.add_slices(f"head.{part}", kept, dtype, (layout.parts(rows)[part] for rows in read()))
         for part, kept, dtype in parts_of(layout, shape)

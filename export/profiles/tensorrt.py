@@ -95,7 +95,6 @@ class Columns:
         return g.node("Slice", [memory, *bounds], [f"layer{layer}.{part}s"])
 
     def stored(self, rows: str) -> str:
-        """Convert rows to the cache's type."""
         return rows if self.kv == "fp32" else self.graph.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
 
     def by_head(self, name: str, rows: str, heads: int) -> str:
@@ -115,7 +114,7 @@ class Columns:
 class Beside(Columns):
     """The cache for TensorRT 10.3 to 10.14: operators of opset 20, and attention built from products and a softmax.
 
-    Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are therefore the outputs
+    Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are the separate outputs
     ``new_key{l}`` and ``new_value{l}`` ``[1, Hkv, S, D]``, which the caller copies into the cache. The g query heads that share
     keys are folded into g S rows, so that keys need not be repeated. TensorRT recognises a product, a sum, a softmax and a
     product as attention.
