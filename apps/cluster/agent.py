@@ -67,7 +67,7 @@ class NodeAgent(Hooks):
         self.needs: dict[str, Planned] = {}
         self.epochs: dict[str, int] = {}  # epochs of cameras that are open, opening or closing
         self.problems: dict[str, str] = {}
-        self.moves: dict[str, dict[str, Any]] = {}  # for each camera that moved here: its memory's time, and the seconds lost
+        self.moves: dict[str, dict[str, Any]] = {}  # cameras that moved here: the memory's last time, and the seconds lost
         self.view: Fields = Director().told
         self._mark = ""  # identifies the newest view received from the head
         self._events: dict[str, MovingEvents] = {}
@@ -76,8 +76,8 @@ class NodeAgent(Hooks):
         self._fetching: set[str] = set()
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)
-        self._following = threading.RLock()  # for watches
-        self._working = threading.RLock()  # for cameras
+        self._following = threading.RLock()  # guards the watches; _working guards the cameras
+        self._working = threading.RLock()
         self._wake, self._done = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._ask_on, self._work_on)]
         self._local = service.state / "pictures"  # folder for thumbnails if the snapshots are not in a folder
@@ -463,7 +463,7 @@ class NodeAgent(Hooks):
         return number
 
     def follow_notes(self, number: int) -> Fields:
-        """Delete what the head's notes say; return what note ``number`` deleted on this node, and what failed.
+        """Delete what the head's notes name; return what note ``number`` deleted on this node, and what failed.
 
         Raises UserError and HeadAway.
         """
@@ -474,7 +474,7 @@ class NodeAgent(Hooks):
             return self.notes.answer(number)
 
     def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
-        """Delete what a note of the head says from the shared folders of cameras that no node has open.
+        """Delete what a note of the head names from the shared folders of cameras that no node has open.
 
         Returns what was deleted, the failures, and the names of absent nodes and closed cameras that must still delete their
         data. Raises UserError and HeadAway.

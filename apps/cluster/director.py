@@ -53,7 +53,7 @@ class Director:
     def __init__(
         self, state: ClusterState | None = None, save: Callable[[ClusterState], object] = lambda state: None, now: float = 0.0
     ) -> None:
-        """Continue from a saved state; count every node in the state as seen ``now``."""
+        """Continue from a saved state, as if each of its nodes had sent a request at ``now``."""
         self.state, self._save, self._id, self._saves = state or ClusterState(), save, uuid4().hex, 0
         self._is_changed, self._save_at = False, -math.inf  # the time at which a failed save is retried
         for node in self.state.nodes.values():
@@ -86,7 +86,7 @@ class Director:
     ) -> list[str]:
         """Add a node with its configured cameras and watches; return a line for each camera or watch that is refused.
 
-        ``about`` has the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` has the arguments of :meth:`add`.
+        ``about`` has the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` maps names to :meth:`add`'s ``given``.
         Unplaced cameras, and some cameras of full nodes, move to the new node. Raises UserError while another process with the
         same node name may be watching, for the name of a removed node, and for a different minor version of edgevlm.
         """
@@ -194,7 +194,7 @@ class Director:
         return {name: round(now - node.seen, 1) for name, node in self.state.nodes.items()}
 
     def leave(self, name: str, instance: str, *, now: float) -> None:
-        """Move a node's cameras to other nodes where they fit. The node keeps asking until all its cameras are closed."""
+        """Move a node's cameras to other nodes where they fit. The node keeps sending requests until its cameras are closed."""
         if self._is_member(name, instance):
             self.state.nodes[name].leaving = True
             held = self.placed()
@@ -297,7 +297,7 @@ class Director:
         return state.number
 
     def _end_notes(self) -> None:
-        """Drop the notes of what to forget that all nodes and cameras have carried out."""
+        """Drop the notes that every node and every camera has carried out."""
         nodes, cameras = self.state.nodes_forgot, self.state.cameras_forgot
         self.state.notes = [
             note for note in self.state.notes
@@ -362,7 +362,7 @@ class Director:
         self._is_changed = True
 
     def _renew(self, name: str, begins: int | None = None) -> None:
-        """Give a camera a new epoch: with an empty memory or, if ``begins`` is an epoch, the newest memory since then."""
+        """Give a camera a new epoch, with an empty memory or with the newest memory since epoch ``begins``."""
         if name in self.state.removed:
             epoch = self.state.removed[name][0] + 1
             self.state.removed[name] = epoch, epoch

@@ -74,7 +74,7 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
 
 
 def address_of(host: str, other: str) -> str:
-    """Return this machine's IP address: ``host`` if it is a usable one, else that of the interface that reaches ``other``."""
+    """Return this machine's IP address: ``host``, or the address from which this machine reaches ``other``."""
     try:
         found = ipaddress.ip_address(host)
         if not found.is_unspecified:

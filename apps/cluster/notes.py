@@ -28,8 +28,8 @@ class NoteFollower:
     """Carries out the notes in ``view()``, the head's last answer.
 
     The agent holds its camera lock when it calls a method. Other threads read four fields without the lock. ``counts`` has the
-    number of deletions, by note and camera. ``refused`` has the reason why a memory could not forget a note's period. ``kept``
-    is the last note carried out in files, ``cameras`` the last note carried out in each memory.
+    number of deletions, by note and camera. ``refused`` has the reason why a memory could not forget a note's period. The last
+    note whose data was deleted from files is ``kept``; for each camera's memory, the last note is in ``cameras``.
     """
 
     node: str
@@ -46,7 +46,7 @@ class NoteFollower:
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and view of each camera that was closed
 
     def follow(self) -> None:
-        """Carry out notes in this node's files, in open cameras, and in files of other cameras written since the last call."""
+        """Delete what the notes name from this node's files, from open cameras, and from cameras that were closed recently."""
         view = self.view()
         try:
             for note in view["notes"]:
@@ -64,11 +64,11 @@ class NoteFollower:
             self._closed = [each for each in self._closed if each[2] is view]
 
     def note_closed(self, name: str, epoch: int) -> None:
-        """Remember a closed camera: its files must be cleaned if this node, once absent, receives a note late."""
+        """Remember a closed camera, so that a note that arrives late is still carried out in the camera's files."""
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Carry out notes, by default all waiting notes, in a closed camera's folder. Raises UserError and OSError."""
+        """Delete what ``notes`` (default: the waiting notes) name from a closed camera's folder. Raises UserError, OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))
@@ -77,7 +77,7 @@ class NoteFollower:
             self.cameras[name] = note["number"]
 
     def follow_shared(self, number: int) -> None:
-        """Carry out one note in the folders of cameras that no node has open. Raises UserError."""
+        """Delete what one note names from the folders of cameras that no node has open. Raises UserError."""
         view = self.view()
         for note in [note for note in view["notes"] if note["number"] == number]:
             for name in {*view["cameras"], *view["removed"]}:
@@ -126,7 +126,7 @@ class NoteFollower:
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
 
     def _delete_emptied(self, name: str) -> None:
-        """Delete a camera's folders that are older than its empty memory."""
+        """Delete a camera's folders of epochs before ``begins``, at which its memory was emptied."""
         view = self.view()
         begins = view["cameras"].get(name, {}).get("begins", view["removed"].get(name, 0))
         with suppress(OSError):

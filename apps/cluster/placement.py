@@ -15,7 +15,7 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The memory and speed of a model on a node, as planned. The model's cameras share ``fps``, which is 0 if it cannot run."""
+    """A model's predicted memory and speed on a node. ``fps`` is the total for all its cameras, or 0 if it cannot run."""
 
     weights_bytes: int = 0  # counted once per node, however many cameras use the model
     camera_bytes: int = 0
@@ -24,7 +24,7 @@ class Need:
 
 @dataclass
 class Node:
-    """A machine of the cluster. It last sent a request at ``seen``. If ``leaving`` is true, it gets no new cameras."""
+    """A machine of the cluster. Its last request came at ``seen``. A node that is ``leaving`` gets no new cameras."""
 
     name: str
     memory_bytes: int
@@ -77,7 +77,7 @@ class Load:
         return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:
-        """Return the bytes that one more camera takes. The first camera of a model includes the model's weights."""
+        """Return the bytes that one more camera takes, with the model's weights if it is the first camera of the model."""
         need = self.need(camera)
         return need.camera_bytes + (0 if self.cameras[camera.model] else need.weights_bytes)
 
@@ -107,8 +107,8 @@ class Load:
 def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Assign each camera to a node. Return each placed camera's node, and the reason for each camera that fits nowhere.
 
-    A camera stays on its node in ``held`` if that node can run the camera. The other cameras go to the node with the most room,
-    the largest camera first. A node must keep up with the frames of all its cameras.
+    A camera stays on its node in ``held`` if that node can run the camera; otherwise it goes to the node with the most room.
+    Larger cameras are placed first. A node must keep up with the frames of all its cameras.
     """
     loads, placed, refused, waiting = {node.name: Load(node) for node in nodes}, {}, {}, []
     for camera in cameras:
@@ -129,9 +129,10 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 
 
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
-    """Return the new node of each camera that should move from a full node to one that stays at least ``gain`` less full.
+    """Choose cameras that should move from full nodes to emptier ones; return their new nodes.
 
-    A move costs a camera a few seconds of its stream, so cameras do not move between nodes of similar fullness.
+    After a move, the new node is less full than the old node was before, by at least ``gain``. A move costs a few seconds of a
+    camera's stream, so cameras do not move between nodes of similar fullness.
     """
     loads = {node.name: Load(node) for node in nodes}
     watched: dict[str, list[Camera]] = {name: [] for name in loads}
@@ -164,7 +165,6 @@ def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[
 
 
 def why_not(loads: Collection[Load], camera: Camera) -> str:
-    """Explain in words why a camera fits nowhere."""
     able = [load for load in loads if load.runs(camera)]
     if not any(camera.only in (None, load.node.name) for load in loads):
         return "there is no node" if camera.only is None else f"its node {camera.only} is not there"

@@ -194,7 +194,6 @@ def _token(text: str) -> str:
 
 
 def listens(address: str) -> bool:
-    """Return whether anything listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), BACKOFF_S).close()

@@ -33,7 +33,7 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest
 
-FROM = "x-edgevlm-node"  # header of a forwarded request, which is not forwarded again
+FROM = "x-edgevlm-node"  # header that marks a forwarded request, so that no node forwards it again
 PASSED = ("authorization", "content-type", "accept", "range")
 CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # timeouts for another node: connecting, a whole list, the next bytes
 FORGET_S = 60.0
@@ -77,7 +77,7 @@ class ClusterRoutes:
             await self._app(scope, replayed(request), send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """Answer a request; return None to leave the request, or an invalid body, to the node's usual application."""
+        """Answer a request; return None if the node's usual application should answer it."""
         agent, is_first = self._agent, FROM not in request.headers
         match request.method, *request.url.path.split("/")[2:]:
             case "GET", "nodes":
@@ -118,7 +118,6 @@ class ClusterRoutes:
         return None
 
     def _nodes(self, heard: Mapping[str, float]) -> Fields:
-        """List nodes according to the head's last answer."""
         view = self._agent.view
         cameras = Counter(each["node"] for each in view["cameras"].values())
         nodes = {**{name: {"leaving": False} for name in view["nodes_forgot"]}, **view["nodes"]}
@@ -144,7 +143,6 @@ class ClusterRoutes:
         return {"object": "list", "data": data, "watts": watts}
 
     def _unopened(self, name: str, heard: Mapping[str, float]) -> Fields:
-        """Describe a camera that no node has open."""
         known, here = self._agent.view["cameras"][name], self._agent.problems.get(name)
         where, late_s = known["node"], heard.get(known["node"], 0.0)
         late = f"its node {where} was last heard of {late_s:.0f} s ago" if late_s > LATE_S else "it is being opened"
@@ -322,7 +320,6 @@ def copied(given: httpx.Response) -> Response:
 
 
 async def body_of(request: Request, model: type[M]) -> M | None:
-    """Return a request's body as ``model``, or None if it is invalid."""
     try:
         return model.model_validate_json(await request.body())
     except ValidationError:

@@ -66,7 +66,7 @@ class Shared:
             return [each for each in epochs if unfinished or self._is_begun(camera, each)]
 
     def _is_begun(self, camera: str, epoch: int) -> bool:
-        """Return whether an epoch's folder is a complete copy. Folders of edgevlm 0.1 have LOCK instead of BEGUN."""
+        """Return whether an epoch's folder is a complete copy. Folders that edgevlm 0.1 wrote have the file LOCK, not BEGUN."""
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
@@ -104,10 +104,10 @@ class Shared:
 
 
 class MovingEvents:
-    """A camera's recent events, stored in the camera's folder so that its next node has them.
+    """A store of a camera's recent events in the camera's folder, from which its next node reads them.
 
-    These are the newest event of each watch and the KEPT newest unsent events. An event is written here before the node writes
-    it to its own file. Write errors are not raised.
+    The store has the newest event of each watch and the KEPT newest unsent events. Events are written to this store before the
+    node's own file. Write errors are not raised.
     """
 
     FILE = "events.json"

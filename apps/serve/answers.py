@@ -102,7 +102,7 @@ SINCE, UNTIL = (str, field("Start of the period: RFC 3339, UTC.")), (str, field(
 
 
 def content(*kinds: type[BaseModel] | str, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's ``responses`` for a route. ``kinds`` is the pydantic model that it returns, or its media types."""
+    """Return FastAPI's ``responses`` for a route that returns ``kinds``: a pydantic model, or media types."""
     if isinstance(kinds[0], str):
         return {status: {"content": {each: {} for each in kinds}}}
     return {status: {"model": kinds[0]}}

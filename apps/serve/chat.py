@@ -361,14 +361,13 @@ class ChatRequest(Asked):
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer must be a tool call."""
         return self.tool_choice not in (None, "none", "auto") and bool(self.functions)
 
     def dialogue(self, stream: CameraStream) -> tuple[Dialogue, list[str]]:
         """Return the messages for the chat template, and the known fields that are ignored. Raises FieldError.
 
-        If the request has no tools or the template does not support tools, the system's text is put before the user's last
-        message. Tool results then become user messages, and tool calls become assistant text.
+        If the template does not support tools, tool results become user messages and tool calls become assistant text. If the
+        request has no tools or the template does not support them, the system's text is put before the user's last message.
         """
         last, is_demo = self.messages[-1], stream.model.is_demo
         shows = isinstance(last.content, list) and not all(part.is_text for part in last.content)

@@ -64,8 +64,9 @@ class Section(BaseModel):
 class CameraSettings(Section):
     """One camera's settings. Omitted settings are taken from the top of edgevlm.toml.
 
-    ``source`` is what ``edgevlm run --camera`` takes. ``username`` and ``password`` are the login at the source's address. Each
-    of the three may be ``env:NAME`` or ``file:PATH``. ``name`` is the displayed name, by default the table's name.
+    ``source`` is what ``edgevlm run --camera`` takes; ``username`` and ``password`` are the login at the source's address.
+    ``env:NAME`` or ``file:PATH`` keeps these values out of edgevlm.toml. ``name`` is the displayed name, by default the table's
+    name.
     """
 
     source: str = "demo"
@@ -132,9 +133,9 @@ class JournalSettings(KeptSettings):
     """Settings of the journal.
 
     Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. A line answers ``prompt`` in at most
-    ``max_tokens`` tokens. With ``append = "changed"`` the next line comes early, but not before a tenth of ``every``, once as
-    many changed tokens as in ``changed`` whole frames were appended. Up to ``context`` tokens of journal lines are put before a
-    question that shares words with them.
+    ``max_tokens`` tokens. With ``append = "changed"`` the next line comes early, but not before a tenth of ``every``, once
+    ``changed`` frames' worth of tokens have changed. Up to ``context`` tokens of journal lines are put before a question that
+    shares words with them.
     """
 
     days: Days = Journal.DAYS
@@ -230,7 +231,7 @@ class ServeConfig(Section):
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """Return the key that clients must send. Raises UserError for an invalid key, or if the network is open without a key."""
+    """Return the key that clients must send. Raises UserError for an invalid key, or if others can connect without a key."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")
@@ -240,7 +241,7 @@ def server_key(server: ServerSettings) -> str | None:
 
 
 def as_far_as_running(before: ServeConfig, wanted: ServeConfig) -> tuple[ServeConfig, list[str]]:
-    """Return ``wanted`` without the settings that need a restart to change, and a line for each of these that differs."""
+    """Return ``wanted`` without the changes that need a restart, and a line for each of these changes."""
     kept = {name: getattr(before, name) for name in FIXED}
     kept_of_server = {name: getattr(before.server, name) for name in FIXED_OF_SERVER}
     waits = [name for name, value in kept.items() if getattr(wanted, name) != value]

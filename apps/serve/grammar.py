@@ -25,7 +25,7 @@ LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, step_lexer_fuel=100_000, step_max_items=3_000, max_lexer_states=25_000,
     max_grammar_size=100_000, verbose_errors=False,
 )  # fmt: skip
-SPENT_S, SHARE = 0.2, 0.2  # a grammar may use SPENT_S plus SHARE of the answer's time on the model's thread
+SPENT_S, SHARE = 0.2, 0.2
 _tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()
 _writers: WeakKeyDictionary[Model, bool] = WeakKeyDictionary()  # whether each model can write JSON
 _lock = threading.Lock()
@@ -63,11 +63,11 @@ class Grammar:
         self._matcher = LLMatcher(_tokenizers[model], grammar, log_level=0, limits=LIMITS)
         self._taken, self._spent_s, self._began = 0, 0.0, 0.0
         self._check()
-        self._allowed = self._compute()  # here, not in the model's thread: the first mask takes longest
+        self._allowed = self._compute()  # the first mask takes longest; compute it outside the model's thread
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the next token's logits ``[vocabulary]``, with minus infinity for tokens that break the grammar.
-        Raises UserError if the grammar takes too long."""
+        Raises UserError if the grammar takes more than SPENT_S plus SHARE of the answer's time."""
         if token_ids:
             before, now = time.thread_time(), time.monotonic()
             self._began = self._began or now
@@ -100,7 +100,7 @@ def _multiples(schema: Any) -> Iterator[int]:
 
 
 def _branches(schema: Any) -> Iterator[int]:
-    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` with a reference, which may be recursive."""
+    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` that contains a reference, as it may be recursive."""
     for part in _parts(schema):
         for among in (part.get("anyOf"), part.get("oneOf")):
             if isinstance(among, list) and any("$ref" in each for each in _parts(among)):
@@ -108,7 +108,6 @@ def _branches(schema: Any) -> Iterator[int]:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield every object in a schema."""
     left = [schema]
     while left:
         part = left.pop()

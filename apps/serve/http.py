@@ -182,7 +182,7 @@ class Server:
             raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
         if self.metrics.unfinished >= settings.max_requests:
             self.metrics.refused.inc()
-            soon = max(1, math.ceil(self.metrics.answer_s))  # by then an answer has usually finished
+            soon = max(1, math.ceil(self.metrics.answer_s))  # seconds until an answer has usually finished
             why = f"{settings.max_requests} questions are being answered or wait; ask again in {soon} s"
             raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
@@ -344,7 +344,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams", responses=list_of(answers.Stream, watts=answers.WATTS))
     def list_streams() -> dict[str, Any]:
-        """Return every camera and its status. watts: the machine's power draw, or null without a meter."""
+        """Return every camera and its status. `watts` is the machine's power draw, or null without a meter."""
         data = [stream.describe() for stream in service.streams.values()]
         return {"object": "list", "data": data, "watts": finite(service.power.watts())}
 

@@ -154,7 +154,7 @@ class TimedProtocol(H11Protocol):
 
 
 def open_files() -> float:
-    """Return the number of this process's open file descriptors. Counting takes one; if none is left, return infinity."""
+    """Return the number of this process's open file descriptors, or infinity if they cannot be counted."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -162,7 +162,7 @@ def open_files() -> float:
 
 
 def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
-    """Read and apply the configuration. If it is invalid, report the error and change nothing."""
+    """Read and apply the configuration; if the configuration is invalid, report the error and change nothing."""
     try:
         for line in service.reload(load()):
             notify(line)

@@ -138,7 +138,7 @@ class Service:
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
         """Open a camera and watch it, unless ``paused``.
 
-        If ``by_client``, a client adds the camera. Raises UserError, or FieldError if a field is the cause.
+        If ``by_client``, only what clients may add is accepted. Raises UserError, or FieldError if a field is the cause.
         """
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
@@ -350,7 +350,7 @@ class Service:
         return self._journal
 
     def lines(self, **query: Any) -> list[Line]:
-        """Return the lines that :meth:`Journal.query` finds. ``jpeg_url`` is None if a thumbnail is gone."""
+        """Return the journal lines that :meth:`Journal.query` finds. ``jpeg_url`` is None if a thumbnail is gone."""
 
         def pictured(line: Line, seen: Mapping[str, Any]) -> dict[str, Any]:
             stream = self.streams.get(line.camera)
@@ -378,7 +378,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return two counters per watched stream: its loop's and its model's. One of them rises while the stream is alive."""
+        """Return two counters for each watched stream, its loop's and its model's. A stream is alive while a counter rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces

@@ -43,7 +43,7 @@ from edgevlm.runtime.taught import never_taught
 
 WAITING = 64  # a listener with this many unread events is dropped
 RETRY_S = 30.0
-SAME_S = 5.0  # times that differ by less belong to one frame
+SAME_S = 5.0  # times that differ by less than this belong to the same frame
 PAUSE_S = 5.0
 RATES = 11  # frame rates are computed over this many statistics, one per second
 PROMPT = "Describe in one short sentence what is happening now."
@@ -184,7 +184,6 @@ class CameraStream:
 
     @property
     def state(self) -> str:
-        """The source's state, or ``paused``."""
         return "paused" if self.paused else "failed" if self.problem else self._source.state.value
 
     @property
@@ -420,11 +419,11 @@ class JournalWriter(threading.Thread):
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Stop writing lines. This does not wait: closing the session cancels the line in progress."""
+        """Stop writing lines, without waiting. Closing the session cancels the line in progress."""
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """Put journal lines from the time window before a question with which they share words, up to ``context`` tokens."""
+        """Prepend the time window's journal lines that share words with the question, up to ``context`` tokens."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question

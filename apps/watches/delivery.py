@@ -26,7 +26,7 @@ class Delivery:
     """Records events and sends them to sinks.
 
     Events that are unsent at :meth:`close` are sent by the next Delivery. An event sent just before the process is killed is
-    sent again, with the same id. ``sinks`` maps names to sinks. A sink calls ``control`` with a camera, a watch, and True to
+    sent again, with the same id. A sink calls ``control`` with a camera, a watch, and True to
     resume or False to pause the watch. ``program`` describes this program to the sinks.
     """
 
@@ -79,7 +79,7 @@ class Delivery:
             sender.wake.set()
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Announce all watches to the sinks. This is called whenever a watch is added, removed or paused."""
+        """Announce all watches to the sinks. Call this whenever a watch is added, removed or paused."""
         with self._standing:
             self._announce_all(watches)
 

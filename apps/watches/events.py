@@ -59,7 +59,6 @@ class WatchEvent:
 
     @property
     def names(self) -> str:
-        """Return the event's searchable text in lower case."""
         return f"{self.camera} {self.watch} {self.question}".lower()
 
     def is_of(self, camera: str | None, since: float, until: float) -> bool:
@@ -71,7 +70,7 @@ class WatchEvent:
 class Opening:
     """A period in which a watch was open.
 
-    ``event`` opened the watch. The watch closed at ``closed``, in seconds since 1970; None if it is still open.
+    ``event`` is the event that opened the watch. ``closed`` is in seconds since 1970, or None if the watch is still open.
     """
 
     event: WatchEvent
@@ -136,7 +135,7 @@ class EventStore(TimedDatabase):
         self._attempt(self.prune, None)
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
-        """Write an event and its deliveries in one transaction. An event whose id is known changes nothing.
+        """Write an event and its deliveries in one transaction. An event whose id is already stored changes nothing.
 
         ``pictures`` has a JPEG or None for each moment of the event's evidence; the moment's ``jpeg_url`` points to it.
         """
@@ -210,7 +209,7 @@ class EventStore(TimedDatabase):
         return [_event(*row) for row in self._find(COLUMNS, where, "time DESC, number DESC", limit)]
 
     def last(self, camera: str, watch: str) -> WatchEvent | None:
-        """Return the event of a watch that was recorded last."""
+        """Return the newest recorded event of a watch."""
         with self._lock:
             held = [each.event for each in self._unwritten.values()]
             rows = self._find(COLUMNS, {"camera = ?": camera, "watch = ?": watch}, "number DESC", 1)

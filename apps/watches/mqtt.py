@@ -49,7 +49,7 @@ class Mqtt(Sink):
     All topics except ``event`` are retained. ON sent to the topic ``set`` resumes the watch; OFF pauses it.
 
     A path in the broker's address replaces ``edgevlm``. ID is ``id``, by default the one in the program's state folder. Home
-    Assistant's discovery topics begin with ``discovery``; if it is empty, none are published. ``ca`` is a file with
+    Assistant's discovery topics begin with ``discovery``; an empty ``discovery`` turns them off. ``ca`` is a file with
     certificates to verify a broker at ``mqtts://``, by default the system's.
     """
 
@@ -143,7 +143,7 @@ class Mqtt(Sink):
             with suppress(ValueError, RuntimeError):
                 self._publish(f"{self._base}/available", "offline").wait_for_publish(1)
         self._client.disconnect()
-        if was_connected:  # without a connection the client's thread may wait for an answer; the thread ends by itself
+        if was_connected:  # otherwise do not wait for the client's thread, which may be connecting; it ends by itself
             self._client.loop_stop()
 
     def _topic(self, camera: str, watch: str) -> str:

@@ -40,7 +40,7 @@ class WatchStatus:
     """The state of a watch on a camera.
 
     ``camera`` and ``watch`` are ids; ``camera_name`` and ``watch_name`` are the displayed names, or None. ``state`` is None
-    before it is known. ``device_class`` is Home Assistant's.
+    before it is known. ``device_class`` is Home Assistant's class of the sensor.
     """
 
     camera: str
@@ -71,7 +71,7 @@ class Sink:
 
     A single thread calls :meth:`send`, in the order of the events; any thread may call the other methods. Packages add sinks
     with entry points in the group ``edgevlm.sinks``. The constructor gets the options from the sink's table of edgevlm.toml as
-    keyword arguments. It raises UserError for invalid options, and opens no connection.
+    keyword arguments. The constructor raises UserError for invalid options, and opens no connection.
     """
 
     control: Callable[[str, str, bool], object] = staticmethod(lambda camera, watch, active: None)
@@ -85,12 +85,12 @@ class Sink:
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         """Send an event, and return once the receiver has it. ``event.line()`` is the event's JSON.
 
-        If this raises an exception, it is called again later with the same event.
+        If :meth:`send` raises an exception, it is called again later with the same event.
         """
         raise NotImplementedError
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Handle the list of all watches, without blocking. This is called whenever a watch is added, removed or changed."""
+        """Handle the list of all watches, without blocking. A new list comes when a watch is added, removed or changed."""
 
     def close(self) -> None:
         """Close connections."""
@@ -158,7 +158,7 @@ class Webhook(Sink):
 class Exec(Sink):
     """A sink that runs a program, without a shell, for each event, with the event's JSON on stdin.
 
-    Exit status 0 means success. The program's output goes to stderr. After ``timeout`` seconds its process group is killed.
+    Exit status 0 means success. The program's output goes to stderr. After ``timeout`` seconds the program is killed.
     """
 
     def __init__(self, command: str, timeout: Seconds = PROGRAM_S) -> None:
@@ -225,7 +225,8 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 class SinkSettings(BaseModel):
     """A ``[[sinks]]`` table; other keys are options of the sink.
 
-    ``kind`` is stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. It is the default ``name``.
+    ``kind`` is stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. The default ``name`` is the
+    kind.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -250,7 +251,6 @@ def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
 
 
 def unused(name: str, taken: Mapping[str, object]) -> str:
-    """Return the first of ``name``, ``name-2``, ``name-3``, ... that is not taken."""
     return next(found for number in count(1) if (found := name if number == 1 else f"{name}-{number}") not in taken)
 
 

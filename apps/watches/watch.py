@@ -29,12 +29,13 @@ class WatchSettings(BaseModel):
     """A watch's question, and the rule that opens and closes the watch.
 
     The possible answers are ``choices``; those in ``answer``, by default the first, open the watch. The question is asked every
-    ``every`` seconds; if ``every`` is 0, at each frame; if ``changed`` is set, only after the picture has changed.
+    ``every`` seconds, or at each frame if ``every`` is 0. If ``changed`` is set, it is asked only after the picture has
+    changed.
 
     The watch opens once the probability of ``answer`` has been above ``open_above`` for ``open_after`` seconds, and closes once
-    the probability has been below ``close_below`` for ``close_after`` seconds. A duration above 0 takes at least two answers.
-    After closing, the watch stays closed for ``cooldown`` seconds. Outside its ``schedule``, in local time, a watch is not
-    asked. ``on`` selects the events that are sent to ``sinks``, by default to all sinks.
+    the probability has been below ``close_below`` for ``close_after`` seconds. If ``open_after`` or ``close_after`` is above 0,
+    at least two answers are needed. After closing, the watch stays closed for ``cooldown`` seconds. A watch is asked only
+    during its ``schedule``, in local time. ``on`` selects the events that are sent to ``sinks``, by default to all sinks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -103,7 +104,7 @@ class Watch(WatchSettings):
 
     @property
     def in_words(self) -> str:
-        """Return the watch's question, followed by the answers that open the watch unless that is "yes"."""
+        """Return the question and, unless only "yes" opens the watch, the answers that open the watch."""
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:

@@ -40,11 +40,15 @@ class SeenFrame:
 
 @dataclass(slots=True)
 class Tracked(WatchState):
-    """The state of a watch on one camera."""
+    """The state of a watch on one camera.
+
+    ``closed`` is the wall-clock time of the last closing before a restart. If a video file is played again, the watch is asked
+    only after stream time ``judged``.
+    """
 
     opened: float = 0.0
-    closed: float | None = None  # wall clock of the last closing before a restart
-    judged: float | None = None  # a replayed video file is asked again only after this stream time
+    closed: float | None = None
+    judged: float | None = None
     paused: bool = False
     picture_changed: bool = False  # since the last question
     gate: ChangeGate = field(default_factory=ChangeGate)
@@ -229,7 +233,7 @@ class Watcher:
 
     def _report(self, tracked: Tracked, seen: SeenFrame | None, probability: float, one: Classified | None = None) -> None:
         moments = () if one is None else one.looked.evidence().moments
-        if seen is not None:  # put the moment of the question's own frame first
+        if seen is not None:  # the first moment is the frame about which the watch was asked
             at = (seen.number, seen.number, seen.frame.time_s, seen.frame.time_s)
             first = [each for each in moments if each.frame <= seen.number <= each.last_frame]
             moments = (*(first or [Moment(*at, 0.0, (0.0, 0.0, 1.0, 1.0))]), *(each for each in moments if each not in first))
