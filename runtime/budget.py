@@ -30,7 +30,7 @@ class TextBudget:
     """The tokens set aside at the start for the conversation, the question and the answer, in addition to the memory.
 
     ``pictures``: how many pictures have room set aside. ``most``: the maximum number of tokens in a question, including its
-    conversation and further pictures; 0 allows only what is set aside. If a question needs more, the session allocates the
+    conversation and any further pictures; 0 allows only what is set aside. If a question needs more, the session allocates the
     extra memory when the question is asked and frees it afterwards.
     """
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 ROOT = Path("/")
-GROUPS = (  # for cgroup v2 and v1: controller, folder, limit's file, usage's file, name of the page cache in memory.stat
+GROUPS = (  # for cgroup v2 and v1: controller, folder, file names of limit and usage, cache's name in memory.stat
     ("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )

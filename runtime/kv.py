@@ -29,7 +29,7 @@ class KVScales:
 
     @classmethod
     def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
-        """Return scales for keys and values up to the given sizes, multiplied by ``headroom``.
+        """Return scales, multiplied by ``headroom``, that can store keys up to ``key`` and values up to ``value``.
 
         ``key``: the largest length of each rotary pair, ``[layers, kv_heads, head_dim / 2]``. ``value``: the largest magnitude
         of each channel, ``[layers, kv_heads, head_dim]``. All values of a head get the scale of its largest channel, because

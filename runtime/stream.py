@@ -39,7 +39,7 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame or group outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: start and end."""
+    """A frame outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: its first and last time."""
 
     features: Float32
     seconds: Float64
