@@ -1,8 +1,8 @@
 """Time each policy's compression, compared with one plain read of the same keys and values.
 
-The time covers everything a policy does from one compression to the next: scoring, choosing and evicting. Forward passes of
-guidance texts are not timed; their queries, and those of probed layers, are noise. Compression and read take turns on the same
-cache, which is refilled between rounds. The first round is cold and reported separately.
+The time covers everything a policy does from one compression to the next: scoring, choosing and evicting. Forward passes are
+not timed; the queries of guidance texts and of probed layers are noise. Compression and read take turns on the same cache,
+which is refilled between rounds. The first round is cold and reported separately.
 """
 
 from __future__ import annotations

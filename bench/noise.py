@@ -39,7 +39,7 @@ def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The sizes of a cache. tokens: vision tokens held in each layer and KV head."""
+    """The sizes of a cache that holds ``tokens`` vision tokens in each layer and KV head."""
 
     layers: int = 36
     kv_heads: int = 2
@@ -48,7 +48,6 @@ class CacheShape:
 
     @property
     def side(self) -> int:
-        """The number of patches along a frame's edge."""
         return max(1, round((self.tokens / FRAMES) ** 0.5))
 
 

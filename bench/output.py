@@ -78,7 +78,6 @@ class Table:
             self.print(line)
 
     def say(self, text: str) -> None:
-        """Print a line of text between rows."""
         typer.echo(printable(text, 2000))
 
     def _row(self, cells: Sequence[str], widths: Sequence[int]) -> None:

@@ -68,7 +68,6 @@ class SeededTensors:
         return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
-        """Yield the whole tensor in one piece."""
         yield self.tensor(name, shape)
 
 
@@ -90,7 +89,7 @@ class TextModel:
 def open_text_model(name: str, layers: int | None = None) -> TextModel:
     """Return one of SHAPES with random weights, or the text part of the checkpoint in the directory ``name``.
 
-    ``layers``: keep only this many of the first layers. Raises UserError for any other name.
+    ``layers``: keep only this many of the first layers. Raises UserError if there is no such checkpoint.
     """
     if name in SHAPES:
         (backbone, shape), tensors = SHAPES[name], cast(Tensors, SeededTensors())

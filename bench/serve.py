@@ -121,7 +121,6 @@ class Served:
         self.process.wait()
 
     def frames(self) -> list[int]:
-        """Return the number of watched frames of each camera."""
         found = httpx.get(f"{self._url}/v1/streams", timeout=START_S, trust_env=False).json()["data"]
         return [stream["frames_watched"] for stream in found]
 

@@ -89,7 +89,7 @@ def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
 
 
 def ratio(ours: Sequence[Took], theirs: Sequence[Took], name: str = "ratio") -> dict[str, Any]:
-    """Return our time divided by theirs, round by round: ``name`` with ``low`` and ``high``, and for CPU time ``cpu_ratio``."""
+    """Return our time divided by theirs, round by round, as ``name``, ``low`` and ``high``; for CPU times, ``cpu_ratio``."""
     pairs = list(zip(ours, theirs, strict=True))
     cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)
     return {**spread((one.wall / other.wall for one, other in pairs), name), "cpu_ratio": round(cpu, 3)}

@@ -1,11 +1,8 @@
 """Model V-Rex's accelerator analytically, and compare it with its paper's figures (``vrex.json``).
 
-After tower and prediction, a call takes as long as the slowest of arithmetic, memory traffic and fetch over PCIe:
-
-call = tower + prediction + max(max(operations / F, bytes / B), fetched bytes / G)
-
-On a GPU, prediction precedes the fetch of the rows that it chooses; V-Rex's DRE hides the prediction. Every method fetches a
-layer's rows while the previous layer computes, so a fetch costs only the time by which it exceeds that computation.
+After tower and prediction, a call takes as long as the slowest of arithmetic, memory traffic and fetch over PCIe. On a GPU,
+prediction precedes the fetch of the rows that it chooses; V-Rex's hardware hides the prediction. Every method fetches a layer's
+rows while the previous layer computes, so a fetch costs only the time by which it exceeds that computation.
 """
 
 from __future__ import annotations
@@ -65,7 +62,6 @@ class Analytic:
         return int(2 * llm["layers"] * llm["kv_heads"] * llm["head_dim"] * llm["bytes"])
 
     def parts(self, system: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the descriptions of a system's hardware and method."""
         about = self.paper["systems"][system]
         return self.paper["hardware"][about["hardware"]], self.paper["methods"][about["method"]]
 
@@ -111,7 +107,7 @@ class Analytic:
         )
 
     def scores(self, system: str, rows: int, held: int, batch: int) -> float:
-        """Return how many scores between query rows and summaries a method computes; 0 for a method without scores."""
+        """Return the number of scores that a method computes between query rows and summaries, possibly 0."""
         summary = self.parts(system)[1]["rows_a_summary"]
         return 0.0 if summary is None else batch * rows * held / summary
 
@@ -176,6 +172,5 @@ def vrex() -> Iterator[dict[str, Any]]:
 
 
 def load_paper() -> dict[str, Any]:
-    """Load the paper's data: its hardware, methods, systems and figures."""
     found: dict[str, Any] = json.loads(files(__package__).joinpath("vrex.json").read_text(encoding="utf-8"))
     return found

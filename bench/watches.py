@@ -158,7 +158,6 @@ def are_there(names: Sequence[str]) -> Questions:
 
 
 def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> list[bool]:
-    """Return whether a watch with the given settings is open at each frame."""
     state, is_open = WatchState(Watch.model_validate({"question": "is it there?", **settings})), []
     for frame, probability in enumerate(probabilities.tolist()):
         state.observe((frame + 1) / FPS, probability)
@@ -167,7 +166,7 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
 
 
 def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Iterator[Line]:
-    """Yield a line: frames per second with and without watches, and how many ms the questions take together and one by one."""
+    """Yield a line: frames per second with and without watches, and the ms of questions asked together and one by one."""
     questions = are_there([f"{color} {shape}" for shape in SHAPES for color in COLORS][:WATCHES])
     pictures, _ = shown([0], COST_FRAMES)
     took: list[tuple[float, ...]] = []

@@ -33,7 +33,7 @@ Float16 = NDArray[np.float16]
 
 SITES = {"qkv": "input_norm", "output": "attention", "gate_up": "mlp_norm", "down": "gated"}  # matrix -> its input
 TOKENS, LENGTH = 2048, 256
-LARGEST = np.float32(65504)  # float16's largest number; many models have huge activations at a passage's first token
+LARGEST = np.float32(65504)  # float16's largest number, to which a passage's huge first activations are clipped
 
 
 def sample_activations(bundle: Bundle) -> dict[str, Float16]:

@@ -24,7 +24,7 @@ Float64 = NDArray[np.float64]
 
 WINDOW = 32  # PureKV's w: the queries of this many newest vision rows score all earlier tokens
 MOST_TOKENS = 6000
-FEWEST_FRAMES = 10  # the newest tenth of the frames is then one frame
+FEWEST_FRAMES = 10  # with fewer frames, their newest tenth is less than one frame
 
 
 @dataclass(frozen=True, slots=True)

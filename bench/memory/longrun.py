@@ -35,7 +35,7 @@ from edgevlm.runtime.taught import COLORS, SHAPES
 
 TEXT_BUDGET = TextBudget(80, 80, 80)
 REPORT_EVERY = 500
-LEAST = 200  # marks after fewer frames are skipped
+LEAST = 200  # marks before this many frames are skipped
 GAPS = (30, 60, 90, 130, 200, 350, 600, 900, 1_400, 2_500, 4_000, 7_000, 9_000, 20_000, 40_000, 80_000)
 """Frames between a visitor's leaving and a mark. Each mark has visitors for as many of these gaps as fit."""
 SHAPES_OF_VISITORS = 6  # other objects have the remaining two shapes

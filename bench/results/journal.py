@@ -1,7 +1,7 @@
 """Read benchmark results: JSON lines in an append-only file that ``bench all`` writes.
 
 A run's header has the event ``run``. Each command then adds a line with the event ``begin``, its result lines with ``run`` and
-``entry``, and a line with the event ``end`` or ``failed``. A command that begins again in a run replaces its earlier lines.
+``entry``, and a line with the event ``end`` or ``failed``. If a command begins again in a run, its earlier lines do not count.
 Lines without a run, such as one command's output, form a run named after their file.
 """
 

@@ -115,7 +115,7 @@ def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
 
 
 def _object(text: str) -> Line | None:
-    """Return a line's JSON object, with NaN and infinities replaced by None, or None for any other line."""
+    """Return a line's JSON object, with NaN and infinities replaced by None, or None if the line is not a JSON object."""
     try:
         line = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError):

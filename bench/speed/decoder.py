@@ -63,7 +63,7 @@ def decode(
 ) -> Iterator[Place]:
     """Time one token: its embedding, its decoding after ``held`` rows, and its logits.
 
-    Yields a line for each weight precision, KV precision, ``held`` and runtime, then our ratios (see :func:`pairs`). Raises
+    Yields a line for each weight precision, KV precision, ``held`` and runtime, then ratios (see :func:`pairs`). Raises
     UserError for an unknown runtime or precision, and for more rows than the model has positions.
     """
     for name in model:
@@ -95,7 +95,7 @@ def _compared(
     text: TextModel, against: Sequence[str], precisions: Sequence[str], works: Sequence[Append], rounds: int,
     kv: Sequence[str], place: Place,
 ) -> Iterator[Place]:  # fmt: skip
-    """Yield a line for each timing, then our ratios to other runtimes."""
+    """Yield a line for each timing, then the ratios of our times to other runtimes'."""
     known = {"against": [name for name in RUNTIMES if name != OURS], "kv": RUNTIMES[OURS].kv}
     for option, typed in (("against", against), ("kv", kv)):
         if unknown := [name for name in typed if name not in known[option]]:
@@ -156,7 +156,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Yield pairs of our timing and another runtime's: those with the same KV precision, then the fastest of each."""
+    """Pair our timings with each other runtime's: first by KV precision, then the fastest of ours and of theirs."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

@@ -107,7 +107,6 @@ def write_gguf(path: Path, model: TextModel, precision: str) -> None:
 
 
 def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield the GGUF name and the numbers of each tensor."""
     s, tensor = model.shape, model.tensors.tensor
     yield "token_embd.weight", tensor("text.embed_tokens.weight", (s.vocab, s.hidden))
     yield "output_norm.weight", tensor("text.norm.weight", (s.hidden,))
@@ -129,7 +128,7 @@ def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
 
 
 def _llama_order(model: TextModel, part: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a llama model's query and key rows in llama.cpp's order, which rotates neighbouring rows instead of halves."""
+    """Reorder a llama model's query and key rows for llama.cpp, which rotates neighbouring rows instead of halves."""
     if model.backbone != "llama" or part not in ("self_attn.q_proj", "self_attn.k_proj"):
         return rows
     halves = rows.reshape(-1, 2, model.shape.head_dim // 2, *rows.shape[1:])

@@ -31,7 +31,7 @@ WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 
 
 class Forced:
-    """A decoder with a cache of ``PASSAGE`` rows that is fed given tokens (teacher forcing)."""
+    """Feeds given tokens to a decoder with a cache of ``PASSAGE`` rows (teacher forcing)."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.bundle = model, model.bundle

@@ -86,7 +86,6 @@ def _grown(run: Callable[[], object]) -> int:
 
 
 def noise(count: int, side: int) -> Float32:
-    """Return random frames ``[count, 3, side, side]``."""
     return np.random.default_rng(0).standard_normal((count, 3, side, side), np.float32)
 
 

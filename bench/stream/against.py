@@ -66,7 +66,7 @@ def against(
     theirs: str = "fp32",
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each precision and one for transformers in ``theirs``, then our ratios of frames and tokens per second.
+    """Yield a line for each precision and for transformers in ``theirs``, then the ratios of our rates to transformers'.
 
     ``model``: a LLaVA-OneVision checkpoint, by default one of the 0.5B shape with random weights. All runtimes are loaded
     together and take turns, chunk by chunk. Frames are prepared once for all runtimes, untimed. Raises UserError for a
@@ -114,7 +114,6 @@ def against(
 
 
 def baseline_of(model: Any, session: Session) -> TorchBaseline:
-    """Return a PyTorch baseline with the session's prefix and budget."""
     bundle = session.model.bundle
     prefix = session._chat.prefix
     return TorchBaseline(model, prefix, session.budget, bundle.vision.tokens_per_frame, bundle.chat.stop_ids)

@@ -47,7 +47,6 @@ class GrowthWork:
     engine: str = DEFAULT_ENGINE
 
     def place(self, mark: int) -> dict[str, Any]:
-        """Return the fields that identify what a line measures."""
         about = {name: getattr(self, name) for name in ("model", "policy", "chunk")}
         return {"bench": "stream", **about, "frames": mark, "threads": self.threads or default_threads()}
 

@@ -22,7 +22,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def seconds_of(value: Any) -> float:
-    """Convert a number of seconds, ``HH:MM:SS`` or ``MM:SS`` to seconds. Raises ValueError."""
+    """Convert ``HH:MM:SS``, ``MM:SS`` or a number of seconds to seconds. Raises ValueError."""
     text = str(value).strip() if isinstance(value, str | int | float) else ""
     if not re.fullmatch(r"\d{1,7}(:\d{1,2}){0,2}(\.\d+)?", text):
         raise ValueError("is not a time in seconds")

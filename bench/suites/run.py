@@ -98,7 +98,6 @@ def run_suite(
 
 
 def key_of(record: Record) -> tuple[str, str, str]:
-    """Return the policy, budget and question of a journal record."""
     return record["policy"], record["budget"], record["record"]
 
 
@@ -166,7 +165,7 @@ def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skip
 
 
 def counts(data: Dataset, records: dict[VariantRun, list[Record]]) -> Line:
-    """Return how many questions and videos were asked, and which records, videos and answers the fractions exclude."""
+    """Return the numbers of questions and videos, and the records, videos and answers that the fractions exclude."""
     first = next(iter(records.values()))
     errors = [record for of in records.values() for record in of if record["error"]]
     return {

@@ -79,7 +79,6 @@ class Viewer:
             self._add(place, "", error=reason, **facts)
 
     def _ask_until(self, time_s: float) -> None:
-        """Ask the questions due before ``time_s``."""
         while self._due and self._due[0][0] < time_s:
             due, place = self._due.pop(0)
             poll = self._questions[place].poll

@@ -49,7 +49,6 @@ class Oracle(Policy):
 
 
 def make_oracle(name: str, case: Case) -> Oracle:
-    """Return the oracle called ``name`` for one stream and its questions."""
     order, recent = ORACLES[name]
     return Oracle(ranking(case, order), recent)
 

@@ -49,7 +49,7 @@ class FullKVReference:
 
 
 class DivergenceMeter:
-    """Streams clips through one model, with a session's chunks and text budget. Raises UserError if a question is too long."""
+    """Streams clips through a model as a session would. Raises UserError if a question is too long."""
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
@@ -121,7 +121,7 @@ class DivergenceMeter:
         return self.measure(reference, Full(), tokens, budget, append)
 
     def measure_encode(self, encode: EncodeChanged, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV with only the changed patches of the clip's frames encoded.
+        """Measure full KV when only the changed patches of the clip's frames are encoded.
 
         ``encoded``: the fraction of patches that were encoded. ``low_cosine``: the first percentile of the cosine similarity
         between the resulting features and those of whole frames.

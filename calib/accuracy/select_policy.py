@@ -120,7 +120,7 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the fastest-compressing policy of those as good as the best, or None for FALLBACK.
 
-    A policy is as good as the best, the one with the largest mean, if the interval of their paired differences includes 0.
+    A policy is as good as the one with the largest mean if the interval of their paired differences includes 0.
     FALLBACK is chosen if it is as good as the best, or if all of several policies are equally good.
     """
     best = max(measured, key=lambda of: mean(of.values).value)

@@ -63,7 +63,7 @@ class Variant:
 
     @property
     def changes(self) -> str:
-        """Return the label's suffixes for append and encode; empty if whole frames are appended and encoded."""
+        """Return the label's suffixes for ``append`` and ``encode``; empty if both are ``all``."""
         return self.label.removeprefix(self.on_full_frames.label)
 
     def under(self, append: str, encode: str = ALL) -> Variant:
@@ -85,7 +85,6 @@ class Budget:
     count: int | None = None
 
     def tokens(self, stream_tokens: int) -> int:
-        """Return |M| for a stream of ``stream_tokens`` vision tokens."""
         return int(self.fraction * stream_tokens + 1e-9) if self.count is None else self.count
 
 

@@ -117,7 +117,6 @@ class Worker:
         return make_case(self._words, stream, frames, self.settings.suite, self.settings.noise, self.settings.crf)
 
     def perform(self, task: CaseTask) -> Record:
-        """Run one policy at one budget on one stream."""
         run, case, variant = task.run, self.case(task.stream), Variant(task.run.label)
         if variant.is_oracle:
             policy: Policy = make_oracle(variant.policy.removeprefix(f"{ORACLE}/"), case)

@@ -132,7 +132,6 @@ class World:
         return self._render()
 
     def skip(self) -> None:
-        """Advance the world by one frame without drawing the frame."""
         self.step()
 
     def _happen(self) -> None:
@@ -214,7 +213,6 @@ def _texture(rng: np.random.Generator) -> np.ndarray:
 
 
 def _masks() -> np.ndarray:
-    """Return the silhouettes of the shapes: bool [8, 11, 11]."""
     y, x = np.mgrid[-1 : 1 : SPRITE * 1j, -1 : 1 : SPRITE * 1j]
     radius, angle = np.hypot(x, y), np.arctan2(x, -y)
     lobe = np.abs((angle / (2 * np.pi) * 5) % 1 - 0.5) * 2  # 1 on the star's five spikes, 0 between
