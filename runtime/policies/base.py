@@ -223,7 +223,7 @@ class Policy(Stateful):
         return Plan(keep, add, {layer.index: layer._merged for layer in layers if layer._merged is not None})
 
     def _checked(self, layer: Layer) -> Bool:
-        """Return a layer's mask of rows to keep, with prefix and text. Raises UserError for too many or too few rows."""
+        """Return a layer's mask of rows to keep, including prefix and text. Raises UserError for a wrong number of rows."""
         mask, shape = layer._kept, layer.seq.shape
         if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"

@@ -151,8 +151,8 @@ class RandomTokens(SteadyTarget):
     """Keep a random sample of the tokens. After a compression, each token seen so far is held with equal probability.
 
     All layers and heads hold the same tokens. As in reservoir sampling, the tokens with the highest priorities stay. A token's
-    priority is a fixed hash of ``seed`` and the token's ``seq``. The hash is a bijection of 64 bits, so there are no ties. The
-    sample's size does not depend on the new rows. All tokens newer than the last compression are held.
+    priority is a fixed hash of ``seed`` and the token's ``seq``. The hash is a bijection on 64-bit numbers, so there are no
+    ties. The sample's size does not depend on the new rows. All tokens newer than the last compression are held.
     """
 
     seed: int = setting(0, "seed of the hash")

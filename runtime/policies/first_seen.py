@@ -1,4 +1,4 @@
-"""The policy first-seen, which is ours, keeps the first of several similar tokens, with the tokens around it."""
+"""Our policy first-seen keeps the first of several similar tokens, with the tokens around it."""
 
 from __future__ import annotations
 

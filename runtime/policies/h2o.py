@@ -15,11 +15,10 @@ from edgevlm.runtime.policies.layer import Layer
 class H2O(EvictsOnDemand):
     """Keep the newest tokens, and the tokens that have received the most attention from all later rows.
 
-    F_t is the attention that token t has received: the sum of softmax(q_i K^T / sqrt(D))_t over all appended rows i and the
-    query heads of a KV head. Each KV head keeps the tokens with the highest F.
+    A token's attention is the sum of softmax(q_i K^T / sqrt(D))_t over all appended rows i and the query heads of a KV head.
 
     Ours: each KV head chooses its own tokens. All frames of an append are scored before any token is evicted; the paper evicts
-    one token for each new token. Questions and answers do not add to F, because they never change the memory.
+    one token for each new token. The attention of questions and answers does not count, because they never change the memory.
     """
 
     recent: float = setting(0.5, "fraction of |C| for the newest tokens; the rest are heavy hitters", at_least=0, at_most=1)

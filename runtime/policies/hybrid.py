@@ -1,4 +1,4 @@
-"""The policy hybrid, which is ours, clusters the tokens that it evicts and stores the newest tokens of each cluster."""
+"""Our policy hybrid clusters the tokens that it evicts and stores the newest tokens of each cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy last-seen, which is ours, keeps the last of several similar tokens."""
+"""Our policy last-seen keeps the last of several similar tokens."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class Layer:
     def newest(self, count: int, among: Bool | None = None) -> Bool:
         """Return a mask of each head's ``count`` newest rows, out of the mask ``among`` (by default ``free``)."""
         seq = self.seq
-        age = (seq - seq.max(initial=0)).astype(np.float32)  # float32 may round two ages to a tie, which seq decides
+        age = (seq - seq.max(initial=0)).astype(np.float32)  # seq decides if float32 rounds two ages to a tie
         return self.top(age, count, among)
 
     def attention_of(self, *asked: str | Queries | Float32, seq: Int64 | None = None) -> Float32:

@@ -85,7 +85,7 @@ class PureKV(EvictsOnDemand):
     def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
         """Return ``S ||V||`` of each row of every layer, ``[kv_heads, n]``, from the ``window`` newest queries.
 
-        Eqs. 1 and 2 give S in the layers up to the CLIE layer. Above the CLIE layer, a token takes that layer's S in the same
+        In layers up to the CLIE layer, S follows eqs. 1 and 2. Above the CLIE layer, a token takes that layer's S in the same
         KV head, matched by ``seq`` (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last S. S is 0 for a token
         that was never scored.
         """

@@ -122,7 +122,7 @@ class RowClusters(Stateful):
         return self._seq[: self._held]
 
     def keep(self, seq: Int64) -> None:
-        """Drop all rows whose ``seq`` is not in ``seq`` ``[n]``, which must be ascending and contain only known rows."""
+        """Keep only the rows listed in ``seq`` ``[n]``, which must be ascending and list only known rows."""
         at = np.searchsorted(self.seq, seq)
         self._held = len(at)
         self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]

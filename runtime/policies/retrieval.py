@@ -1,7 +1,7 @@
 """Define the base of retrieval policies, which keep a window of rows on the device and older rows as blocks of a store.
 
-The budget |M| is split into a window of the newest tokens, which is always attended to, a working set that blocks are fetched
-into, and an index. A retrieval policy uses as many bytes as an eviction policy with the same budget.
+The budget |M| covers a window of the newest tokens (always attended to), a working set (the fetched blocks) and an index. A
+retrieval policy uses as many bytes as an eviction policy with the same budget.
 """
 
 from __future__ import annotations

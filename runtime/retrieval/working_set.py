@@ -48,7 +48,7 @@ class WorkingSet(Stateful):
         self.truncated = 0  # the total number of chosen rows that did not fit
         self._start = np.full(cache.layers, -1, np.int64)
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
-        self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # frame, row, col, confirmed when fetched
+        self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # fetched rows' frame, row, col, confirmed
         self._turned = np.zeros((cache.layers, cache.kv_heads), np.int64)
         self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
 

@@ -39,7 +39,7 @@ LATER = (  # fields of the chat and the decoder that earlier versions did not ha
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
-    """Return, as JSON, the settings that must be the same when a session is resumed; only ``name`` may differ."""
+    """Return the settings, as JSON values, that a resumed session must have; only ``name`` may differ."""
     bundle = stream.model.bundle
     height, width = bundle.vision.size
     return {

@@ -135,9 +135,9 @@ class Store:
     """A store of numbered blocks in host memory and in one file. A block that is in neither host memory nor the file is lost.
 
     Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, created if missing; ``temporary``
-    for an unnamed file, None for host memory only. identity: the stream that owns the blocks. notify: a function that any
-    thread calls with a message for the user; by default messages are logged. patience_s: the longest time that a caller waits
-    for one write. retry_s: the seconds between attempts to write while the disk fails.
+    for an unnamed file, None for host memory only. identity: a text that identifies the stream that owns the blocks. notify: a
+    function that any thread calls with a message for the user; by default messages are logged. patience_s: the longest time
+    that a caller waits for one write. retry_s: the seconds between attempts to write while the disk fails.
 
     Records are written to the file one after another from START. A record that would exceed the file's limit is written at
     START instead. ``_head`` is the offset of the next record. No block's record begins between ``_head`` and ``_cleared``.
@@ -270,7 +270,7 @@ class Store:
         return lost
 
     def sync(self) -> None:
-        """Write all blocks put so far to disk, so that :meth:`restore` finds them after a power cut."""
+        """Write all blocks stored so far to disk, so that :meth:`restore` finds them after a power cut."""
         with self._changed:
             for _ in range(4 * len(self._dirty)):  # limited, because other threads may put more blocks
                 if not self._wait():
