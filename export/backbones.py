@@ -26,9 +26,9 @@ class DecoderShape:
 
     For M-RoPE, ``sections`` is the number of rotary pairs of each of the three position axes; the axes' pairs alternate if
     ``interleaved``. ``biases`` lists which of the projections ``q k v o gate up down`` have a bias. DeepStack adds features
-    after each of the first ``deepstack`` layers. ``gate`` is ``silu`` or ``gelu_pytorch_tanh``. ``windows`` is how many
-    positions each layer looks back (0: to the start), or empty if no layer has a window. Layers with a window may have a
-    rotary base of their own, ``local_theta``. If ``whole_frames``, all rows of a frame see each other.
+    after each of the first ``deepstack`` layers. ``gate`` is ``silu`` or ``gelu_pytorch_tanh``. ``windows`` lists how many
+    positions back the layers see (0: all), and is empty if no layer has a window. Layers with a window may have a rotary base
+    of their own, ``local_theta``. If ``whole_frames``, all rows of a frame see each other.
     """
 
     layers: int

@@ -174,7 +174,7 @@ class EngineCalls:
         self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
-        """Bind an output to memory for ``shape`` and return the address. By default, the memory block is named ``tensor``."""
+        """Bind an output to a memory block of the right size, by default the block named ``tensor``; return the address."""
         address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
         self.bind(tensor, address)
         return address
