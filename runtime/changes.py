@@ -24,13 +24,13 @@ Levels = NDArray[np.uint8]
 FULL_FRAME_ABOVE = 0.7  # a frame is encoded whole if more than this fraction of its patches changed
 MARGIN = 1.5
 LOUDEST = 0.5
-MOST_WRONG = 0.01
-WRONG = 0.05
+MOST_WRONG = 0.01  # a kept token is wrong if its distance exceeds the noise or this number,
+WRONG = 0.05  # and at most this fraction of the kept tokens may be wrong
 PROOF = 16
 MANY = 0.1  # camera effects are considered only if more than this fraction of the patches seem changed
 EXPLAINED = 0.5
-BRIGHTER = 4 / 3  # an exposure change by more than this factor, up or down, is ignored
-SHIFTED = 0.15
+BRIGHTER = 4 / 3  # exposure changes by more than this factor are ignored,
+SHIFTED = 0.15  # as are shifts of fewer pixels than this
 STANDS_OUT = 3.0
 MOST_NOISE = 0.25
 

@@ -23,7 +23,7 @@ from edgevlm.runtime.stateful import State, Stateful
 MOMENTS = 3
 LEAST = 0.02
 LEAST_ROW = 1e-3
-LIT = 0.25
+LIT = 0.25  # a box covers patches with at least this fraction of the best patch's weight
 KNOTS = 4096
 CLOSE_S = 0.5
 

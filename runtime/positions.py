@@ -18,8 +18,8 @@ Float32 = NDArray[np.float32]
 VIDEO_RULES = {
     "trained": "video",
     "transformers": "transformers",
-}  # maps --positions to the rule for a stream that is one video
-_ROUNDING = 1e-6
+}
+_ROUNDING = 1e-6  # added to positions before rounding down, because 0.1 * 30 may be less than 3
 
 
 def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8] | None = None) -> tuple[Float32, Float32]:

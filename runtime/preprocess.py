@@ -14,8 +14,8 @@ from edgevlm.runtime.bundle import VisionSpec
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 MOST_PIXELS = 1 << 26  # the largest frame or picture: 8192 x 8192, 192 MB decoded
 MOST_EDGE = 1 << 14
-BAND = 16  # the number of output pixels that one matrix product computes
-SMALL = 1 << 17
+BAND = 16
+SMALL = 1 << 17  # multiplications in one matrix product: BLAS splits larger products among threads, which is slower
 
 
 @dataclass(frozen=True, slots=True)
