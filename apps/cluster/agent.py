@@ -67,7 +67,7 @@ class NodeAgent(Hooks):
         self.needs: dict[str, Planned] = {}
         self.epochs: dict[str, int] = {}  # epochs of cameras that are open, opening or closing
         self.problems: dict[str, str] = {}
-        self.moves: dict[str, dict[str, Any]] = {}  # cameras that moved here: the memory's last time, and the seconds lost
+        self.moves: dict[str, dict[str, Any]] = {}  # by camera that moved here: its snapshot's time, and the seconds lost
         self.view: Fields = Director().told
         self._mark = ""  # identifies the newest view received from the head
         self._events: dict[str, MovingEvents] = {}
@@ -238,7 +238,9 @@ class NodeAgent(Hooks):
                 if self._done.is_set():
                     return
                 is_due = name not in self.epochs and time.monotonic() >= self._retry.get(name, 0.0) and name in view["cameras"]
-                if is_due and self._lease.held(self._clock()).get(name) == epoch:  # opening other cameras took time
+                if (
+                    is_due and self._lease.held(self._clock()).get(name) == epoch
+                ):  # opening other cameras may have outlasted the lease
                     self._open(name, epoch, view["cameras"][name])
             for name, stream in list(self._service.streams.items()):
                 if self._events[name].events:

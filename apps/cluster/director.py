@@ -307,7 +307,7 @@ class Director:
         self.keep()
 
     def keep(self) -> None:
-        """Save changes. If this raises an error of ``save``, the next :meth:`tick` tries again."""
+        """Save changes. If ``save`` raises an error, so does this method; the next :meth:`tick` tries again."""
         self._is_changed, self._save_at = True, -math.inf
         self._save(self.state)
         self._is_changed, self._saves = False, self._saves + 1

@@ -28,8 +28,8 @@ class NoteFollower:
     """Carries out the notes in ``view()``, the head's last answer.
 
     The agent holds its camera lock when it calls a method. Other threads read four fields without the lock. ``counts`` has the
-    number of deletions, by note and camera. ``refused`` has the reason why a memory could not forget a note's period. The last
-    note whose data was deleted from files is ``kept``; for each camera's memory, the last note is in ``cameras``.
+    number of deletions, by note and camera. ``refused`` has the reason why a memory could not forget a note's period. ``kept``
+    is the number of the last note carried out in files. ``cameras`` has the number of the last note for each camera's memory.
     """
 
     node: str
@@ -46,7 +46,7 @@ class NoteFollower:
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and view of each camera that was closed
 
     def follow(self) -> None:
-        """Delete what the notes name from this node's files, from open cameras, and from cameras that were closed recently."""
+        """Delete what the head's notes name from this node's files, from open cameras, and from recently closed cameras."""
         view = self.view()
         try:
             for note in view["notes"]:

@@ -28,7 +28,7 @@ class Node:
 
     name: str
     memory_bytes: int
-    needs: dict[str, Need] = field(default_factory=dict)  # by model; only models that the node has planned
+    needs: dict[str, Need] = field(default_factory=dict)  # by model, for models that the node has planned
     url: str = ""
     seen: float = 0.0
     leaving: bool = False
@@ -131,8 +131,8 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
     """Choose cameras that should move from full nodes to emptier ones; return their new nodes.
 
-    After a move, the new node is less full than the old node was before, by at least ``gain``. A move costs a few seconds of a
-    camera's stream, so cameras do not move between nodes of similar fullness.
+    A camera moves only if its new node stays less full than its old node was, by at least ``gain``, because a move costs a few
+    seconds of the camera's stream.
     """
     loads = {node.name: Load(node) for node in nodes}
     watched: dict[str, list[Camera]] = {name: [] for name in loads}
@@ -181,5 +181,5 @@ def why_not(loads: Collection[Load], camera: Camera) -> str:
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:
-    """Return the fraction of a node that a camera takes, on the node where it takes least."""
+    """Return the fraction of a node that a camera takes: the minimum over the nodes."""
     return min((load.with_one_more(camera) - load.fullness() for load in loads), default=0.0)

@@ -153,7 +153,7 @@ class RayNode:
 
         try:
             return "answer", ray.get(self._head.call.remote(method, *arguments), timeout=ANSWER_S)
-        except UserError as error:  # Ray's error class also inherits from the class of the error's cause
+        except UserError as error:  # Ray raises a class derived from both its own error and UserError
             raise UserError(str(getattr(error, "cause", error))) from None
         except Exception as error:
             return "away", type(error).__name__

@@ -73,7 +73,7 @@ class Guard:
             await self._refuse(error, scope, receive, send)
             return
         limit, taken, values = self._service.config.server.max_body, 0, 0
-        deadline: float | None = time.monotonic() + BODY_S  # for the body; None once it has arrived
+        deadline: float | None = time.monotonic() + BODY_S  # the body's deadline; None once the body has arrived
 
         async def bounded() -> Message:
             nonlocal taken, values, deadline
@@ -184,7 +184,7 @@ def too_large(limit: int) -> ApiError:
 
 
 def is_ours(header: str, server: ServerSettings) -> bool:
-    """Return whether a ``Host`` header is this server's name or an IP address, which DNS rebinding cannot use."""
+    """Return whether a ``Host`` header is this server's name or an IP address. (DNS rebinding needs a host name.)"""
     name = host_name(header)
     try:
         return name in (*LOOPBACK, server.host, *server.hosts) or bool(name and ip_address(name))

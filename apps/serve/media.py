@@ -62,7 +62,7 @@ def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
 
 
 def _inline(url: str, wanted: str) -> bytes:
-    """Decode ``data:TYPE;base64,..`` or plain base64, standard or URL-safe; spaces and padding may vary. Raises UserError."""
+    """Decode a base64 ``data:`` URL or plain base64, standard or URL-safe, with or without padding. Raises UserError."""
     head, text = url.split(",", 1) if "," in url[:256] else ("data:;base64" if BASE64.fullmatch(url[:256]) else "", url)
     if not re.fullmatch(r"(?is)\s*data:[^,]*;\s*base64\s*", head):
         raise UserError(wanted)

@@ -404,7 +404,7 @@ class Service:
                     torn.notice(f"cannot continue: {torn.problem}")
 
     def close(self) -> None:
-        """Close all streams in parallel, each with a last snapshot; close the models unless a stream takes over CLOSING_S."""
+        """Close all streams, each with a last snapshot. If all of them close within CLOSING_S seconds, close the models."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}

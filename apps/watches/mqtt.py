@@ -27,7 +27,7 @@ SUPPORT_URL = "https://github.com/edgevlm/edgevlm"
 ENTITIES = {  # platform, name and settings of a watch's entities in Home Assistant; T is the watch's topic
     "open": ("binary_sensor", "{}", {
         "state_topic": "T/state", "json_attributes_topic": "T/attributes",
-        "json_attributes_template": "{{ value or '{}' }}",  # an empty message if the watch was removed
+        "json_attributes_template": "{{ value or '{}' }}",  # an empty message means that the watch was removed
     }),
     "snapshot": ("image", "{} (picture)", {"image_topic": "T/snapshot", "content_type": "image/jpeg"}),
     "active": ("switch", "{} (ask)", {"state_topic": "T/active", "command_topic": "T/set", "entity_category": "config"}),
@@ -48,7 +48,7 @@ class Mqtt(Sink):
     ``state`` (ON or OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG) and ``active`` (ON or OFF).
     All topics except ``event`` are retained. ON sent to the topic ``set`` resumes the watch; OFF pauses it.
 
-    A path in the broker's address replaces ``edgevlm``. ID is ``id``, by default the one in the program's state folder. Home
+    A path in the broker's address replaces ``edgevlm``. Without ``id``, ID is read from the program's state folder. Home
     Assistant's discovery topics begin with ``discovery``; an empty ``discovery`` turns them off. ``ca`` is a file with
     certificates to verify a broker at ``mqtts://``, by default the system's.
     """
@@ -200,7 +200,7 @@ class Mqtt(Sink):
                 self._announce()
 
     def _announce(self, again: bool = False) -> None:
-        """Publish what has changed, or everything if ``again`` is set: devices, watches' topics and availability."""
+        """Publish devices, watches' topics and availability: only what changed, or everything if ``again`` is set."""
         if self._watches is None:
             return
         wanted = self._wanted() if self._discovery else {}

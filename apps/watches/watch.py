@@ -112,7 +112,7 @@ class Watch(WatchSettings):
 
 
 def covers(hours: str, now: datetime) -> bool:
-    """Return whether hours such as ``mon-fri 08:00-18:00`` cover a local time; an end before the start is on the next day.
+    """Return whether hours such as ``mon-fri 08:00-18:00`` cover a local time. Hours such as 22:00-06:00 end the next day.
 
     Raises ValueError.
     """
@@ -167,7 +167,7 @@ class WatchState:
     def observe(self, time: float, probability: float) -> bool:
         """Add the probability at a stream time in seconds; return whether the watch opened or closed.
 
-        ``open_after`` and ``close_after`` start again from 0 after a gap, or if stream time goes back.
+        ``open_after`` and ``close_after`` start again from 0 if no probability came for too long, or if stream time goes back.
         """
         watch = self.watch
         if self.asked is None or not self.asked <= time <= self.asked + watch.every + GAP_S:

@@ -50,7 +50,7 @@ class Tracked(WatchState):
     closed: float | None = None
     judged: float | None = None
     paused: bool = False
-    picture_changed: bool = False  # since the last question
+    picture_changed: bool = False
     gate: ChangeGate = field(default_factory=ChangeGate)
     reported: tuple[Any, ...] = ()
 
@@ -126,7 +126,7 @@ class Watcher:
         self._report_changes([tracked])
 
     def end(self) -> None:
-        """Close open watches because the camera is removed."""
+        """Close this camera's open watches before the camera is removed."""
         with self._lock:
             for tracked in self._tracked.values():
                 self._end(tracked)
@@ -152,7 +152,7 @@ class Watcher:
             self._fresh.notify_all()
 
     def forget(self, since: float, until: float) -> None:
-        """Drop the kept frames of a period of stream time."""
+        """Drop the kept frames from ``since`` to ``until`` in stream time."""
         with self._fresh:
             kept = [seen for seen in self._frames if not since <= seen.frame.time_s <= until]
             self._frames = deque(kept, maxlen=FRAMES)
