@@ -65,7 +65,7 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A clip's frames, uint8 RGB ``[H, W, 3]``, or a demo world's if ``video`` is None. They can be iterated several times."""
+    """The frames of a clip, uint8 RGB ``[H, W, 3]``, or of a demo world if ``video`` is None; iterable several times."""
 
     video: str | None
     seed: int = 0

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from edgevlm.runtime import calibration
 
-SCHEMA = 1  # increased when a field is removed or changes its meaning, but not when a field is added
+SCHEMA = 1  # version of the JSON lines: increased when a field is removed or changes its meaning, not when one is added
 ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(ud[89a-f]..)|.)")
 """Matches a JSON escape; the group matches an unpaired surrogate."""
 

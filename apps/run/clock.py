@@ -16,7 +16,7 @@ from edgevlm.runtime.time_window import NothingHeld, TimeWindow
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_S = 1e10
 NOW_S = 2.0
-SLACK_S = 1.0  # extends a period to delete at both ends, because a frame is watched some time after it is taken
+SLACK_S = 1.0  # added at both ends of a period to delete, because a frame is watched some time after it is taken
 
 
 def moment(text: str, now: float | None = None) -> float:

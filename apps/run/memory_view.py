@@ -21,7 +21,7 @@ from edgevlm.runtime.session import Session
 
 GROUPS = 4
 EVERY_S = 0.5
-LOOK_S = 0.01  # the scheduler's period for reading the memory, so that the reading soon gets a turn
+LOOK_S = 0.01  # the scheduler's period, in seconds, for a reading of the memory
 FULL_BUDGET = "1920"
 FACTS = 8  # number of departed objects that a comparison asks about
 

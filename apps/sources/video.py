@@ -241,9 +241,9 @@ class RecordedClock:
 
         m[n] = max(s[n] + o, m[n-1] + LEAST_S)
 
-    If ``s[n] + o - m[n-1]`` is above ``JUMP_S`` or below ``-BACK_S``, ``o`` first becomes ``m[n-1] + period_s - s[n]``. Such
-    jumps occur where the clock was set, timestamps wrapped, or another recording was joined on. A picture without a timestamp
-    is placed ``period_s`` after the previous picture.
+    If ``s[n] + o - m[n-1]`` is above ``JUMP_S`` or below ``-BACK_S``, ``o`` first becomes ``m[n-1] + period_s - s[n]``: the
+    clock was set, timestamps wrapped, or another recording was joined on. A picture without a timestamp is placed ``period_s``
+    after the previous picture.
     """
 
     def __init__(self, period_s: float) -> None:
@@ -267,9 +267,9 @@ class RecordedClock:
 def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[Image]:
     """Decode up to ``count`` pictures, evenly spaced in time.
 
-    The video is read twice, because the container's length and index may be wrong or missing. The first pass reads the packets'
-    times. The second pass decodes each wanted picture, starting at the keyframe before the picture. Raises SourceError if no
-    picture can be decoded or if this takes more than ``limit_s`` seconds.
+    The video is read twice, because the container's length and index may be wrong or missing: first to get the packets' times,
+    then to decode each wanted picture from the preceding keyframe. Raises SourceError if no picture can be decoded, or after
+    ``limit_s`` seconds.
     """
     until = time.monotonic() + limit_s
 
