@@ -26,9 +26,9 @@ def export_checkpoint(
 ) -> Path:
     """Export a Hugging Face checkpoint folder to a bundle in ``out_dir`` and return the bundle's path.
 
-    ``progress(what)`` is called for each step, ``notify(line)`` when an interrupted export resumes. With ``force``, the new
-    bundle finally replaces an existing one. ``options`` are fields of :class:`ExportOptions`. Raises a one-line UserError if
-    the checkpoint is damaged or of an unknown kind, or if the disk is full.
+    ``progress(what)`` is called for each step, ``notify(line)`` when an interrupted export resumes. With ``force``, the
+    complete new bundle replaces an existing bundle. ``options`` are fields of :class:`ExportOptions`. Raises a one-line
+    UserError if the checkpoint is damaged or of an unknown kind, or if the disk is full.
     """
     folder, chosen = checkpoint_folder(checkpoint_dir), ExportOptions(**options)
     try:
