@@ -144,8 +144,8 @@ class KernelCall:
     """A kernel call over layers of a cache, for all heads at once.
 
     Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so one
-    copy sends them. Arrays to clear are adjacent, so one call clears them. An array with a number per row holds one layer after
-    another. lengths: the number of rows of each layer, by default the cache's.
+    copy sends them. Arrays to clear are adjacent, so one call clears them. lengths: each layer's number of rows, by default
+    the cache's.
     """
 
     def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: Sequence[int] | None = None) -> None:

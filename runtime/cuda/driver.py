@@ -188,7 +188,7 @@ class WorkingMemory:
         weakref.finalize(self, _free_all, driver, self._held)
 
     def block(self, name: str, nbytes: int, mapped: bool | None = False) -> DeviceMemory:
-        """Return a block of at least ``nbytes`` bytes, without clearing it. A block that is too small is replaced."""
+        """Return a block of at least ``nbytes`` bytes, without clearing it."""
         held = self._held.get(name)
         if held is None or held.nbytes < nbytes:
             if held is not None:

@@ -1,6 +1,6 @@
 """Run the kernels of :mod:`edgevlm.runtime.kernels` on a CUDA device, and the kernels that a cache in device memory needs.
 
-The host sends the rows' metadata with each call. A row has up to 31 bytes of metadata, but 512 bytes or more of key and value.
+The host sends the rows' metadata, up to 31 bytes a row, with each call.
 """
 
 from __future__ import annotations

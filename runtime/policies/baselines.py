@@ -100,8 +100,7 @@ class Uniform(SteadyTarget):
 
     While too many tokens are held, one frame at a time is evicted: first a frame that an earlier compression left incomplete,
     then the frame whose neighbours are closest in time. The oldest frame wins ties. Apart from the newest frame, the stream's
-    first frame is evicted last. The last frame to be evicted loses only its oldest tokens, until exactly the target is held. At
-    most one frame is incomplete at any time.
+    first frame is evicted last. The last frame to be evicted loses only its oldest tokens, until exactly the target is held.
 
     Ours: the paper selects frames at regular intervals from a complete video; edgevlm thins frames as the stream grows.
     If only changed tokens are appended, no frame counts as incomplete.
@@ -152,7 +151,7 @@ class RandomTokens(SteadyTarget):
 
     All layers and heads hold the same tokens. As in reservoir sampling, the tokens with the highest priorities stay. A token's
     priority is a fixed hash of ``seed`` and the token's ``seq``. The hash is a bijection on 64-bit numbers, so there are no
-    ties. The sample's size does not depend on the new rows. All tokens newer than the last compression are held.
+    ties. The sample's size does not depend on the new rows.
     """
 
     seed: int = setting(0, "seed of the hash")

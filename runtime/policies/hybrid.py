@@ -217,9 +217,7 @@ class KeySketches(Stateful):
 class Hybrid(QuestionRetrieval):
     """Evict like ``last-seen``, store the newest evicted tokens of each cluster, and fetch the best clusters for a question.
 
-    An evicted token joins the cluster whose mean key in the deepest layer is most similar to the token's key
-    (:meth:`KeySketches.normal`), or starts a new cluster. The store keeps the newest tokens of each cluster in all layers. For
-    a question, each layer and KV head fetches the clusters c with the largest softmax_c(q . k_c / sqrt(D)), summed over the
+    For a question, each layer and KV head fetches the clusters c with the largest softmax_c(q . k_c / sqrt(D)), summed over the
     KV head's query heads. q is from the question's last row, and k_c is the sketch of the cluster's newest key.
 
     Ours: there is no paper.

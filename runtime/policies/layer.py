@@ -75,8 +75,7 @@ class Layer:
     Rows are in no particular order; ``seq`` gives the order of the stream. All heads hold the same number of tokens, but not
     always the same tokens. Arrays are ``[kv_heads, n]`` unless stated, and read-only views of the memory where possible.
 
-    index: the layer's number, from 0. target: the number of ``free`` rows to keep in each head. coming: the number of rows
-    about to be appended. prepared: the result of the policy's ``prepare``. cache: the cache of all layers, for kernels.
+    index: the layer's number, from 0. target: the number of ``free`` rows to keep in each head. cache: the cache of all layers.
     """
 
     def __init__(self, cache: KVCache, index: int, target: int = 0, shared: Compression | None = None) -> None:

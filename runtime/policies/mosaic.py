@@ -142,9 +142,8 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 class Partitions(Stateful):
     """A set of up to ``slots`` partitions, which are clusters of frames by their pooled features ``[width]``.
 
-    A partition is never split, because a split would fetch all rows of the partition's frames. A frame that would push a
-    partition over its threshold starts a new partition. If no slot is free, the two most similar partitions merge. small,
-    large: thresholds, as multiples of the early variance.
+    A partition is never split, because a split would fetch all rows of the partition's frames. If no slot is free, the two most
+    similar partitions merge. small, large: thresholds, as multiples of the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -202,8 +201,8 @@ class MosaicClusters(Stateful):
     key, value: the means of the members' un-rotated keys and of their values (eq. 1). variance: the members' variance (eq. 2).
     size: the number of members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the
     slot of the cluster that this cluster waits to join. seq, frame, row, col, position, confirmed: the newest member's
-    metadata, also used for the representative. changed: set when clusters change; the policy resets it. merged: the number of
-    clusters that joined another because no slot was free. small, large: thresholds, as multiples of a layer's early variance.
+    metadata, also used for the representative. changed: whether clusters have changed; the policy resets it. small, large:
+    thresholds, as multiples of a layer's early variance.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")

@@ -82,9 +82,7 @@ class HashClusters(Stateful):
         """Return the clusters that the rows of ``query`` choose by WiCSum (eqs. 1 to 3), for each KV head.
 
         query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score in the rows
-        that choose it, or -1 if no row chooses it. A row's scores are the softmax of ``q k / sqrt(head_dim)`` over all
-        clusters. Each row takes clusters in descending order until score times count adds up to more than ``fraction`` of the
-        row's total.
+        that choose it, or -1 if no row chooses it. fraction: the part of a row's total that the chosen clusters must exceed.
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
@@ -146,12 +144,12 @@ class ReSV(Retrieval):
     """Cluster keys by hash bits, and fetch the fewest clusters that hold a given fraction of each query row's attention.
 
     Bit p of a key is 1 if its dot product with hyperplane p is positive. A token joins the nearest open cluster within a
-    Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of softmax(q
-    K_cluster^T / sqrt D) until score times token count adds up to more than a given fraction of the row's sum.
+    Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of the
+    score softmax(q K_cluster^T / sqrt D), until the sum of score times token count exceeds a fraction of the row's total.
 
     Ours: a layer's own query chooses its clusters. A score is a softmax, because raw dot products may be negative. The window's
-    clusters count in a row's sum but are not fetched, because the window is always attended to. A KV head fetches all clusters
-    that the rows of its query heads choose. Rows that leave the window become separate clusters.
+    clusters count in a row's total but are not fetched, because the window is always attended to. A KV head fetches all
+    clusters that the rows of its query heads choose. Rows that leave the window become separate clusters.
     """
 
     distance: int = setting(7, "largest number of bits in which a token differs from its cluster; Th_hp - 1", at_least=0)

@@ -43,8 +43,8 @@ class PageRun:
 class ClusterPages(Stateful):
     """The runs of all clusters: up to MAX_RUNS for each slot of each layer and KV head.
 
-    If a slot gets more than MAX_RUNS runs, the two closest in size are joined, so that a row is rewritten only a few times
-    before its page is full. If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
+    If a slot gets more than MAX_RUNS runs, the two closest in size are joined, so that rows are rewritten only a few times.
+    If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
