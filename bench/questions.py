@@ -32,7 +32,7 @@ def questions(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each question length; questions are about one of two cameras that share a model.
+    """Yield a line for each question length. Questions are about one of two cameras that share a model.
 
     ``ttft_ms``: the time to the first token. ``own_frame_ms``, ``frame_ms``: the longest wait of a frame during a question, on
     the camera asked about and on the other camera. ``idle_frame_ms``: the longest wait of a frame without a question.

@@ -107,7 +107,7 @@ class Analytic:
         )
 
     def scores(self, system: str, rows: int, held: int, batch: int) -> float:
-        """Return the number of scores that a method computes between query rows and summaries, possibly 0."""
+        """Return the number of scores that a method computes between query rows and summaries."""
         summary = self.parts(system)[1]["rows_a_summary"]
         return 0.0 if summary is None else batch * rows * held / summary
 

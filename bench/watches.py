@@ -67,7 +67,7 @@ class Score:
 
 
 def summed(scores: Sequence[Score]) -> Line:
-    """Return precision and recall over all streams with 95 % confidence intervals, clustered by stream, and median delay."""
+    """Return precision and recall, with 95 % confidence intervals clustered by stream, and the median delay."""
     line: Line = {"events": sum(score.right + score.missed for score in scores)}
     wrong = {"precision": [score.spurious + score.again for score in scores], "recall": [score.missed for score in scores]}
     for name, of in wrong.items():

@@ -186,5 +186,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """Return the lowest of the candidate layers that correlate best with the layers above all candidates."""
+    """Return the candidate layer that correlates best with the layers above all candidates."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

@@ -35,7 +35,7 @@ VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's preci
 
 @dataclass(slots=True)
 class Side:
-    """One runtime's times in ms, for each chunk and for each answer. ``parts``: each part's total after each chunk."""
+    """One runtime's times in ms, for each chunk and for each answer. ``parts``: the ms spent in each part, after each chunk."""
 
     frames: list[Took] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)
@@ -120,7 +120,7 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
 
 
 def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
-    """Let all runtimes watch each chunk and then answer a question; return their sides, the baseline's last."""
+    """Let all runtimes watch each chunk and then answer a question; return each runtime's times, the baseline's last."""
     ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))

@@ -159,7 +159,7 @@ def compare_by_divergence(
     meter: DivergenceMeter, clips: Sequence[Clip], frames: int, policies: Sequence[str], budgets: Sequence[int],
     journal: Path, progress: Notify,
 ) -> Compared:  # fmt: skip
-    """Stream each clip's first ``frames`` frames under full KV, then with each policy, budget and way to append or encode.
+    """Compare every policy at every budget, and every ``append`` and ``encode``, with full KV on each clip's first frames.
 
     ``budgets``: ascending. Measurements already in ``journal`` are not repeated. Raises UserError.
     """

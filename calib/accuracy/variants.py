@@ -119,8 +119,8 @@ def equal_byte_runs(
 ) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
     """Yield for each variant a run that takes no more bytes than a sliding window of ``tokens`` tokens, or a skipped run.
 
-    A run gets the largest possible |M|; variants in ``unlimited`` get ``tokens``. ``per_token``, ``least``: see
-    :func:`equal_byte_budget`. ``peak_bytes`` returns a variant's bytes at a budget.
+    Each run gets the largest |M| that these bytes allow. Variants in ``unlimited`` run at |M| = ``tokens``. ``per_token``,
+    ``least``: see :func:`equal_byte_budget`. ``peak_bytes`` returns a variant's bytes at a budget.
     """
     try:
         allowed = peak_bytes(PLAIN, tokens)
@@ -173,7 +173,7 @@ def split(text: str) -> list[str]:
 
 
 def parse_budgets(text: str) -> list[Budget]:
-    """Parse budgets: ``12.5%,50%`` of a stream, or ``512,6k`` tokens per layer. Raises UserError for an invalid budget."""
+    """Parse budgets such as ``12.5%,50%`` (of a stream) or ``512,6k`` (tokens per layer). Raises UserError."""
     budgets = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         fraction = float(part[:-1]) / 100 if re.fullmatch(r"\d+(\.\d+)?%", part) else 0.0

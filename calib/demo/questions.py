@@ -82,7 +82,7 @@ def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Questio
 
 def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator[tuple[int | None, int | None]]:
     has_color, has_shape = KINDS[kind].has(COLOR), KINDS[kind].has(SHAPE)
-    if kind in ("now_seen", "past_seen"):  # about as many answers are "no" as "yes"; half of the "no" pairs are near misses
+    if kind in ("now_seen", "past_seen"):  # about half of the answers are "no"; half of these are near misses
         luck = rng.random()
         pool = history.present if kind == "now_seen" and luck < 0.5 else history.gone
         if pool and luck < (0.75 if kind == "now_seen" else 0.5):
