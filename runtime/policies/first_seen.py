@@ -20,9 +20,9 @@ BLOCK = 256  # the number of tokens compared at a time
 class FirstSeen(OneChoice):
     """Keep the tokens whose neighbourhood was least similar to earlier tokens, measured by the first layer's values.
 
-    u_t = 1 - max cos(v_t, v_s) over the held tokens s before t, where v_t concatenates token t's values of all heads. A token's
-    score is the mean u of the new tokens at most ``reach`` places away, and is fixed at the token's first compression. The
-    tokens with the highest scores stay, the same in all layers; newer tokens win ties.
+    A token's novelty is 1 - max cos(v_t, v_s) over the held tokens s before t, where v_t concatenates token t's values of all
+    heads. A token's score is the mean novelty of the new tokens at most ``reach`` places away, and is fixed at its first
+    compression. The tokens with the highest scores stay, the same in all layers; newer tokens win ties.
 
     Ours: there is no paper. The first layer's values depend only on the token itself, not on earlier tokens.
     """
@@ -53,7 +53,7 @@ class FirstSeen(OneChoice):
 
 
 def _novelty(values: Float32, new: int) -> Float32:
-    """Return u of the tokens from index ``new`` on. values: ``[kv_heads, n, head_dim]``, in the order of the stream."""
+    """Return the novelty of the tokens from index ``new`` on. values: ``[kv_heads, n, head_dim]``, oldest first."""
     joined = values.swapaxes(0, 1).reshape(values.shape[1], -1)
     unit = joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     most = [np.zeros(0, np.float32)]

@@ -120,7 +120,7 @@ class Hermes(FixedTarget):
         return attended if depth == 2 else (1 - omega) * attended + omega * normalised(recency(layer.seq[0, among], k))
 
     def fading(self, layer: int) -> tuple[float, float]:
-        """Return a layer's k and omega, which decrease over the middle layers (appendix D)."""
+        """Return a layer's decay k and recency weight omega, which decrease over the middle layers (appendix D)."""
         middle = self._deep_from - self._middle_from
         x = (layer - self._middle_from) / middle if self.kind_of(layer) == 1 else 0.0
         return self._k[0] - self._k[1] * x, self._omega[0] - self._omega[1] * x

@@ -63,7 +63,7 @@ class InfiniPotV(FixedTarget):
 
     @property
     def recent_frames(self) -> int:
-        """The number r of recent frames: ceil(recent * f) with f = |M| / p, but at least 1."""
+        """The number of recent frames: ``recent`` times the frames that fit in the budget, rounded up, but at least 1."""
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
     def prepare(self, layers: Sequence[Layer]) -> list[Bool] | list[tuple[Float32, Float32]] | None:

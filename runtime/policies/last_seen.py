@@ -46,8 +46,8 @@ class OneChoice(SteadyTarget):
 class LastSeen(OneChoice):
     """Keep the tokens that are least similar to any later token, measured by the deepest layer's keys.
 
-    u_t is max cos(k_t, k_s) over the tokens s after t, computed with un-rotated keys and averaged over heads. The tokens with
-    the lowest u stay, the same in all layers. The newest token has u = -1. A later token counts even after its eviction.
+    A token's likeness is max cos(k_t, k_s) over the tokens s after t, computed with un-rotated keys and averaged over heads; -1
+    for the newest token. A later token counts even after its eviction. The tokens with the lowest likeness stay in all layers.
 
     Ours: there is no paper.
     """
@@ -64,7 +64,7 @@ class LastSeen(OneChoice):
         self._since = 0  # seq of the first token that has not been compared yet
 
     def worth(self, layer: Layer) -> Float32:
-        """Return -u, updated by comparing the held tokens with the tokens appended since the last compression."""
+        """Return the negative likeness, updated by the tokens appended since the last compression."""
         seq = layer.seq
         newer = kernels.newer_similarity(layer.cache, layer.index, layer.kind == Kind.VISION, self._since)
         known = np.maximum(self._known.get(seq), 1 + newer)

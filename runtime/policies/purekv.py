@@ -83,11 +83,10 @@ class PureKV(EvictsOnDemand):
         layer.keep(newest | layer.top(importance[layer.index], rest, layer.free & ~newest))
 
     def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
-        """Return ``S ||V||`` of each row of every layer, ``[kv_heads, n]``, from the ``window`` newest queries.
+        """Return score times value norm of each row of every layer, ``[kv_heads, n]``, from the ``window`` newest queries.
 
-        In layers up to the CLIE layer, S follows eqs. 1 and 2. Above the CLIE layer, a token takes that layer's S in the same
-        KV head, matched by ``seq`` (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last S. S is 0 for a token
-        that was never scored.
+        Up to the CLIE layer, eqs. 1 and 2 give the score. Above the CLIE layer, a token takes its score from the CLIE layer's
+        same KV head (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last score. Tokens never scored get 0.
         """
         found, clie = [], layers[self._clie]
         for layer in layers[: self._clie + 1]:

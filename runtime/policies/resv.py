@@ -143,8 +143,8 @@ class RowClusters(Stateful):
 class ReSV(Retrieval):
     """Cluster keys by hash bits, and fetch the fewest clusters that hold a given fraction of each query row's attention.
 
-    Bit p of a key is 1 if its dot product with hyperplane p is positive. A token joins the nearest open cluster within a
-    Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of the
+    Bit p of a key's hash is 1 if the key's dot product with hyperplane p is positive. A token joins the nearest open cluster
+    within a Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of the
     score softmax(q K_cluster^T / sqrt D), until the sum of score times token count exceeds a fraction of the row's total.
 
     Ours: a layer's own query chooses its clusters. A score is a softmax, because raw dot products may be negative. The window's
