@@ -273,7 +273,7 @@ class NodeAgent(Hooks):
             self.moves[name] = {"from_time": self._service.stream(name).resumed_at, "lost_s": None}
 
     def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
-        """Make a new epoch's folder from the newest one since epoch ``begins``; return the older epochs. Raises OSError."""
+        """Copy the newest folder since epoch ``begins`` to a new epoch's folder; return the older epochs. Raises OSError."""
         shutil.rmtree(self._local / name, ignore_errors=True)
         known = self._shared.epochs(name)
         before = [each for each in known if each < epoch]
@@ -454,7 +454,7 @@ class NodeAgent(Hooks):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Make all nodes forget what one camera, or every camera, saw in a period; return the number of the head's note.
+        """Make all nodes forget what one camera, or every camera, saw in a period; return the forget note's number.
 
         Absent nodes forget the period when they are back. Raises HeadAway, and UserError for a camera that never existed.
         """
@@ -465,7 +465,7 @@ class NodeAgent(Hooks):
         return number
 
     def follow_notes(self, number: int) -> Fields:
-        """Delete what the head's notes name; return what note ``number`` deleted on this node, and what failed.
+        """Follow the head's forget notes; return what note ``number`` deleted on this node, and what failed.
 
         Raises UserError and HeadAway.
         """
@@ -476,7 +476,7 @@ class NodeAgent(Hooks):
             return self.notes.answer(number)
 
     def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
-        """Delete what a note of the head names from the shared folders of cameras that no node has open.
+        """Delete what a forget note names from the shared folders of cameras that no node has open.
 
         Returns what was deleted, the failures, and the names of absent nodes and closed cameras that must still delete their
         data. Raises UserError and HeadAway.

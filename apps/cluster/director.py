@@ -22,9 +22,9 @@ Fields = dict[str, Any]
 class ClusterState:
     """The head's state, which is saved.
 
-    A note in ``notes`` says what to forget, and is kept until all nodes and cameras have carried it out. A removed camera's
-    epochs are in ``removed``: a new camera of the same name continues from them. ``instances`` has the id of each node's
-    process. ``nodes_forgot`` and ``cameras_forgot`` have the number of the last note that each node and camera carried out.
+    A forget note in ``notes`` is kept until all nodes and cameras have deleted what the note names. A removed camera's epochs
+    are in ``removed``: a new camera of the same name continues from them. ``instances`` has the id of each node's process.
+    ``nodes_forgot`` and ``cameras_forgot`` have the number of the last forget note that each node and camera has followed.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -86,9 +86,10 @@ class Director:
     ) -> list[str]:
         """Add a node with its configured cameras and watches; return a line for each camera or watch that is refused.
 
-        ``about`` has the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` maps names to :meth:`add`'s ``given``.
-        Unplaced cameras, and some cameras of full nodes, move to the new node. Raises UserError while another process with the
-        same node name may be watching, for the name of a removed node, and for a different minor version of edgevlm.
+        ``about`` has the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` has the fields of each camera, as for
+        :meth:`add`. Unplaced cameras, and some cameras of full nodes, move to the new node. Raises UserError while another
+        process with the same node name may be watching, for the name of a removed node, and for a different minor version of
+        edgevlm.
         """
         if minor(version) != minor(__version__):
             raise UserError(
@@ -136,8 +137,8 @@ class Director:
         """Return the cameras that a node must watch until LEASE_S after its request.
 
         The reply's ``view`` is None if ``mark`` identifies the newest view. ``open`` names the cameras whose memory the node
-        has open. ``needs`` has the fields of a :class:`Need` for each model. ``forgot`` is the number of the last note carried
-        out in the node's files, ``cameras_forgot`` that of the last note carried out in each camera's memory. Raises UserError
+        has open. ``needs`` has the fields of a :class:`Need` for each model. The node has followed the forget notes up to
+        number ``forgot`` in its files, and up to the numbers in ``cameras_forgot`` in the cameras' memories. Raises UserError
         if the node has to join again.
         """
         if not self._is_member(name, instance):
@@ -254,8 +255,8 @@ class Director:
     def change(self, name: str, fields: Fields, begins: int | None = None, *, now: float) -> None:
         """Change ``paused`` or ``switched`` of a camera on any node.
 
-        Raises UserError. A camera with new ``switched`` settings is reopened on its node, with an empty memory or, if
-        ``begins`` is an epoch, the newest memory since then.
+        Raises UserError. A camera with new ``switched`` settings is reopened on its node, with an empty memory or with
+        the newest memory since epoch ``begins``.
         """
         camera = self._camera(name)
         vars(camera).update(fields)
@@ -280,7 +281,7 @@ class Director:
             self.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool, *, now: float) -> int:
-        """Save a note that makes all nodes forget what one camera, or every camera, saw; return the note's number.
+        """Save a forget note, which makes all nodes forget what one camera, or every camera, saw; return the note's number.
 
         If ``everything`` is true, the cameras start with an empty memory. Raises UserError for a camera that never existed.
         """
@@ -297,7 +298,7 @@ class Director:
         return state.number
 
     def _end_notes(self) -> None:
-        """Drop the notes that every node and every camera has carried out."""
+        """Drop the forget notes that every node and every camera has followed."""
         nodes, cameras = self.state.nodes_forgot, self.state.cameras_forgot
         self.state.notes = [
             note for note in self.state.notes

@@ -1,4 +1,4 @@
-"""Carry out the head's notes on what to forget, in a node's files, memories and folders."""
+"""Delete what the head's forget notes name from a node's files, memories and folders."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.snapshots.directory import snapshots
 from edgevlm.runtime.snapshots.forget import AllOrNothing
 
-COUNTED = 16  # keep the counts of this many notes
+COUNTED = 16  # number of forget notes whose counts of deletions are kept
 Note = Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class NoteFollower:
-    """Carries out the notes in ``view()``, the head's last answer.
+    """Deletes what the forget notes in ``view()``, the head's last answer, name.
 
     The agent holds its camera lock when it calls a method. Other threads read four fields without the lock. ``counts`` has the
     number of deletions, by note and camera. ``refused`` has the reason why a memory could not forget a note's period. ``kept``
@@ -46,7 +46,7 @@ class NoteFollower:
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and view of each camera that was closed
 
     def follow(self) -> None:
-        """Delete what the head's notes name from this node's files, from open cameras, and from recently closed cameras."""
+        """Delete what forget notes name from this node's files, from open cameras, and from recently closed cameras."""
         view = self.view()
         try:
             for note in view["notes"]:
@@ -64,11 +64,11 @@ class NoteFollower:
             self._closed = [each for each in self._closed if each[2] is view]
 
     def note_closed(self, name: str, epoch: int) -> None:
-        """Remember a closed camera, so that a note that arrives late is still carried out in the camera's files."""
+        """Remember a closed camera, so that a forget note that arrives late is still followed for the camera."""
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Delete what ``notes`` (default: the waiting notes) name from a closed camera's folder. Raises UserError, OSError."""
+        """Delete what forget notes, by default all waiting ones, name from a closed camera. Raises UserError and OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))
@@ -77,7 +77,7 @@ class NoteFollower:
             self.cameras[name] = note["number"]
 
     def follow_shared(self, number: int) -> None:
-        """Delete what one note names from the folders of cameras that no node has open. Raises UserError."""
+        """Delete what one forget note names from the folders of cameras that no node has open. Raises UserError."""
         view = self.view()
         for note in [note for note in view["notes"] if note["number"] == number]:
             for name in {*view["cameras"], *view["removed"]}:
@@ -90,11 +90,11 @@ class NoteFollower:
                     raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
 
     def answer(self, number: int) -> dict[str, Any]:
-        """Return what a note deleted on this node, by camera, and what failed."""
+        """Return what a forget note deleted on this node, by camera, and what failed."""
         return {"streams": self.counts.get(number, {}), "refused": self.refused.get(number)}
 
     def waits_for(self, number: int) -> list[str]:
-        """Return the absent nodes, and the closed cameras, that must still carry out a note."""
+        """Return the names of absent nodes and closed cameras that must still follow a forget note."""
         view = self.view()
         notes = [note for note in view["notes"] if note["number"] == number]
         nodes = [name for name, done in view["nodes_forgot"].items() if notes and done < number]
@@ -120,7 +120,7 @@ class NoteFollower:
                 self.notify(f"{name}: {error}")
 
     def _waiting(self, name: str) -> list[Note]:
-        """Return the notes that a camera's memory has not carried out yet."""
+        """Return the forget notes that a camera's memory has not followed yet."""
         view = self.view()
         done = max(self.cameras.get(name, 0), view["cameras_forgot"].get(name, 0))
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]

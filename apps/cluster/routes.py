@@ -44,7 +44,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Noted(Strict):
-    """The body of ``POST /v1/forget`` between nodes: the number of the head's note to carry out."""
+    """The body of ``POST /v1/forget`` between nodes: the number of the forget note to follow."""
 
     note: int
 

@@ -55,7 +55,7 @@ class Shared:
                 self._files.pipe_file(self._path(name), content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Return the epochs that have a folder, oldest first. If ``unfinished``, include folders not copied completely."""
+        """Return the epochs that have a folder, oldest first. If ``unfinished``, include incomplete copies."""
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
@@ -104,7 +104,7 @@ class Shared:
 
 
 class MovingEvents:
-    """A store of a camera's recent events in the camera's folder, from which its next node reads them.
+    """A store of a camera's recent events, which the camera's next node reads.
 
     The store has the newest event of each watch and the KEPT newest unsent events. Events are written to this store before the
     node's own file. Write errors are not raised.

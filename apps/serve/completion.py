@@ -141,7 +141,7 @@ class Completion:
             raise FieldError(self._window_field, nothing_held(error, self._offset)) from None
         finally:
             self.cancel()
-        # in a thread, so that other requests continue while a cancelled answer ends and thumbnails are read
+        # in a thread: ending a cancelled answer and reading thumbnails must not block other requests
         self.evidence = await run_in_threadpool(self.stream.answered, self.answer.question, self.answer)
 
     async def _generated(self, answer: Answer) -> AsyncGenerator[str, None]:

@@ -65,8 +65,8 @@ class CameraSettings(Section):
     """One camera's settings. Omitted settings are taken from the top of edgevlm.toml.
 
     ``source`` is what ``edgevlm run --camera`` takes; ``username`` and ``password`` are the login at the source's address.
-    ``env:NAME`` or ``file:PATH`` keeps these values out of edgevlm.toml. ``name`` is the displayed name, by default the table's
-    name.
+    ``env:NAME`` or ``file:PATH`` keeps an address or a login out of edgevlm.toml. ``name`` is the displayed name, by default
+    the table's name.
     """
 
     source: str = "demo"

@@ -96,7 +96,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
             server.run(sockets=[listening])
     finally:
         done.set()
-        serving.set()  # if the server never started, the reporter still waits for this
+        serving.set()  # the reporter may still wait for the server to start
         reporter.join(ALIVE_S)
         Notifier().send(Notifier.STOPPING)
         listening.close()

@@ -46,7 +46,7 @@ from edgevlm.runtime.settings import AUTO, check_policy
 MAX_STREAMS = 256
 TEST_S = 10.0  # longest wait for the first picture of a source that is tested
 LOOK_S = 2.0
-TEST_FPS = 100  # a test of a source reads at most this many frames, per second and in total
+TEST_FPS = 100  # a test of a source reads at most 100 frames, and at most 100 a second
 CLOSING_S = 30.0
 REOPEN_S = 60.0
 CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # sources clients may add: no files, pipelines or programs
@@ -179,7 +179,7 @@ class Service:
         """Delete what one camera saw in a period or, without ``name``, what all cameras saw, including removed cameras.
 
         If everything is deleted, the memory is empty, and a camera that plays a video file is paused, even after a restart.
-        Returns the number of deleted items by camera and kind. Raises UserError; deletions before the error remain.
+        Returns the number of deleted items by camera and kind. Raises UserError; earlier deletions are not undone.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -494,7 +494,7 @@ class Power:
         self._watts: float | None = None
 
     def watts(self) -> float | None:
-        """Return the machine's mean power in watts, measured at most once a second; None if it is unknown."""
+        """Return the machine's mean power in watts since the last measurement, or None if it is unknown."""
         with self._lock:
             if self._meter is not None and time.monotonic() - self._since >= 1.0:
                 if self._energy is not None:

@@ -223,7 +223,7 @@ class EventStore(TimedDatabase):
         return [_event(*row) for row in self._rows(statement)]
 
     def openings(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[Opening]:
-        """Return a period's openings, oldest first. The camera, watch and question must contain every word in ``search``."""
+        """Return a period's openings, oldest first. ``search`` selects openings whose :attr:`names` contain all its words."""
         newest = "SELECT max(number) FROM events WHERE time < ? AND camera = coalesce(?, camera) GROUP BY camera, watch"
         statement = f"SELECT {COLUMNS} FROM events WHERE state = 'open' AND number IN ({newest}) ORDER BY number"
         open_then = [_event(*row) for row in self._rows(statement, since, camera)]
@@ -236,7 +236,7 @@ class EventStore(TimedDatabase):
         return sorted(shown, key=lambda opening: opening.event.opened)
 
     def picture(self, event_id: str, place: int) -> bytes | None:
-        """Return the JPEG of the moment number ``place`` of an event's evidence."""
+        """Return the JPEG of moment ``place`` of an event's evidence; None if there is none."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"
         rows = self._rows(statement, event_id, place)
         return rows[0][0] if rows else None

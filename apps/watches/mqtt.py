@@ -48,9 +48,9 @@ class Mqtt(Sink):
     ``state`` (ON or OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG) and ``active`` (ON or OFF).
     All topics except ``event`` are retained. ON sent to the topic ``set`` resumes the watch; OFF pauses it.
 
-    A path in the broker's address replaces ``edgevlm``. Without ``id``, ID is read from the program's state folder. Home
-    Assistant's discovery topics begin with ``discovery``; an empty ``discovery`` turns them off. ``ca`` is a file with
-    certificates to verify a broker at ``mqtts://``, by default the system's.
+    A path in the broker's address replaces ``edgevlm`` in the topics. Without ``id``, ID is read from the program's state
+    folder. Home Assistant's discovery topics begin with ``discovery``; an empty ``discovery`` turns them off. ``ca`` is a file
+    with certificates to verify a broker at ``mqtts://``, by default the system's.
     """
 
     def __init__(

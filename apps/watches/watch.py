@@ -29,8 +29,8 @@ class WatchSettings(BaseModel):
     """A watch's question, and the rule that opens and closes the watch.
 
     The possible answers are ``choices``; those in ``answer``, by default the first, open the watch. The question is asked every
-    ``every`` seconds, or at each frame if ``every`` is 0. If ``changed`` is set, it is asked only after the picture has
-    changed.
+    ``every`` seconds, or at each frame if ``every`` is 0. If ``changed`` is set, the question waits until the picture
+    has changed.
 
     The watch opens once the probability of ``answer`` has been above ``open_above`` for ``open_after`` seconds, and closes once
     the probability has been below ``close_below`` for ``close_after`` seconds. If ``open_after`` or ``close_after`` is above 0,
@@ -140,8 +140,8 @@ def covers(hours: str, now: datetime) -> bool:
 class WatchState:
     """Tracks whether a watch is open on a camera, from the probabilities of its answer.
 
-    The watch last opened or closed at ``since``, in stream seconds. ``probability`` is the newest probability, for which the
-    watch was asked at stream time ``asked``.
+    ``since`` is the stream time at which the watch last opened or closed. ``probability`` is the newest probability; ``asked``
+    is the stream time of its question.
     """
 
     watch: Watch
@@ -149,7 +149,7 @@ class WatchState:
     since: float | None = None
     probability: float | None = None
     asked: float | None = None
-    _beyond: float | None = None  # stream time since which the probability has been beyond the limit
+    _beyond: float | None = None  # stream time since which the probability has called for a change
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:

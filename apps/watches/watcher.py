@@ -26,7 +26,7 @@ from edgevlm.runtime.taught import never_taught
 PICTURE = 640
 FRAMES = 16  # number of newest frames kept to find the frame that an answer is about
 COME_S = 2.0
-EARLY = 0.001  # a watch may be asked this fraction of `every` too early
+EARLY = 0.001  # a watch may be asked early by this fraction of its `every`
 
 
 @dataclass(slots=True)
