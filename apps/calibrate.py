@@ -121,7 +121,7 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
-    """Return the settings that must stay the same to continue a stopped run. Policies and budgets are not among them."""
+    """Return the settings that must stay the same to continue a stopped run: all except policies and budgets."""
     written = (CHOICES, CALIBRATION, SCALES) if request.layers else (CHOICES,)  # files that the stopped run may have written
     files = {name: record for name, record in model.bundle.files.items() if name not in written}
     identity = model_hash(replace(model.bundle, files=files))

@@ -23,8 +23,8 @@ NAT64 = ip_network("64:ff9b::/96")
 class AllowedHosts:
     """The names, addresses and networks (``10.0.0.0/24``) that may be reached.
 
-    If the list is None, all hosts are allowed except this machine, link-local addresses (such as cloud metadata) and multicast.
-    A listed name may resolve to any address; a name that is not listed must resolve only to allowed addresses.
+    If ``allowed`` is None, all hosts are allowed except this machine, link-local addresses (such as cloud metadata) and
+    multicast. A listed name may resolve to any address; a name that is not listed must resolve only to allowed addresses.
     """
 
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
@@ -77,7 +77,7 @@ def reach(text: str) -> Literal["here", "private", "public"]:
 
 
 def _is_own(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether the address belongs to this machine, which then uses it also as the sender's address."""
+    """Return whether the address belongs to this machine."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((str(address), 9))  # connecting a UDP socket sends no packet

@@ -61,7 +61,7 @@ class Start:
 
 
 def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
-    """Run with these settings to the end. Raises UserError."""
+    """Open a run with these settings, and run it to the end. Raises UserError."""
     run = open_run(replace(resolve(settings, as_json, quiet), verbose=verbose))
     from edgevlm.apps.terminal.commands import piped_questions, stdin_lines
 

@@ -39,7 +39,7 @@ NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id; a name is con
 
 
 def id_of(name: str) -> str:
-    """Make an id from a name. A valid id stays unchanged; any other name becomes its ASCII letters and a hash of the name."""
+    """Make an id from a name. A valid id stays unchanged. Any other name is replaced by its ASCII letters and its hash."""
     name = unicodedata.normalize("NFC", name.strip())
     if re.fullmatch(ID, name):
         return name

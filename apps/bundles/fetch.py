@@ -25,7 +25,7 @@ A bundle of {source} for [edgevlm](https://github.com/edgevlm/edgevlm): {family}
 
 
 def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
-    """Download a bundle, but only config.json of a checkpoint; return the folder. Raises HubError."""
+    """Download a bundle, or a checkpoint's config.json; return the folder. Raises HubError."""
     repository = Repository(parse_id(name), notify)
     return pull(repository, progress, notify) if repository.is_bundle else fetch_config(repository, progress)
 

@@ -53,7 +53,7 @@ class HubId(NamedTuple):
 
 
 class HubFile(NamedTuple):
-    """A file of a repository. ``digest`` (SHA-256, or git SHA-1 for small files) is the name of its blob in the cache."""
+    """A file of a repository. ``digest`` (SHA-256, or git SHA-1 for small files) is the blob's name in the hub's cache."""
 
     name: str
     bytes: int

@@ -81,7 +81,7 @@ def of_file(path: Path | None) -> str | None:
 
 
 def lines(variable: str) -> list[str]:
-    """Return the lines of an environment variable, because click would split its text at every blank."""
+    """Split an environment variable into lines, where click would split it at every blank."""
     return os.environ.get(variable, "").splitlines()
 
 

@@ -194,7 +194,7 @@ def serve(
 ) -> None:
     """Serve cameras over HTTP, with a page.
 
-    Prints the page's address. Programs can use OpenAI's clients.
+    Prints the page's address. Programs can talk to the server with OpenAI's clients.
     """
     with progress("starting"):
         server = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")

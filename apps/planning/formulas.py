@@ -36,7 +36,7 @@ MOST_CAMERAS = 256
 class PlannedMemory:
     """Predicted memory in bytes: each part while a stream runs, and the peaks of an export and of TensorRT's builder.
 
-    ``activations`` is the decoder's working memory. ``vision`` is the tower's working memory, pixels and features.
+    ``activations`` is the decoder's working memory. ``vision`` is that of the tower, with pixels and features.
     ``snapshots`` counts a server's snapshot copies and thumbnails.
     """
 
@@ -52,7 +52,7 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """The sum of all parts that a running stream needs, because ONNX Runtime's sessions keep their working memory."""
+        """The memory of a running stream: a sum, because ONNX Runtime's sessions keep their working memory between calls."""
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
@@ -75,7 +75,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """Seconds of a call's arithmetic and memory traffic, which overlap: a call takes as long as the longer of the two."""
+    """The times in seconds of a call's arithmetic and memory traffic, which overlap: the call takes the longer time."""
 
     compute: float
     traffic: float
@@ -263,9 +263,8 @@ class Roofline:
     def vision(self) -> RooflineCall:
         """Return the cost of encoding one grid with the vision tower.
 
-        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. P is a number
-        of parameters, N of patches, R of projected rows, B of blocks, and A of the patches that a patch attends to; W is the
-        width of a block.
+        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. P counts
+        parameters, N patches, R projected rows, B blocks, and A the patches to which each patch attends. W is a block's width.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
@@ -278,8 +277,8 @@ class Roofline:
         """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached rows.
 
         The cost is 2 P rows operations for P parameters in the layers' matrices, and 4 L H D rows (held + rows / 2) for
-        attention. ``logits`` adds one row of logits: 2 V E operations and the head's weights. Each call reads the layers'
-        weights and the cached rows.
+        attention with H heads of size D in L layers. ``logits`` adds a row of logits: 2 V E operations and the head's weights.
+        Each call reads the layers' weights and the cached rows.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2

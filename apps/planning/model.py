@@ -81,7 +81,7 @@ class PlannedModel:
 
     @property
     def least_budget(self) -> int:
-        """Return two frames, the smallest budget that every policy accepts."""
+        """Return the smallest budget that every policy accepts: two frames."""
         return 2 * self.tower.rows
 
     @property
@@ -95,7 +95,7 @@ class PlannedModel:
 
 
 def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner: int) -> int:
-    """Return the parameters of a layer's matrices: q, k, v and o of attention; gate, up and down of the MLP."""
+    """Return the number of parameters in a layer's matrices: q, k, v and o of attention; gate, up and down of the MLP."""
     return hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
 
 
@@ -170,7 +170,7 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
-    """Return the model of ``demo`` or a bundle's folder. ``camera`` is the frames' (height, width), if the bundle takes any.
+    """Return the model of ``demo`` or a bundle's folder. If the bundle takes frames of any size, ``camera`` is (height, width).
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """

@@ -62,7 +62,7 @@ class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
     ``stats_every`` is in seconds.
-    ``alone`` means that this is the process's only run: it closes the session, and ends when stdout loses its reader.
+    ``alone`` means that the process has no other run: this run closes the session, and ends when stdout loses its reader.
     ``may_watch`` is called before each frame; the run ends when it returns False.
     ``frame`` is the newest watched frame.
     ``listing`` is the command that lists the demo model's questions.
@@ -194,7 +194,7 @@ class RunLoop:
         return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:
-        """Return the current figures. ``since`` is where the interval of the rate begins: a time in seconds, and frames."""
+        """Return the current figures. ``since`` has the time in seconds and the frames when the rate's interval began."""
         session, source = self.session.stats, self.source
         self._last = now, frames = time.monotonic(), session.frames
         drops = dict(source.drops)

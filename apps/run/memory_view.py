@@ -30,7 +30,7 @@ FACTS = 8  # number of departed objects that a comparison asks about
 class MemoryView:
     """A session's memory.
 
-    ``frames`` has the numbers of the frames in memory, ascending. Frames that share tokens are listed as the first of them.
+    ``frames`` has the numbers of the frames in memory, ascending. If frames share tokens, only the first is listed.
     ``groups`` has the first and last layer of each group of layers.
     ``patches``, ``[frames, groups, tokens]``, is the fraction of a group's KV heads that hold each token.
     ``waiting`` is the number of frames in the unfinished chunk.
@@ -52,7 +52,7 @@ class MemoryView:
 
     @property
     def fractions(self) -> NDArray[np.float64]:
-        """Return the fraction of each frame's tokens that is held, ``[frames]``."""
+        """Return which fraction of each frame's tokens is in memory, ``[frames]``."""
         return self.all_layers.mean(axis=1)
 
 

@@ -56,8 +56,8 @@ LARGEST, MORE = 16 << 20, 1 << 20
 def connect(url: str, options: SourceOptions) -> Connection:
     """Open a connection to a network camera.
 
-    Raises SourceError, or SourceRefused if a retry would fail. If ``options.hosts`` is set, redirects and playlists also reach
-    only allowed hosts. FFmpeg then gets IP addresses instead of host names, and redirects inside RTSP are refused.
+    Raises SourceError, or SourceRefused if a retry would fail. If ``options.hosts`` is set, redirects and playlists reach only
+    allowed hosts, FFmpeg gets IP addresses instead of host names, and redirects inside RTSP are refused.
     """
     parts, hosts = split_address(url), options.hosts
     if parts.scheme.lower() in ("http", "https"):
@@ -179,7 +179,7 @@ class BoundHandler(http.AbstractHTTPHandler):
     def http_open(self, request: http.Request) -> HTTPResponse:
         def dialled(*arguments: Any, **options: Any) -> HTTPConnection:
             made = (HTTPSConnection if request.type == "https" else HTTPConnection)(*arguments, **options)
-            vars(made)["_create_connection"] = self._hosts.connect  # http.client connects with this, including under TLS
+            vars(made)["_create_connection"] = self._hosts.connect  # http.client opens its sockets with this, for TLS too
             return made
 
         return self.do_open(dialled, request)
@@ -253,8 +253,8 @@ class FfmpegConnection(Connection):
     """Decodes one video stream with FFmpeg. Raises SourceError, without the address in its text.
 
     A video file at a URL plays at its recorded speed, and then ends. If ``response`` is given, FFmpeg reads this HTTP response
-    and opens no address. The addresses in a playlist are then requested by this class, but only on the camera's own host, on
-    public hosts, or (if set) on those of ``options.hosts``.
+    and opens no address. This class requests the addresses in an HTTP playlist, but only on the camera's own host, on public
+    hosts, or (if set) on those of ``options.hosts``.
     """
 
     def __init__(

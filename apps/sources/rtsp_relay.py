@@ -17,7 +17,7 @@ BEGUN = re.compile(rb"R(?:T(?:S(?:P(?:/.{0,7})?)?)?)?\Z", re.DOTALL)  # bytes th
 
 
 class Relay:
-    """Forwards one local connection to ``address`` until one of them closes it or the server redirects (see ``problem``)."""
+    """Forwards one local connection to ``address`` until either side closes it or the server redirects (see ``problem``)."""
 
     def __init__(self, address: str, port: int, timeout_s: float, tls: bool = False) -> None:
         """Connect. Raises OSError."""

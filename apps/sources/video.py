@@ -157,7 +157,7 @@ def open_video(path: Path, **options: Any) -> Video:
 
 @dataclass
 class Feed:
-    """A file of received bytes, for PyAV. After each :meth:`renew`, reads are limited to ``timeout_s`` and ``largest`` bytes.
+    """A file of received bytes, for PyAV. Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
 
     At a limit or a read error, the file ends and ``problem`` has the reason. No exception is raised, because PyAV would print
     its traceback.
@@ -241,9 +241,9 @@ class RecordedClock:
 
         m[n] = max(s[n] + o, m[n-1] + LEAST_S)
 
-    If ``s[n] + o - m[n-1]`` is above ``JUMP_S`` or below ``-BACK_S``, ``o`` first becomes ``m[n-1] + period_s - s[n]``: the
-    clock was set, timestamps wrapped, or another recording was joined on. A picture without a timestamp is placed ``period_s``
-    after the previous picture.
+    If ``s[n] + o - m[n-1]`` is above ``JUMP_S`` or below ``-BACK_S``, ``o`` first becomes ``m[n-1] + period_s - s[n]``,
+    because the clock was set, timestamps wrapped, or another recording was joined on. A picture without a timestamp is placed
+    ``period_s`` after the previous picture.
     """
 
     def __init__(self, period_s: float) -> None:
