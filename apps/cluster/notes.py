@@ -28,8 +28,8 @@ class NoteFollower:
     """Deletes what the forget notes in ``view()``, the head's last answer, name.
 
     The agent holds its camera lock when it calls a method. Other threads read four fields without the lock. ``counts`` has the
-    number of deletions, by note and camera. ``refused`` has the reason why a memory could not forget a note's period. ``kept``
-    is the number of the last note carried out in files. ``cameras`` has the number of the last note for each camera's memory.
+    number of deletions, by note and camera. ``refused`` has the reason why a memory could not forget a note's period. The
+    number of the last note followed is ``kept`` for files, and in ``cameras`` for each camera's memory.
     """
 
     node: str

@@ -163,7 +163,7 @@ class Service:
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
         """Change a camera's policy or budget until the server restarts, with a new, empty memory that is not saved.
 
-        If this raises UserError, the camera continues from its last snapshot.
+        After a UserError the camera continues from its last snapshot.
         """
         check_client_policy(policy)
         with self._lock, field("policy" if policy else "budget"):
@@ -404,7 +404,7 @@ class Service:
                     torn.notice(f"cannot continue: {torn.problem}")
 
     def close(self) -> None:
-        """Close all streams, each with a last snapshot. If all of them close within CLOSING_S seconds, close the models."""
+        """Close all streams, each with a last snapshot. If all streams close within CLOSING_S seconds, close the models."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}

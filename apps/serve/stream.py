@@ -60,7 +60,7 @@ class Broadcast:
         self._listeners: dict[asyncio.Queue[Event | None], asyncio.AbstractEventLoop] = {}
 
     def listen(self) -> asyncio.Queue[Event | None]:
-        """Return a queue of events that ends with None. Call this in the event loop that reads the queue."""
+        """Return a queue of events that ends with None. Call :meth:`listen` in the event loop that reads the queue."""
         queue = asyncio.Queue[Event | None]()
         self._listeners[queue] = asyncio.get_running_loop()
         return queue

@@ -79,7 +79,7 @@ class Delivery:
             sender.wake.set()
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Announce all watches to the sinks. Call this whenever a watch is added, removed or paused."""
+        """Announce all watches to the sinks, after a watch was added, removed or paused."""
         with self._standing:
             self._announce_all(watches)
 

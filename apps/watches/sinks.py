@@ -85,7 +85,7 @@ class Sink:
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         """Send an event, and return once the receiver has it. ``event.line()`` is the event's JSON.
 
-        If :meth:`send` raises an exception, it is called again later with the same event.
+        If :meth:`send` raises an exception, the event is sent again later.
         """
         raise NotImplementedError
 
