@@ -100,7 +100,7 @@ class Uniform(SteadyTarget):
 
     While too many tokens are held, one frame at a time is evicted: first a frame that an earlier compression left incomplete,
     then the frame whose neighbours are closest in time. The oldest frame wins ties. Apart from the newest frame, the stream's
-    first frame is evicted last. The last frame to be evicted loses only its oldest tokens, until exactly the target is held.
+    first frame is evicted last. The last frame to be evicted loses only its oldest tokens, so that exactly the target stays.
 
     Ours: the paper selects frames at regular intervals from a complete video; edgevlm thins frames as the stream grows.
     If only changed tokens are appended, no frame counts as incomplete.

@@ -21,11 +21,11 @@ class Coreset(OneChoice):
     The next token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken so far. x_t
     concatenates token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then scaled to length 1.
     r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. A low similarity is a
-    greedy step towards a k-centre, a high r_t towards a large log-determinant. After ``steps`` tokens, scores stay as they are
+    greedy step towards a k-centre; a high r_t favours a large log-determinant. After ``steps`` tokens, scores stay as they are
     and the remaining tokens are taken at once. All layers and heads keep the same tokens; the newest token wins ties.
 
-    Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS keeps all recent
-    tokens. In edgevlm a frame is appended after tokens are chosen, so a question attends to the whole newest frame.
+    Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS always keeps
+    recent tokens. In edgevlm a frame is appended after tokens are chosen, so a question attends to the whole newest frame.
     """
 
     diversity: float = setting(0.3, "weight of the log-determinant term", at_least=0)

@@ -201,8 +201,8 @@ class MosaicClusters(Stateful):
     key, value: the means of the members' un-rotated keys and of their values (eq. 1). variance: the members' variance (eq. 2).
     size: the number of members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the
     slot of the cluster that this cluster waits to join. seq, frame, row, col, position, confirmed: the newest member's
-    metadata, also used for the representative. changed: whether clusters have changed; the policy resets it. small, large:
-    thresholds, as multiples of a layer's early variance.
+    metadata, also used for the representative. changed: whether clusters have changed since the policy reset this flag.
+    small, large: thresholds, as multiples of a layer's early variance.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")

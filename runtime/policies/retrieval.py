@@ -193,7 +193,7 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Add rows that have left every layer to the index and the store. blocks: one per layer, rows in stream order."""
+        """Add to the index and the store rows that have left every layer. blocks: one per layer, rows in stream order."""
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         nothing: Chosen = [()] * self.cache.kv_heads

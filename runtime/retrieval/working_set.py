@@ -36,7 +36,7 @@ Float32 = NDArray[np.float32]
 class WorkingSet(Stateful):
     """The rows fetched from the store, up to ``rows`` in each layer and KV head.
 
-    held: the number of rows in use, ``[layers, kv_heads]``. prefix: the first contiguous position.
+    held: the number of rows in use, ``[layers, kv_heads]``. prefix: the first position of fetched rows after a re-indexing.
     """
 
     state_fields = ("contiguous",)

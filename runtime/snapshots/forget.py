@@ -28,7 +28,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
     """Delete a time window from a capture's header and arrays, and return the largest number of rows that any layer lost.
 
     Deletes the vision rows whose patch was visible in the window, and all summaries, because summaries have no time. All heads
-    of a layer must keep the same number of rows, so some heads also lose their oldest rows. Policies keep their scores.
+    of a layer must keep the same number of rows, so some heads also lose their oldest rows. Policy scores do not change.
     Resets the reference patches, the vision tower's cache and the conversations. An empty window changes nothing.
 
     Raises AllOrNothing if the policy has a store, or if the window includes frame 0 and all later frames attend to frame 0.
