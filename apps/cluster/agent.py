@@ -454,7 +454,7 @@ class NodeAgent(Hooks):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Make all nodes forget what one camera, or every camera, saw in a period; return the forget note's number.
+        """Make all nodes forget what one camera, or every camera, saw in a period; return the number of the forget note.
 
         Absent nodes forget the period when they are back. Raises HeadAway, and UserError for a camera that never existed.
         """

@@ -25,7 +25,7 @@ Note = Mapping[str, Any]
 
 @dataclass(slots=True)
 class NoteFollower:
-    """Deletes what the forget notes in ``view()``, the head's last answer, name.
+    """Follows the forget notes in the head's last answer, ``view()``.
 
     The agent holds its camera lock when it calls a method. Other threads read four fields without the lock. ``counts`` has the
     number of deletions, by note and camera. ``refused`` has the reason why a memory could not forget a note's period. The

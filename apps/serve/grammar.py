@@ -100,7 +100,7 @@ def _multiples(schema: Any) -> Iterator[int]:
 
 
 def _branches(schema: Any) -> Iterator[int]:
-    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` that contains a reference, as it may be recursive."""
+    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` that may be recursive: those with a reference."""
     for part in _parts(schema):
         for among in (part.get("anyOf"), part.get("oneOf")):
             if isinstance(among, list) and any("$ref" in each for each in _parts(among)):

@@ -115,7 +115,7 @@ class Service:
         self.state = Path(config.state or Path(states, "edgevlm", "serve"))
         self.state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
-        self.hooks = Hooks()  # a cluster node replaces these before it opens the service
+        self.hooks = Hooks()  # a cluster node sets its own hooks before it opens the service
         self.watches = Watches(self._watchers, lambda: self.delivery, notify, lambda: self.hooks)
 
     def open(self) -> None:
