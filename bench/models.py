@@ -37,7 +37,7 @@ def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterato
 def open_checkpoint(name: str, layers: int | None) -> Iterator[tuple[Path, Path]]:
     """Yield the directory of a LLaVA-OneVision checkpoint and a temporary directory for its bundles.
 
-    ``layers``: the number of SEEDED's tower and decoder layers (default: all). Raises UserError for any other model.
+    ``layers``: the number of SEEDED's tower and decoder layers (default: all). Raises UserError for a model of another family.
     """
     with TemporaryDirectory(prefix="edgevlm-bench-") as temporary:
         place = Path(temporary)

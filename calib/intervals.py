@@ -33,7 +33,7 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
     """Return the fraction of questions answered right, with Wilson's interval. clusters: one per stream.
 
     The interval uses the effective number of independent questions, which follows from :func:`ratio_variance` and is at most
-    the number of questions asked. If all answers are right or all are wrong, the number of streams takes its place.
+    the number of questions asked. If all answers are right or all are wrong, the effective number is the number of streams.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())

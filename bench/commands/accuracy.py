@@ -67,7 +67,7 @@ def accuracy(
     seed: Annotated[str, option("N|test", "Draw streams from this seed; test is for reports.", panel=WORLD)] = "0",
     noise: Annotated[float, option("LEVELS", "Add pixel noise of this standard deviation.", panel=WORLD, min=0, max=64)] = 0.0,
     crf: Annotated[
-        int | None, option("N", "Then compress frames as H.264 with this rate factor.", panel=WORLD, min=0, max=51)
+        int | None, option("N", "Compress frames as H.264 with this rate factor.", panel=WORLD, min=0, max=51)
     ] = None,
     against: Annotated[str | None, option("NAME", "Report differences from this policy.", "infinipot-v", panel=WORLD)] = None,
     data: Annotated[Path | None, option("DIR", "Read the benchmark's files from this folder.", panel=PUBLISHED)] = None,

@@ -49,7 +49,7 @@ def report(
     results: Annotated[list[str] | None, typer.Argument(metavar="DIR|FILE[#ID]...", show_default=False)] = None,
     out: Annotated[Path | None, option("FILE.html", "Write a page of tables.")] = None,
     baseline: Annotated[str | None, option("FILE[#ID]", "Compare with this earlier run.")] = None,
-    fail_over: Annotated[str, option("N%", "Exit with status 1 if a line is slower by more.")] = "20%",
+    fail_over: Annotated[str, option("N%", "Exit with status 1 if a line is slower by more than this.")] = "20%",
     force: Annotated[bool, flag("--force", "Compare runs of different machines.")] = False,
     as_json: Json = False,
 ) -> None:

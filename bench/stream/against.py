@@ -66,7 +66,7 @@ def against(
     theirs: str = "fp32",
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each precision and for transformers in ``theirs``, then the ratios of our rates to transformers'.
+    """Yield a line for each precision, a line for transformers in precision ``theirs``, and the ratios of our rates to theirs.
 
     ``model``: a LLaVA-OneVision checkpoint, by default one of the 0.5B shape with random weights. All runtimes are loaded
     together and take turns, chunk by chunk. Frames are prepared once for all runtimes, untimed. Raises UserError for a
