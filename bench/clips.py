@@ -16,8 +16,8 @@ Image = NDArray[np.uint8]
 SIZE = (480, 640)
 NOISE = 2.0  # standard deviation of a sensor's noise, on a scale of 255
 FPS = 2.0
-CLIPS = {  # name -> people's heights as fractions of the scene's height, or None for a camera that pans over a scene
-    "street": np.linspace(0.08, 0.2, 8).tolist(),
+CLIPS = {  # name -> people's heights as fractions of the scene's height, or None for a camera that pans over a scene;
+    "street": np.linspace(0.08, 0.2, 8).tolist(),  # about a quarter of the street's patches change in each frame
     "room": [0.15],
     "moving": None,
 }

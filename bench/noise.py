@@ -11,8 +11,8 @@ from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.engine import Float32, KVBuffer, arrays_of
 from edgevlm.runtime.kv import KVScales, codes
 
-FRAMES = 31
-GROUP = 8  # query heads per KV head, for policies that need queries
+FRAMES = 31  # the default shape holds 31 frames of 14 x 14 patches,
+GROUP = 8  # with 8 query heads per KV head
 
 
 def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:

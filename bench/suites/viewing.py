@@ -28,8 +28,8 @@ from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.session import Session
 
-EVERY_S = 1.0  # seconds between two polls
-ASKED = ("video", "category", "subtask", "prompt", "options", "answer", "scoring", "time_s")
+EVERY_S = 1.0
+ASKED = ("video", "category", "subtask", "prompt", "options", "answer", "scoring", "time_s")  # copied from the question
 
 
 class Viewer:

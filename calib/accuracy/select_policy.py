@@ -34,9 +34,9 @@ from edgevlm.runtime.settings import AppendChanged, EncodeChanged
 
 TAUS = (0.999, 0.99, 0.97, 0.95)  # tau's values to try for --append
 SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))
-BOUND = 0.05  # the largest fraction of next tokens that may differ from full KV's
-SAVING = 0.1
-LOW = "12.5%"  # the lower of the two budgets to compare at, as a fraction of a clip
+BOUND = 0.05  # the largest fraction of next tokens that may differ from full KV's,
+SAVING = 0.1  # and the smallest fraction of tokens or patches worth saving
+LOW = "12.5%"
 
 Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 

@@ -30,11 +30,11 @@ KINDS = {
     TEXT_SCENES: ("now_name", "now_city", "past_name", "past_city", "first_name"),
 }
 TOKENS = 24
-SLOTS, PEOPLE = 4, 10  # sentences per frame, and people per stream, in text-scenes
-STAY, EMPTY = (8, 16), (1, 4)
-SWAPS = 0.1  # the fraction of frames in which two slots are swapped
-VISITORS, NEAR = 8, 2
-QUESTION_BUDGET = TextBudget(0, 64, 2)  # an answer takes one token or two
+SLOTS, PEOPLE = 4, 10
+STAY, EMPTY = (8, 16), (1, 4)  # the least and the most frames that a person stays, and that the slot is empty afterwards
+SWAPS = 0.1
+VISITORS, NEAR = 8, 2  # visitors in a stream, and visitors in its newest eighth
+QUESTION_BUDGET = TextBudget(0, 64, 2)
 SENTENCES = 800
 
 GIVEN = """Alice Robert Maria Peter Susan David Laura Henry Emma Thomas Julia Frank Clara Oscar Nina Victor Daniel Helen George

@@ -40,8 +40,8 @@ from edgevlm.runtime.taught import OFFERED
 
 CHUNK = 8  # frames encoded and appended at once: a session's default
 TEXT_BUDGET = TextBudget(80, 80, 80)
-MEASURED = 256  # a policy's bytes are measured after this many frames of a long stream, when all of its arrays exist
-MEASURED_TEXT = 16
+MEASURED = 256  # a policy's bytes are measured after this many frames of a long stream, when all of its arrays exist,
+MEASURED_TEXT = 16  # or after this many frames of text
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 """The run that replaces full KV on streams too long for it: it keeps the evidence and leaves half of the positions free."""
 
