@@ -120,7 +120,6 @@ class NoteFollower:
                 self.notify(f"{name}: {error}")
 
     def _waiting(self, name: str) -> list[Note]:
-        """Return the forget notes that a camera's memory has not followed yet."""
         view = self.view()
         done = max(self.cameras.get(name, 0), view["cameras_forgot"].get(name, 0))
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]

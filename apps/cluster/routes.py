@@ -310,7 +310,6 @@ class ClusterRoutes:
 
 
 def joined(watch: Fields, parts: Collection[httpx.Response]) -> Response:
-    """Return a watch with the cameras of all nodes."""
     others = [each for part in parts if part.status_code == 200 for each in part.json()["cameras"]]
     return JSONResponse({**watch, "cameras": [*watch["cameras"], *others]})
 

@@ -128,7 +128,6 @@ class MovingEvents:
         self._replace([pair for pair in events if pair[0].id in {*newest.values(), *waiting[-KEPT:]}])
 
     def note_sent(self, store: EventStore) -> None:
-        """Mark the stored events that have been sent."""
         if any(unsent for _, unsent in self.events):
             waiting = store.unsent()
             self._replace([(each, unsent and each.id in waiting) for each, unsent in self.events])

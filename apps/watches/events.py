@@ -165,7 +165,6 @@ class EventStore(TimedDatabase):
             return self._attempt(on_disk, None) or in_memory
 
     def sent(self, sink: str, event_id: str) -> None:
-        """Record that an event was sent to a sink."""
         with self._lock:
             if event_id in self._unwritten:
                 self._unwritten[event_id].sinks.discard(sink)
@@ -173,7 +172,6 @@ class EventStore(TimedDatabase):
             self._write()
 
     def waiting(self) -> dict[str, int]:
-        """Count the events that must still be sent, by sink."""
         with self._lock:
             rows = self._rows("SELECT sink, count(*) FROM outbox GROUP BY sink")
             return Counter(dict(rows)) + Counter(sink for each in self._unwritten.values() for sink in each.sinks)
@@ -185,7 +183,6 @@ class EventStore(TimedDatabase):
             return {row[0] for row in rows} | {key for key, each in self._unwritten.items() if each.sinks}
 
     def drop(self, sink: str) -> None:
-        """Drop all events that wait for a sink."""
         with self._lock:
             for each in self._unwritten.values():
                 each.sinks.discard(sink)

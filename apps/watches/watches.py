@@ -171,6 +171,5 @@ class Watches:
         return [watcher for name, watcher in self._watchers().items() if not watch.cameras or name in watch.cameras]
 
     def control(self, camera: str, name: str, active: bool) -> None:
-        """Pause or resume a watch on a camera, as a sink requests."""
         if name in self.watches:
             self.pause(name, not active, camera)
