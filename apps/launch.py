@@ -154,7 +154,7 @@ def open_run(start: Start) -> RunLoop:
         run.check()
         for line in opening_lines(start, run):
             output.notice(line)
-        opened.pop_all()  # the run closes what was opened
+        opened.pop_all()  # from here on the returned run closes these
     return run
 
 

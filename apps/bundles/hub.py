@@ -227,7 +227,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
                         stream.truncate(0)
                         stream.seek(0)
                     for block in response.iter_bytes():
-                        stream.write(block[: file.bytes + 1 - stream.tell()])  # an extra byte makes the hash wrong
+                        stream.write(block[: file.bytes + 1 - stream.tell()])  # a file that is too long fails the check
                         tell(stream.tell())
                         if stream.tell() > file.bytes:
                             return

@@ -125,7 +125,7 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
         raise UserError(f"{model.name}: its weights are {model.precision} already; leave --precision out")
     other = 2 if engine and precision != "fp32" else FLOAT  # bytes per number in the tower, norms and biases
     tower = model.tower
-    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # one byte each
+    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # of one byte
     rounded = (model.matrices - model.floats) * layouts.matrices.bytes_per_weight(model.group)
     layers = round(rounded + model.floats * FLOAT + model.vectors * other)
     return Weights(layers, table, head, round(linears + other * (tower.parameters - linears)))

@@ -147,7 +147,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the candidate precisions: ``asked``, the stored precision of rounded weights or a bundle, or the device's."""
+    """Return the candidate precisions: ``asked``, or that of a bundle or of rounded weights, or all that suit the device."""
     if asked is not None:
         load_precision(asked)
         return (asked,)
