@@ -35,7 +35,7 @@ def named_id(name: Any) -> Any:
 TEXT = WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_NAME})
 Id = Annotated[str, StringConstraints(pattern=ID)]
 Name = Annotated[str, AfterValidator(printable), TEXT]
-NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id; a name is converted to an id
+NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id, made from a name if necessary
 
 
 def id_of(name: str) -> str:

@@ -40,7 +40,7 @@ class PlannedModel:
     ``tied`` is whether the head shares the embedding's weights.
     ``limit`` is the largest number of positions in a stream.
     ``group`` is the number of rounded weights that share a scale, if any.
-    ``floats`` counts those of ``matrices`` that a rounded checkpoint stores as floats.
+    ``floats`` is how many of the matrices' parameters a rounded checkpoint stores as floats.
     ``files`` has the bytes of a bundle's ``decoder``, ``embedding`` and ``vision`` weights.
     """
 
