@@ -63,7 +63,7 @@ def create_policy(text: str) -> Policy:
         try:
             values[key] = TypeAdapter(hints[key]).validate_python(value)
         except ValueError:
-            raise UserError(f"policy {name}: {value!r} does not fit {key} (default {defaults[key]})") from None
+            raise UserError(f"policy {name}: invalid value {value!r} for {key} (default {defaults[key]})") from None
     try:
         return policy(**values)
     except (TypeError, ValueError) as error:
@@ -78,7 +78,7 @@ def as_policy(policy: str | Policy | type[Policy]) -> Policy:
         try:
             return policy()
         except (TypeError, ValueError) as error:  # the class is abstract, or a setting has no default
-            raise UserError(f"policy {policy.__name__}: {error}; give an instance of it") from None
+            raise UserError(f"policy {policy.__name__}: {error}; pass an instance") from None
     if not isinstance(policy, Policy):
-        raise UserError(f"a policy is a name, a subclass of Policy or an instance of one, not {policy!r}")
+        raise UserError(f"policy must be a name, a subclass of Policy or an instance of one, not {policy!r}")
     return policy

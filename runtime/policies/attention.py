@@ -40,7 +40,7 @@ class QueryWindow(Stateful):
             or any(each.ndim != 3 or each.shape[1:2] != rows or not np.isfinite(each).all() for each in queries)
         ):
             shapes = [list(each.shape) for each in queries]
-            raise ValueError(f"queries {shapes} at {list(self._position.shape)} of {list(rows)} rows")
+            raise ValueError(f"invalid queries {shapes} with positions {list(self._position.shape)} for {list(rows)} rows")
 
     def add(self, appended: Appended) -> None:
         """Add the queries of the rows just appended, and drop the oldest beyond ``rows``."""
@@ -58,8 +58,8 @@ class QueryWindow(Stateful):
         the layer has no queries.
         """
         if layer.index not in self._queries:
-            what = f"the window has no queries of layer {layer.index}"
-            raise ValueError(f"{what}; name it in needs.probe_layers, and call add(appended) in after_append")
+            what = f"the window has no queries for layer {layer.index}"
+            raise ValueError(f"{what}; add it to needs.probe_layers, and call add(appended) in after_append")
         cache, mine = layer.cache, (layer.kind == Kind.VISION) | (layer.kind == Kind.SUMMARY)
         count = min(len(self._seq), int(mine[0].sum()))
         at = np.nonzero(layer.newest(count, mine))[1].reshape(-1, count)  # [kv_heads, count], in no particular order
@@ -95,7 +95,9 @@ class SeqScores(Stateful):
             or not 0 <= self._count <= self._seq.shape[1]
             or not np.isfinite(self._score).all()
         ):
-            raise ValueError(f"scores {list(self._score.shape)} of {list(self._seq.shape)} tokens, {self._count} of them valid")
+            raise ValueError(
+                f"invalid scores {list(self._score.shape)} for tokens {list(self._seq.shape)}, count {self._count}"
+            )
 
     def get(self, seq: Int64) -> Float64:
         """Return the score of each token of ``seq`` ``[heads, n]``, in any order; 0 for a token without a score."""

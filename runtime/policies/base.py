@@ -189,10 +189,10 @@ class Policy(Stateful):
         rows = layer.seq.shape
         if getattr(score, "shape", None) != rows:
             given = list(score.shape) if isinstance(score, np.ndarray) else type(score).__name__
-            raise blame(self, "score", f"gave {given} for layer {layer.index}, not an array {list(rows)}")
+            raise blame(self, "score", f"returned {given} for layer {layer.index}, not an array {list(rows)}")
         if score.dtype.kind not in "biuf" or np.isnan(score).any():
             what = "NaN" if score.dtype.kind == "f" else score.dtype
-            raise blame(self, "score", f"gave {what} for layer {layer.index}; give each row a number")
+            raise blame(self, "score", f"returned {what} for layer {layer.index}; return a number for each row")
         layer.keep(layer.top(score, layer.target))
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide | None, times: FrameTimes | None = None) -> Plan | None:
@@ -227,12 +227,12 @@ class Policy(Stateful):
         mask, shape = layer._kept, layer.seq.shape
         if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"
-            raise blame(self, "compress", f"kept {what} of layer {layer.index}, not a mask {list(shape)} of bool")
+            raise blame(self, "compress", f"kept {what} in layer {layer.index}, not a bool mask {list(shape)}")
         target = max(0, layer.target - (0 if layer._added is None else len(layer._added.rows)))
         for head, rows in enumerate((mask & layer.free).sum(1).tolist()):
             if rows != target:
                 many = f"too {'few' if rows < target else 'many'} rows: {rows} in layer {layer.index}, KV head {head}"
-                raise blame(self, "compress", f"keeps {many}, and {target} were asked for")
+                raise blame(self, "compress", f"keeps {many}, not {target}")
         return without_lone_text(layer, mask | layer.fixed)
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
@@ -245,11 +245,11 @@ def problem_of(cls: type[Policy]) -> str:
     if cls.bounded and not written:
         return f"{cls.__name__} defines neither score() nor compress()"
     if settings := [name for name, value in vars(cls).items() if isinstance(value, Field)]:
-        return f"{cls.__name__} has settings ({', '.join(settings)}) and no @dataclass above it: {place(cls)}"
+        return f"{cls.__name__} has settings ({', '.join(settings)}) but is not a dataclass; add @dataclass: {place(cls)}"
     for name in ("score", "compress", "prepare", "after_append"):
         ours, theirs = (list(signature(getattr(kind, name)).parameters) for kind in (Policy, cls))
         if len(ours) != len(theirs) and not any(each.startswith("*") for each in theirs):
-            return f"{name} takes ({', '.join(ours)}), not ({', '.join(theirs)}): {place(getattr(cls, name))}"
+            return f"{name} must accept ({', '.join(ours)}), not ({', '.join(theirs)}): {place(getattr(cls, name))}"
     return ""
 
 
@@ -260,7 +260,7 @@ def check_attached(policy: Policy) -> None:
     layers = policy.shape.layers
     for each in ("probe_layers", "guidance_layers"):
         if wrong := [layer for layer in getattr(policy.needs, each) if not 0 <= layer < layers]:
-            what = f"needs.{each} names layer {wrong[0]}, and the model has layers 0 to {layers - 1}"
+            what = f"needs.{each} lists layer {wrong[0]}, but the model has layers 0 to {layers - 1}"
             raise UserError(f"policy {policy.name}: {what} ({place(type(policy))})")
     check_declared(policy)
 
@@ -269,8 +269,8 @@ def check_declared(policy: Policy) -> None:
     """Raise UserError if a policy from outside edgevlm keeps arrays that its ``state_fields`` does not name."""
     if is_foreign(policy) and (names := undeclared(policy)):
         raise UserError(
-            f"policy {policy.name} keeps arrays in {', '.join(names)}, which state_fields must name: they count in its "
-            f"bytes, and a snapshot would lose them ({place(type(policy))})"
+            f"policy {policy.name} keeps arrays in {', '.join(names)}; add them to state_fields, or they are missing from its "
+            f"byte count and from snapshots ({place(type(policy))})"
         )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Int64 = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
-TARGET = "|C| / |M|, or less if a frame needs more"
+TARGET = "fraction of |M| that a compression keeps, or less if a frame needs more room"
 STEP = np.uint64(0x9E3779B97F4A7C15)  # the increment and the multipliers of SplitMix64
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -65,7 +65,7 @@ class SimpleStream(Policy):
     values, which were computed with the k - 1 frames before it in context.
     """
 
-    k: int = setting(4, "number of frames that stay, including the newest", at_least=1)
+    k: int = setting(4, "number of newest frames to keep", at_least=1)
 
     name: ClassVar[str] = "simple-stream"
     paper: ClassVar[str] = "SimpleStream, arXiv 2604.02317"
@@ -154,7 +154,7 @@ class RandomTokens(SteadyTarget):
     ties. The sample's size does not depend on the new rows.
     """
 
-    seed: int = setting(0, "seed of the hash")
+    seed: int = setting(0, "seed of the hash that gives each token its priority")
     target: float = setting(0.75, TARGET, above=0, at_most=1)
 
     name: ClassVar[str] = "random"

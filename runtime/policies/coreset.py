@@ -28,10 +28,10 @@ class Coreset(OneChoice):
     recent tokens. In edgevlm a frame is appended after tokens are chosen, so a question attends to the whole newest frame.
     """
 
-    diversity: float = setting(0.3, "weight of the log-determinant term", at_least=0)
-    directions: int = setting(64, "number of tokens that the log-determinant covers", at_least=0)
-    steps: int = setting(1024, "number of tokens taken one after another; the rest are taken at once", at_least=1)
-    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+    diversity: float = setting(0.3, "weight of the log-determinant term; 0 disables it", at_least=0)
+    directions: int = setting(64, "number of selected tokens that the log-determinant term uses", at_least=0)
+    steps: int = setting(1024, "number of tokens selected one at a time; the rest are selected in one step", at_least=1)
+    target: float = setting(0.75, "fraction of |M| that a compression keeps", above=0, at_most=1)
 
     name: ClassVar[str] = "coreset"
     paper: ClassVar[str] = "after CoRDS, arXiv 2605.14310"

@@ -27,8 +27,8 @@ class FirstSeen(OneChoice):
     Ours: there is no paper. The first layer's values depend only on the token itself, not on earlier tokens.
     """
 
-    reach: int = setting(2, "a token's score is a mean over this many tokens on either side", at_least=0)
-    target: float = setting(0.9, "|C| / |M|", above=0, at_most=1)
+    reach: int = setting(2, "number of neighbours on each side that a token's score is averaged over", at_least=0)
+    target: float = setting(0.9, "fraction of |M| that a compression keeps", above=0, at_most=1)
 
     name: ClassVar[str] = "first-seen"
     paper: ClassVar[str] = "ours, docs/internals/policies.md"

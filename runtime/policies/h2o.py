@@ -21,7 +21,9 @@ class H2O(EvictsOnDemand):
     one token for each new token. The attention of questions and answers does not count, because they never change the memory.
     """
 
-    recent: float = setting(0.5, "fraction of |C| for the newest tokens; the rest are heavy hitters", at_least=0, at_most=1)
+    recent: float = setting(
+        0.5, "fraction of |C| reserved for the newest tokens; the rest are heavy hitters", at_least=0, at_most=1
+    )
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "H2O, arXiv 2306.14048"

@@ -31,7 +31,9 @@ class Hermes(FixedTarget):
     scores of the next deeper layer. A deep layer's summary is one row, a running mean that is never evicted.
     """
 
-    target: float = setting(1.0, "|C| / |M|; below 1, the guidance pass runs less often", above=0, at_most=1)
+    target: float = setting(
+        1.0, "fraction of |M| that a compression keeps; below 1, the guidance pass runs less often", above=0, at_most=1
+    )
     summary: bool = setting(True, "keep a summary of all evicted tokens in each deep layer")
 
     name: ClassVar[str] = "hermes"
@@ -148,7 +150,7 @@ def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None =
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:
-        raise CacheError(f"a summary turns keys, and this cache of {cache.axes} position axes has no sections: use summary=off")
+        raise CacheError(f"a summary requires rotary sections in a cache with {cache.axes} position axes; use summary=off")
     seq, at = layer.seq[0], cache.position(layer.index)[0].astype(np.int64)
     newest = int(np.argmax(np.where(gone, seq, -1)))
     target = at[newest] if position is None else np.full(cache.axes, position)

@@ -223,12 +223,12 @@ class Hybrid(QuestionRetrieval):
     Ours: there is no paper.
     """
 
-    window: float = setting(0.65, "fraction of |M| for the tokens on the device", above=0, below=1)
+    window: float = setting(0.65, "fraction of |M| for tokens kept in the cache, as last-seen does", above=0, below=1)
     index: float = setting(
-        0.15, "fraction of |M|, in fp32 bytes, for the index of clusters; the rest is the working set", above=0, below=1
+        0.15, "fraction of |M|, in fp32 bytes, for the cluster index; the rest is the working set", above=0, below=1
     )
-    rows: int = setting(2, "largest number of tokens per block; each cluster keeps two blocks", at_least=1)
-    tau: float = setting(0.95, "least cosine for joining a cluster, until the index is full", above=0, at_most=1)
+    rows: int = setting(2, "maximum number of tokens per block; each cluster keeps two blocks", at_least=1)
+    tau: float = setting(0.95, "minimum cosine similarity for joining a cluster, until the index is full", above=0, at_most=1)
 
     name: ClassVar[str] = "hybrid"
     paper: ClassVar[str] = "ours, docs/internals/long-streams.md"

@@ -27,15 +27,15 @@ class InfiniPotV(FixedTarget):
     does not mention them.
     """
 
-    alpha: float = setting(0.5, "fraction of |C| for TaR, including recent frames", at_least=0, at_most=1)
-    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+    alpha: float = setting(0.5, "fraction of |C| for recent frames and the tokens selected by TaR", at_least=0, at_most=1)
+    target: float = setting(0.75, "fraction of |M| that a compression keeps", above=0, at_most=1)
     recent: float = setting(
-        0.125, "r / f: recent frames as a fraction of the budget's frames; at least one", at_least=0, at_most=1
+        0.125, "r / f: fraction of the budget's frames that count as recent; at least one frame", at_least=0, at_most=1
     )
     tau: str = setting(
         "",
-        "tau1/tau2/tau3: thresholds on the variation of a layer's value norms, which select VaN's window 7, 5, 3 or 1; preset: "
-        "select the window by quartile of depth; empty: calibrated, else preset",
+        "tau1/tau2/tau3: thresholds on the coefficient of variation of a layer's value norms, which select VaN's window 7, 5, "
+        "3 or 1; preset: select the window by the layer's quartile of depth; empty: use calibrated thresholds, else preset",
     )
 
     name: ClassVar[str] = "infinipot-v"
@@ -45,7 +45,7 @@ class InfiniPotV(FixedTarget):
         super().__post_init__()
         self.thresholds = tuple(float(part) for part in self.tau.split("/") if part and self.tau != "preset")
         if self.thresholds and not (len(self.thresholds) == 3 and self.thresholds[0] < self.thresholds[1] < self.thresholds[2]):
-            raise ValueError("tau takes three rising numbers, tau1/tau2/tau3, or preset")
+            raise ValueError("tau must be three increasing numbers, tau1/tau2/tau3, or preset")
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)

@@ -52,7 +52,7 @@ class LastSeen(OneChoice):
     Ours: there is no paper.
     """
 
-    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+    target: float = setting(0.75, "fraction of |M| that a compression keeps", above=0, at_most=1)
 
     name: ClassVar[str] = "last-seen"
     paper: ClassVar[str] = "ours, docs/internals/last-seen.md"

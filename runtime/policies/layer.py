@@ -190,7 +190,7 @@ class Layer:
             queries, seq, own = self._guided([str(text) for text in asked])
         elif isinstance(first, np.ndarray):
             if seq is None:
-                raise ValueError("attention_of: queries go with the seq of their rows")
+                raise ValueError("attention_of: query arrays require seq")
             queries = first
         else:
             queries, seq = first.at(self)
@@ -201,11 +201,11 @@ class Layer:
         """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of these and earlier texts."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
-            raise ValueError(f"attention_of: needs.guidance has no text {unknown[0]!r}; add it there")
+            raise ValueError(f"attention_of: text {unknown[0]!r} is not in needs.guidance; add it")
         assert guide is not None
         found = guide()
         if self.index not in found.queries:
-            raise ValueError(f"attention_of: needs.guidance_layers has no layer {self.index}; add it there")
+            raise ValueError(f"attention_of: layer {self.index} is not in needs.guidance_layers; add it")
         ends = np.cumsum(found.rows)
         rows = np.concatenate([np.arange(ends[at] - found.rows[at], ends[at]) for at in map(texts.index, asked)])
         first, last = int(self.seq.max(initial=-1)) + 1, int(rows.max()) + 1
@@ -236,11 +236,13 @@ class Layer:
             rows = np.flatnonzero(leaving)
             places, which = np.unique(into[head, rows], return_inverse=True)
             if len(places) and (places[0] < 0 or places[-1] >= gone.shape[1] or (leaving | self.fixed[head])[places].any()):
-                raise ValueError(f"merge: in layer {self.index}, KV head {head}, `into` names a row that leaves or is fixed")
+                raise ValueError(
+                    f"merge: in layer {self.index}, KV head {head}, `into` refers to a row that is evicted or fixed"
+                )
             changed[head, places] = True
             total = weights[head, places] + np.bincount(which, weights[head, rows], len(places)).astype(np.float32)
             if not (total > 0).all():
-                raise ValueError(f"merge: in layer {self.index}, KV head {head}, weights do not add up to more than 0")
+                raise ValueError(f"merge: in layer {self.index}, KV head {head}, the sum of weights must be above 0")
             for part in (keys[head], values[head]):
                 mean = weights[head, places, None] * part[places]
                 np.add.at(mean, which, weights[head, rows, None] * part[rows])

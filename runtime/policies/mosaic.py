@@ -435,9 +435,13 @@ class Mosaic(Retrieval):
     rows and an even sample of its other rows are fetched.
     """
 
-    partitions: int = setting(8, "partitions that a query searches, per layer and KV head", at_least=1)
-    tight: float = setting(0.5, "largest variance of a small cluster, times the layer's early variance (tau_s)", at_least=0)
-    loose: float = setting(1.0, "largest variance of a large cluster, times the layer's early variance (tau_l)", at_least=0)
+    partitions: int = setting(8, "number of partitions that a query searches, per layer and KV head", at_least=1)
+    tight: float = setting(
+        0.5, "maximum variance of a small cluster, relative to the layer's early variance (tau_s)", at_least=0
+    )
+    loose: float = setting(
+        1.0, "maximum variance of a large cluster, relative to the layer's early variance (tau_l)", at_least=0
+    )
 
     name: ClassVar[str] = "mosaic"
     paper: ClassVar[str] = "Mosaic, secs. V to VII"
@@ -446,7 +450,7 @@ class Mosaic(Retrieval):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tight > self.loose:
-            raise ValueError("loose must be no less than tight")
+            raise ValueError("loose must be at least tight")
 
     @property
     def needs(self) -> Needs:

@@ -24,8 +24,8 @@ class PureKV(EvictsOnDemand):
     Ours: above the CLIE layer, a token that the CLIE layer has evicted keeps its last score.
     """
 
-    clie: str = setting("", "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)")
-    window: int = setting(32, "number of newest rows that give queries and stay; at most half of |C|", at_least=1)
+    clie: str = setting("", "layer whose attention ranks tokens in all layers above it; empty: calibrated, else 2 (fig. 5)")
+    window: int = setting(32, "number of newest rows to keep, whose queries score older rows; at most half of |C|", at_least=1)
     st_spattn: bool = setting(
         False, "prefill frames with spatial-temporal sparse attention in high layers (sec. 3.2); keeps frame 0"
     )
@@ -37,7 +37,7 @@ class PureKV(EvictsOnDemand):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clie and not self.clie.isdecimal():
-            raise ValueError("clie is a layer from 0 up, or empty")
+            raise ValueError("clie must be a layer number, 0 or more, or empty")
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)

@@ -123,8 +123,8 @@ class ReKV(QuestionRetrieval):
     entries merge. The query is the mean over the entire prompt, not only over the question's words.
     """
 
-    frames: int = setting(64, "largest number of frames that a question fetches per layer", at_least=1)
-    each: int = setting(4, "largest number of frames fetched for a merged index entry", at_least=1)
+    frames: int = setting(64, "maximum number of frames that a question fetches per layer", at_least=1)
+    each: int = setting(4, "maximum number of frames fetched per merged index entry", at_least=1)
 
     name: ClassVar[str] = "rekv"
     paper: ClassVar[str] = "ReKV, arXiv 2503.00540"

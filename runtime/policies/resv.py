@@ -53,7 +53,7 @@ class HashClusters(Stateful):
     def restore(self, state: State) -> None:
         super().restore(state)
         if (self.count < 0).any() or not (np.isfinite(self.key).all() and np.isfinite(self.position).all()):
-            raise ValueError("clusters of less than no tokens, or that are nowhere")
+            raise ValueError("clusters with a negative token count, or with a key or position that is not finite")
 
     @staticmethod
     def slot_bytes(head_dim: int, axes: int) -> int:
@@ -152,8 +152,10 @@ class ReSV(Retrieval):
     clusters that the rows of its query heads choose. Rows that leave the window become separate clusters.
     """
 
-    distance: int = setting(7, "largest number of bits in which a token differs from its cluster; Th_hp - 1", at_least=0)
-    threshold: float = setting(0.3, "fraction of a row's attention that clusters must exceed, Th_r-wics", at_least=0, below=1)
+    distance: int = setting(7, "maximum Hamming distance from a token to its cluster, in bits; Th_hp - 1", at_least=0)
+    threshold: float = setting(
+        0.3, "fraction of a row's attention that its clusters must exceed (Th_r-wics)", at_least=0, below=1
+    )
 
     name: ClassVar[str] = "resv"
     paper: ClassVar[str] = "V-Rex, sec. IV"

@@ -40,7 +40,7 @@ class Retrieval(Policy, ABC):
     Subclasses create their index in :meth:`open`, and add it to ``state_fields``.
     """
 
-    window: float = setting(0.5, "fraction of |M| for the newest tokens, always attended to", above=0, below=1)
+    window: float = setting(0.5, "fraction of |M| for the newest tokens, which every call attends to", above=0, below=1)
     index: float = setting(
         0.125, "fraction of |M|, in fp32 bytes, for the index; the rest is the working set", above=0, below=1
     )
@@ -52,7 +52,7 @@ class Retrieval(Policy, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window + self.index >= 1:
-            raise ValueError("window and index must leave something of 1 for the working set")
+            raise ValueError("window + index must be below 1, to leave room for the working set")
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
@@ -165,8 +165,8 @@ class Retrieval(Policy, ABC):
 
     def no_room(self, entries: str) -> UserError:
         return UserError(
-            f"policy {self.name}: a budget of {self.budget} tokens leaves {self.index_bytes} bytes for the index, less than "
-            f"{entries}; give a larger --budget, or index="
+            f"policy {self.name}: a budget of {self.budget} tokens leaves {self.index_bytes} bytes for the index, too few for "
+            f"{entries}; increase --budget or index="
         )
 
 

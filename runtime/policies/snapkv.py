@@ -25,9 +25,9 @@ class SnapKV(FixedTarget):
     prefix and the newest rows are not pooled. If |C| is less than ``window``, the newest |C| tokens stay.
     """
 
-    window: int = setting(32, "number of newest rows that give queries and stay", at_least=1)
-    kernel: int = setting(7, "width of the max pool in tokens, odd; missing neighbours are skipped", at_least=1)
-    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+    window: int = setting(32, "number of newest rows to keep, whose queries score older rows", at_least=1)
+    kernel: int = setting(7, "width of max pooling in tokens, an odd number; missing neighbours are skipped", at_least=1)
+    target: float = setting(0.75, "fraction of |M| that a compression keeps", above=0, at_most=1)
 
     name: ClassVar[str] = "snapkv"
     paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"

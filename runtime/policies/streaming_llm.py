@@ -17,7 +17,9 @@ class StreamingLLM(EvictsOnDemand):
     tokens are also sinks. A row's position is its position in the session, not its index in the cache.
     """
 
-    sinks: int = setting(4, "first vision tokens, which always stay and count in |M|", at_least=0)
+    sinks: int = setting(
+        4, "number of vision tokens at the start of the stream that always stay; they count in |M|", at_least=0
+    )
 
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"

@@ -24,47 +24,47 @@ joined = str.join  # has no __module__
 POLICIES = {
     "the interface of 0.1": (
         "@dataclass\nclass Mine(Policy):\n    def score(self, cache, layer):  # here\n        return -layer.seq\n",
-        r"score takes \(self, layer\), not \(self, cache, layer\): {file}, line {line}",
+        r"score must accept \(self, layer\), not \(self, cache, layer\): {file}, line {line}",
     ),
     "no dataclass": (
         "class Mine(Policy):  # here\n    newest: float = setting(0.5, 'newest')\n"
         "    def score(self, layer):\n        return layer.seq\n",
-        r"Mine has settings \(newest\) and no @dataclass above it: {file}, line {line}",
+        r"Mine has settings \(newest\) but is not a dataclass; add @dataclass: {file}, line {line}",
     ),
     "no method": ("@dataclass\nclass Mine(Policy):\n    pass\n", r"Mine defines neither score\(\) nor compress\(\)"),
     "no policy": ("class Mine:\n    pass\n", r"Mine is not a subclass of edgevlm\.extend\.Policy"),
     "NaN": (
         "@dataclass\nclass Mine(Policy):\n    def score(self, layer):  # here\n"
         "        return np.full(layer.seq.shape, np.nan)\n",
-        r"policy Mine: score\(\) gave NaN for layer 0; give each row a number \({file}, line {line}\)",
+        r"policy Mine: score\(\) returned NaN for layer 0; return a number for each row \({file}, line {line}\)",
     ),
     "another shape": (
         "@dataclass\nclass Mine(Policy):\n    def score(self, layer):  # here\n        return layer.seq[0]\n",
-        r"policy Mine: score\(\) gave \[\d+\] for layer 0, not an array \[2, \d+\] \({file}, line {line}\)",
+        r"policy Mine: score\(\) returned \[\d+\] for layer 0, not an array \[2, \d+\] \({file}, line {line}\)",
     ),
     "a list": (
         "@dataclass\nclass Mine(Policy):\n    def score(self, layer):  # here\n        return [1]\n",
-        r"policy Mine: score\(\) gave list for layer 0, .*{file}, line {line}",
+        r"policy Mine: score\(\) returned list for layer 0, .*{file}, line {line}",
     ),
     "arrays without state_fields": (
         "@dataclass\nclass Mine(Policy):  # here\n    def score(self, layer):\n"
         "        self.last = layer.seq.copy()\n        return layer.seq\n",
-        r"policy Mine keeps arrays in last, which state_fields must name: .*\(.*, line \d+\)",
+        r"policy Mine keeps arrays in last; add them to state_fields, .*\(.*, line \d+\)",
     ),
     "too few rows": (
         "@dataclass\nclass Mine(Policy):\n    def compress(self, layer):  # here\n        layer.keep(layer.newest(3))\n",
-        r"policy Mine: compress\(\) keeps too few rows: 3 in layer 0, KV head 0, and \d+ were "
-        r"asked for \({file}, line {line}\)",
+        r"policy Mine: compress\(\) keeps too few rows: 3 in layer 0, KV head 0, not \d+ "
+        r"\({file}, line {line}\)",
     ),
     "no rows": (
         "@dataclass\nclass Mine(Policy):\n    def compress(self, layer):  # here\n        pass\n",
-        r"policy Mine: compress\(\) kept nothing of layer 0, not a mask .* \({file}, line {line}\)",
+        r"policy Mine: compress\(\) kept nothing in layer 0, not a bool mask .* \({file}, line {line}\)",
     ),
     "a merge into rows that leave": (
         "@dataclass\nclass Mine(Policy):\n    def compress(self, layer):\n"
         "        gone = layer.free & ~layer.newest(layer.target)\n"
         "        layer.merge(gone, np.zeros(gone.shape, int))  # here\n",
-        r"policy Mine failed: {file}, line {line}: ValueError: merge: in layer 0, KV head 0, `into` names a row that leaves",
+        r"policy Mine failed: {file}, line {line}: ValueError: merge: in layer 0, KV head 0, `into` refers to a row that is",
     ),
     "an error in attach": (
         "@dataclass\nclass Mine(Policy):\n    def attach(self, budget, shape):\n        1 / 0  # here\n"
@@ -73,7 +73,7 @@ POLICIES = {
     ),
     "a text that needs does not name": (
         "@dataclass\nclass Mine(Policy):\n    def score(self, layer):\n        return layer.attention_of('what moves?')\n",
-        r"policy Mine failed: .*: attention_of: needs\.guidance has no text 'what moves\?'; add it there",
+        r"policy Mine failed: .*: attention_of: text 'what moves\?' is not in needs\.guidance; add it",
     ),
     "attach without its base": (
         "@dataclass\nclass Mine(Policy):\n    def attach(self, budget, shape):  # here\n        pass\n"
@@ -83,12 +83,12 @@ POLICIES = {
     "a probe of no layer": (
         "@dataclass  # here\nclass Mine(Policy):\n    needs = Needs(probe_layers=(99,))\n"
         "    def score(self, layer):\n        return layer.seq\n",
-        r"policy Mine: needs\.probe_layers names layer 99, and the model has layers 0 to 3 \({file}, line {line}\)",
+        r"policy Mine: needs\.probe_layers lists layer 99, but the model has layers 0 to 3 \({file}, line {line}\)",
     ),
     "a window that was never filled": (
         "@dataclass\nclass Mine(Policy):\n    def score(self, layer):\n"
         "        return layer.attention_of(QueryWindow(8))  # here\n",
-        r"policy Mine failed: {file}, line {line}: ValueError: the window has no queries of layer 0; name it in needs\.probe",
+        r"policy Mine failed: {file}, line {line}: ValueError: the window has no queries for layer 0; add it to needs\.probe",
     ),
 }
 SOURCES = {

@@ -78,7 +78,7 @@ def test_a_merged_row_is_the_weighted_mean_of_keys_and_values_at_its_own_place(d
 @pytest.mark.parametrize("into", [0, -1, 99], ids=["fixed", "below", "beyond"])
 def test_a_merge_into_a_row_that_does_not_stay_is_refused(into):
     layer = Layer(filled_with("fp32", 1).cache, 0, target=4)
-    with pytest.raises(ValueError, match="layer 0, KV head 0, `into` names a row that leaves or is fixed"):
+    with pytest.raises(ValueError, match="layer 0, KV head 0, `into` refers to a row that is evicted or fixed"):
         layer.merge(layer.free & ~layer.newest(4), np.full(layer.seq.shape, into))
     assert (layer.kind == Kind.PREFIX).sum() == HEADS * PREFIX
 
@@ -86,5 +86,5 @@ def test_a_merge_into_a_row_that_does_not_stay_is_refused(into):
 def test_a_merge_by_weights_of_zero_is_refused():
     layer = Layer(filled_with("fp32", 1).cache, 0, target=4)
     newest = layer.newest(1).argmax(1)[:, None].repeat(layer.seq.shape[1], 1)
-    with pytest.raises(ValueError, match="layer 0, KV head 0, weights do not add up to more than 0"):
+    with pytest.raises(ValueError, match="layer 0, KV head 0, the sum of weights must be above 0"):
         layer.merge(layer.free & ~layer.newest(4), newest, 0.0)

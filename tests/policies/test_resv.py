@@ -199,5 +199,5 @@ def test_blocks_that_are_lost_leave_the_index():
 
 
 def test_an_index_without_room_is_refused():
-    with pytest.raises(UserError, match="less than 4 clusters; give a larger --budget, or index="):
+    with pytest.raises(UserError, match="too few for 4 clusters; increase --budget or index="):
         Watched(",index=0.02")

@@ -49,8 +49,8 @@ def test_what_is_no_policy_is_one_line():
         pass
 
     for policy, says in [
-        (3, "a policy is a name"),
-        (int, "a policy is a name"),
+        (3, "policy must be a name"),
+        (int, "policy must be a name"),
         (Unfinished, "Unfinished: .*neither score"),
     ]:
         with pytest.raises(UserError, match=says) as refused:

@@ -20,7 +20,7 @@ def test_typed_values_are_read():
     [
         ("polcy", "full", "no setting 'polcy'; did you mean 'policy'"),
         ("policy", "hermez", "did you mean 'hermes'"), ("policy", "auto:x=1", "auto takes no settings"),
-        ("policy", 3, "a policy is a name"), ("budget", "half", "give a number of tokens"), ("budget", 1.5, "^budget: "),
+        ("policy", 3, "policy must be a name"), ("budget", "half", "give a number of tokens"), ("budget", 1.5, "^budget: "),
         ("chunk", 0, "^chunk: "), ("chunk", True, "^chunk: "), ("reindexing", "never", "^reindexing: "),
         ("append", "changed:tau=2", "tau is a cosine"), ("append", "chanced", "did you mean 'changed'"),
         ("append", "all:tau=1", "all has no settings"), ("encode", "changed:interval=1.5", "interval is an integer"),
