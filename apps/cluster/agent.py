@@ -210,7 +210,7 @@ class NodeAgent(Hooks):
         try:
             plan = make_plan(PlanRequest(model, budget=budget, fps=config.fps, cameras=1))
         except UserError as error:
-            self._notify(f"{mask_credentials(model)} does not run here: {error}")
+            self._notify(f"{mask_credentials(model)} cannot run on this node: {error}")
             return NOTHING
         camera = camera_bytes(plan.roofline.model, plan.budget, plan.chunk, plan.roofline.kv)
         return max(0, plan.memory.total - camera), camera, plan.speed.prefill_fps
@@ -294,11 +294,11 @@ class NodeAgent(Hooks):
     def _say_lost(self, name: str) -> None:
         since, stream = self.moves[name]["from_time"], self._service.stream(name)
         if since is None:
-            stream.notice("watched here now, with an empty memory: there was no snapshot of it")
+            stream.notice("now watched by this node, with an empty memory: no snapshot was found")
             self.moves.pop(name)
         else:
             self.moves[name]["lost_s"] = round(max(0.0, time.time() - since), 1)
-            stream.notice(f"watched here now; {self.moves[name]['lost_s']:.1f} s before are not remembered")
+            stream.notice(f"now watched by this node; the last {self.moves[name]['lost_s']:.1f} s are missing from memory")
 
     def _close(self, name: str) -> None:
         if name in self._service.streams:
@@ -331,7 +331,7 @@ class NodeAgent(Hooks):
                 before = self.view["cameras"][name]
                 self._open_again(name, {**before["switched"], **change})
                 if name not in self.epochs:
-                    why = self.problems.get(name, "another node may watch it")
+                    why = self.problems.get(name, "another node may be watching the camera")
                     self._open_again(name, before["switched"], before["begins"])
                     raise UserError(why)
         if paused is not None:
@@ -382,7 +382,7 @@ class NodeAgent(Hooks):
                 self.call("remove", name)
             if name in new:
                 self.call("add", name, new[name])
-            return "removed" if name not in new else "opened again" if is_replaced else "added"
+            return "removed" if name not in new else "reopened" if is_replaced else "added"
 
         return self._replaced("", old, new, cameras, replace)
 
@@ -391,7 +391,7 @@ class NodeAgent(Hooks):
 
         def replace(name: str) -> str:
             self.call("watch", name, new.get(name))
-            return "asked on all nodes" if name in new else "removed"
+            return "set on all nodes" if name in new else "removed"
 
         return self._replaced("watch ", old, new, self.view["watches"], replace)
 

@@ -93,7 +93,7 @@ class Director:
         """
         if minor(version) != minor(__version__):
             raise UserError(
-                f"node {name} has edgevlm {version} and the head {__version__}: all nodes must run "
+                f"node {name} runs edgevlm {version} but the head runs {__version__}: all nodes must run "
                 f"{minor(__version__)}.x; install edgevlm=={__version__} here, or stop all nodes and upgrade them"
             )
         self.tick(now)
@@ -101,21 +101,21 @@ class Director:
         is_back = state.instances.get(name) == instance  # cameras that were removed stay removed until the node restarts
         if known is not None and not is_back:
             left = max(1.0, known.seen + LEASE_S + GRACE_S - now)
-            raise UserError(f"there is a node {name} already; if it was killed it is free in {left:.0f} s")
+            raise UserError(f"node {name} already exists; set another cluster.node or, if it was killed, wait {left:.0f} s")
         if name in state.removed_nodes:
             raise UserError(
-                f"node {name} was removed from the cluster; if it is the same machine empty its --state, which may hold what"
-                " was to be forgotten, and give it another cluster.node"
+                f"node {name} was removed from the cluster; set another cluster.node and, on the same machine, empty --state, "
+                "which may hold data that should be forgotten"
             )
         refused = []
         for camera, given in cameras.items():
             if camera not in state.cameras and not (is_back and camera in state.removed):
                 self._add(camera, given)
             elif camera in state.cameras and state.cameras[camera].settings != given["settings"]:
-                refused.append(f"{camera}: another node has other settings for it, which stay; remove it first to change them")
+                refused.append(f"{camera}: the cluster keeps other settings for this camera; remove it first to change them")
         for watch, fields in {} if is_back else watches.items():
             if state.watches.setdefault(watch, fields) != fields:
-                refused.append(f"watch {watch}: another node has another one of that name, which stays")
+                refused.append(f"watch {watch}: the cluster keeps a different watch with this name; rename this one")
         state.instances[name] = instance
         state.nodes[name] = Node(name, needs={} if known is None else known.needs, seen=now, **about)
         state.nodes_forgot.setdefault(name, 0)
@@ -142,7 +142,7 @@ class Director:
         if the node has to join again.
         """
         if not self._is_member(name, instance):
-            raise UserError(f"there is no node {name} of that process")
+            raise UserError(f"node {name} is no longer in the cluster; joining again")
         state, node = self.state, self.state.nodes[name]
         node.seen = now
         known = {**node.needs, **{model: Need(*need) for model, need in needs.items()}}
@@ -215,9 +215,9 @@ class Director:
         self.tick(now)
         state = self.state
         if name in state.nodes:
-            raise UserError(f"node {name} is there; end it, and wait {LEASE_S + GRACE_S:g} s where it was killed")
+            raise UserError(f"node {name} is still in the cluster; stop it or, if it was killed, wait {LEASE_S + GRACE_S:g} s")
         if name not in state.nodes_forgot:
-            raise UserError(f"there is no node {name!r}; {nearest(name, state.nodes_forgot)}")
+            raise UserError(f"node {name!r} not found; {nearest(name, state.nodes_forgot)}")
         del state.nodes_forgot[name]
         state.instances.pop(name, None)
         state.removed_nodes.append(name)
@@ -230,13 +230,13 @@ class Director:
         """
         self.tick(now)
         if name in self.state.cameras:
-            raise UserError(f"there is a stream {name} already; remove it first, or choose another name")
+            raise UserError(f"stream {name} already exists; remove it first or choose another name")
         camera = self._add(name, given)
         self._place()
         self.keep()
         if camera.problem is not None and all(camera.model in node.needs for node in self.state.nodes.values()):
             self.remove(name, now=now)
-            raise UserError(f"{name} fits on no node: {camera.problem}")
+            raise UserError(f"{name} does not fit on any node: {camera.problem}")
 
     def _add(self, name: str, given: Fields) -> Camera:
         state, (epoch, begins) = self.state, self.state.removed.pop(name, (0, 0))
@@ -287,7 +287,7 @@ class Director:
         """
         state, named = self.state, [*self.state.cameras, *self.state.removed]
         if camera is not None and camera not in named:
-            raise UserError(f"there is no stream {camera!r}; {nearest(camera, named)}")
+            raise UserError(f"stream {camera!r} not found; {nearest(camera, named)}")
         state.number += 1
         note = {"number": state.number, "camera": camera, "since": since, "until": until, "all": everything}
         state.notes = [*state.notes, note]
@@ -327,7 +327,7 @@ class Director:
 
     def _camera(self, name: str) -> Camera:
         if name not in self.state.cameras:
-            raise UserError(f"there is no stream {name!r}; {nearest(name, self.state.cameras)}")
+            raise UserError(f"stream {name!r} not found; {nearest(name, self.state.cameras)}")
         return self.state.cameras[name]
 
     def _open_nodes(self) -> list[Node]:

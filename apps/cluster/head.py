@@ -68,7 +68,7 @@ class Head:
 
     def _refuse_if_replaced(self) -> None:
         if self._is_replaced:
-            raise UserError(f"another head was started over {self._where}, and has the cameras now; end this one, join that")
+            raise UserError(f"another head was started on {self._where} and took over; stop this head and join the other")
 
     def _save(self, state: ClusterState) -> None:
         """Write the state file atomically. Raises OSError, and UserError if a newer head was started."""
@@ -84,10 +84,10 @@ class Head:
             state = STATE.validate_python(_upgraded(json.loads(self._shared.read(FILE))))
             for name, node in state.nodes.items():
                 if node.name != name:
-                    raise ValueError(f"{name}: its name differs")
+                    raise ValueError(f"node {name}: the name does not match")
             for name, camera in state.cameras.items():
                 if camera.name != name or not {camera.node, camera.moves_to} <= {None, *state.nodes}:
-                    raise ValueError(f"{name}: its name or its node differs")
+                    raise ValueError(f"camera {name}: the name or the node does not match")
             return state
         except FileNotFoundError:
             return ClusterState()
@@ -95,7 +95,7 @@ class Head:
             raise UserError(f"{self._where}/{FILE}: cannot be read ({error.strerror or error})") from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
-            raise UserError(f"{self._where}/{FILE}: is not a head's ({why}); move it away to begin without it") from None
+            raise UserError(f"{self._where}/{FILE}: is not a head's state ({why}); move it away to start without it") from None
 
 
 def _upgraded(known: Fields) -> Fields:

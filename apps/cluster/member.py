@@ -49,13 +49,13 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     """Return the member that makes a service a cluster node. Raises UserError for settings that a node cannot have."""
     config, wanted = service.config, service.config.cluster
     if service.key is None:
-        raise UserError("--cluster: other machines are let in: give all nodes the same key with --key-file")
+        raise UserError("--cluster accepts connections from other machines; give all nodes the same key with --key-file")
     if wanted.snapshots is None:
         raise UserError(
-            "--cluster: where do snapshots go? give a folder or an address that all nodes share: --set cluster.snapshots=DIR"
+            "--cluster requires a folder or an address for snapshots that all nodes share; add --set cluster.snapshots=DIR"
         )
     if config.snapshots is not None:
-        raise UserError("--cluster: snapshots of a cluster go to what all nodes share; give cluster.snapshots only")
+        raise UserError("--cluster: snapshots must go to storage that all nodes share; set only cluster.snapshots")
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"--cluster needs the package ray, which is not installed: {install('cluster')}")
     host, _, ray_port = (wanted.join or "").partition(":")
@@ -86,4 +86,4 @@ def address_of(host: str, other: str) -> str:
             probe.connect((other or "192.0.2.1", 9))  # connecting a UDP socket sends nothing
             return str(probe.getsockname()[0])
         except OSError as error:
-            raise UserError(f"--cluster: which address has this machine? give cluster.address ({error.strerror})") from None
+            raise UserError(f"--cluster: cannot find this machine's address ({error.strerror}); set cluster.address") from None

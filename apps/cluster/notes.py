@@ -59,7 +59,7 @@ class NoteFollower:
         except (UserError, OSError) as error:
             if self._stuck != str(error):
                 self._stuck = str(error)
-                self.notify(f"cluster: forgotten data is still there: {mask_credentials(self._stuck)}")
+                self.notify(f"cluster: forgotten data is not deleted yet: {mask_credentials(self._stuck)}")
         else:
             self._closed = [each for each in self._closed if each[2] is view]
 
@@ -87,7 +87,7 @@ class NoteFollower:
                 try:
                     self.follow_at(name, max(self.shared.epochs(name), default=0))
                 except OSError as error:
-                    raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
+                    raise UserError(f"{name}: snapshots cannot be read ({error})") from None
 
     def answer(self, number: int) -> dict[str, Any]:
         """Return what a forget note deleted on this node, by camera, and what failed."""

@@ -167,16 +167,16 @@ def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[
 def why_not(loads: Collection[Load], camera: Camera) -> str:
     able = [load for load in loads if load.runs(camera)]
     if not any(camera.only in (None, load.node.name) for load in loads):
-        return "there is no node" if camera.only is None else f"its node {camera.only} is not there"
+        return "no node is available" if camera.only is None else f"its node {camera.only} is not available"
     if not able:
-        return f"{mask_credentials(camera.model)} runs on no node that is there"
+        return f"no available node can run {mask_credentials(camera.model)}"
     left = {load.node.name: load.node.memory_bytes - load.taken for load in able}
     fps_left = {load.node.name: load.need(camera).fps * (1 - load.time) for load in able}
     roomy = max(able, key=lambda load: left[load.node.name] - load.bytes_of(camera))
     idle = max(fps_left, key=lambda name: fps_left[name])
     return (
-        f"it takes {roomy.bytes_of(camera) / 1e6:,.0f} MB and {camera.fps:g} frames a second; {roomy.node.name} has "
-        f"{max(0, left[roomy.node.name]) / 1e6:,.0f} MB left, {idle} {max(0.0, fps_left[idle]):.1f} frames a second"
+        f"it needs {roomy.bytes_of(camera) / 1e6:,.0f} MB and {camera.fps:g} frames a second, but {roomy.node.name} has "
+        f"{max(0, left[roomy.node.name]) / 1e6:,.0f} MB left and {idle} {max(0.0, fps_left[idle]):.1f} frames a second"
     )
 
 

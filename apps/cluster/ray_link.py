@@ -63,14 +63,14 @@ class RayLink:
             if self.helper.process is None or self.helper.process.poll() is not None:
                 now = time.monotonic()
                 if now < self._began + BACKOFF_S:
-                    raise HeadAway("Ray is started again in a moment")
+                    raise HeadAway("Ray is restarting")
                 if not self._joining.is_head and not listens(self._joining.address):
                     raise HeadAway(f"nothing listens at {self._joining.address}")
                 self._began = self._heard = now
             try:
                 kind, answer = self.helper.call(f"{__name__}:answer", asdict(self._joining), method, arguments)
             except HelperEnded:
-                raise HeadAway("the link to it has ended") from None
+                raise HeadAway("the helper process that runs Ray has ended") from None
             is_lost = (
                 not self._joining.is_head and time.monotonic() > self._heard + AWAY_S
             )  # restart Ray: the cluster may be new
@@ -92,7 +92,7 @@ class RayLink:
                 if time.monotonic() > end:
                     self.close()
                     if self._joining.is_head:
-                        raise UserError(f"--cluster head: it did not start within {START_S:g} s ({error})") from None
+                        raise UserError(f"--cluster head: did not start within {START_S:g} s ({error})") from None
                     where = f"--cluster {self._joining.address}"
                     raise UserError(f"{where}: no cluster answers there ({error}); start one with --cluster head") from None
                 time.sleep(0.5)
@@ -115,7 +115,7 @@ def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[
     if _node is None:
         wanted = Joining(**joining)
         if wanted.is_head and listens(wanted.address):  # otherwise this node would join a different cluster's Ray
-            return "ended", f"something else listens at {wanted.address}; give another port: --cluster head:PORT"
+            return "ended", f"{wanted.address} is already in use; choose another port: --cluster head:PORT"
         _node = RayNode(wanted)
     return _node.answer(method, arguments)
 
@@ -146,7 +146,7 @@ class RayNode:
 
     def answer(self, method: str, arguments: list[Any]) -> tuple[str, Any]:
         if self._ray.poll() is not None:
-            return "ended", f"ray start ended with {self._ray.returncode}"
+            return "ended", f"ray start exited with status {self._ray.returncode}"
         if self._head is None:
             return "away", self._problem
         import ray

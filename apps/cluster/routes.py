@@ -145,7 +145,7 @@ class ClusterRoutes:
     def _unopened(self, name: str, heard: Mapping[str, float]) -> Fields:
         known, here = self._agent.view["cameras"][name], self._agent.problems.get(name)
         where, late_s = known["node"], heard.get(known["node"], 0.0)
-        late = f"its node {where} was last heard of {late_s:.0f} s ago" if late_s > LATE_S else "it is being opened"
+        late = f"its node {where} has not answered for {late_s:.0f} s" if late_s > LATE_S else "the camera is being opened"
         return {
             "id": name, "object": "stream", "name": known["settings"].get("name") or name,
             "source": mask_credentials(known["settings"]["source"]),
@@ -193,7 +193,7 @@ class ClusterRoutes:
         if asked == "GET":
             return JSONResponse(self._unopened(name, await run_in_threadpool(agent.heard)))
         raise away(
-            f"{name} is not watched now: {known['problem'] or 'it moves to another node'}; ask again in a moment", "name"
+            f"{name} is not being watched: {known['problem'] or 'it is moving to another node'}; try again in a moment", "name"
         )
 
     async def _asked_about(self, request: Request) -> str | None:
@@ -217,7 +217,7 @@ class ClusterRoutes:
         try:
             given = await self._client.send(asked, stream=True)
         except httpx.HTTPError as error:
-            raise away(f"node {node} does not answer ({type(error).__name__}); ask again in a moment") from None
+            raise away(f"node {node} does not answer ({type(error).__name__}); try again in a moment") from None
 
         async def pieces() -> AsyncIterator[bytes]:
             try:
@@ -327,7 +327,7 @@ async def body_of(request: Request, model: type[M]) -> M | None:
 
 def check_known(name: str, names: Collection[str], what: str, param: str) -> None:
     if name not in names:
-        raise ApiError(404, f"there is no {what} {name!r}; {nearest(name, names)}", "not_found", param)
+        raise ApiError(404, f"{what} {name!r} not found; {nearest(name, names)}", "not_found", param)
 
 
 def away(message: str, param: str | None = None) -> ApiError:

@@ -99,7 +99,7 @@ class Shared:
         if isinstance(path, Path):
             for each in [path, *path.parents][: len(Path(name).parts)]:
                 if each.is_symlink():
-                    raise OSError(errno.ELOOP, "is a link", str(each))
+                    raise OSError(errno.ELOOP, "is a symbolic link", str(each))
         return str(path)
 
 
@@ -123,7 +123,7 @@ class MovingEvents:
         newest = {each.watch: each.id for each, _ in events}
         waiting = [each.id for each, unsent in events if unsent and newest[each.watch] != each.id]
         if len(waiting) > KEPT and not self._is_over:
-            self._notify(f"{event.camera}: more than {KEPT} events wait to be sent: the oldest are not sent if it moves")
+            self._notify(f"{event.camera}: more than {KEPT} events wait to be sent; the oldest are lost if the camera moves")
         self._is_over = len(waiting) > KEPT
         self._replace([pair for pair in events if pair[0].id in {*newest.values(), *waiting[-KEPT:]}])
 

@@ -24,7 +24,7 @@ def test_of_two_heads_over_one_folder_only_the_newer_gives_out_cameras(tmp_path,
     first.call("join", "a", "process", ABOUT, {"one": CAMERA}, {}, __version__)
     assert first.call("ask", "a", "process", [], NEED)["orders"] == {"one": 1}
     second = Head(where, lambda: now)
-    with pytest.raises(UserError, match=r"another head was started over .*, and has the cameras now; end this one") as refused:
+    with pytest.raises(UserError, match=r"another head was started on .* and took over; stop this head") as refused:
         first.call("change", "one", {"paused": True})
     assert "horse" not in str(refused.value)
     now = LOOK_S
@@ -86,7 +86,7 @@ def test_only_nodes_of_the_same_minor_version_go_together(tmp_path, monkeypatch)
     for version in ("1.4.0", "1.4.3.dev1"):
         head.call("join", version, "process", ABOUT, {}, {}, version)
     for version in ("1.3.9", "1.40.2", "2.4.2"):
-        with pytest.raises(UserError, match=rf"node b has edgevlm {version} and the head 1\.4\.2: .* stop all nodes"):
+        with pytest.raises(UserError, match=rf"node b runs edgevlm {version} but the head runs 1\.4\.2: .* stop all nodes"):
             head.call("join", "b", "process", ABOUT, {}, {}, version)
 
 
@@ -96,7 +96,7 @@ def test_a_head_that_does_not_start_leaves_the_one_that_runs(tmp_path):
     head.call("join", "a", "process", ABOUT, {"one": CAMERA}, {}, __version__)
     good = file.read_bytes()
     file.write_bytes(b"{")
-    with pytest.raises(UserError, match="is not a head's"):
+    with pytest.raises(UserError, match="is not a head's state"):
         Head(str(tmp_path), lambda: now)
     file.write_bytes(good)
     now = 2 * LOOK_S

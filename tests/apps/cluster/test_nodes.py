@@ -47,7 +47,7 @@ def test_any_node_answers_for_all_cameras(cluster):
     older = httpx.post(f"{a.url}/v1/completions", json={"model": there, "prompt": NOW}, timeout=WAIT_S)
     assert older.json()["choices"][0]["text"].strip().isdecimal()
     assert sorted(each["id"] for each in a.get("/v1/models").json()["data"]) == ["one", "two"]
-    assert a.get("/v1/streams/onee").json()["error"]["message"] == "there is no stream 'onee'; did you mean 'one'?"
+    assert a.get("/v1/streams/onee").json()["error"]["message"] == "stream 'onee' not found; did you mean 'one'?"
     for path in (f"/v1/streams/{there}/events", "/v1/models/one"):
         assert httpx.delete(f"{a.url}{path}", timeout=WAIT_S).status_code == 405
     assert [each["id"] for each in b.get("/v1/nodes").json()["data"]] == ["a", "b"]
@@ -89,7 +89,7 @@ def test_a_frozen_node_neither_watches_nor_writes_once_another_may(cluster):
     assert cluster.settle() == {"one": "b"}
     b.agent.work()
     assert b.get("/v1/streams/one").json()["lost_s"] >= 0
-    assert any("are not remembered" in line for line in b.notices)
+    assert any("are missing from memory" in line for line in b.notices)
 
 
 def test_cameras_move_when_their_node_ends_and_the_head_goes_on_where_it_was(cluster):
@@ -115,13 +115,13 @@ def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
     cluster.settle()
     refused = httpx.post(f"{a.url}/v1/streams", json={"id": "fast", "source": "demo", "fps": 1000}, timeout=WAIT_S)
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"].startswith("fast fits on no node: it takes ")
+    assert refused.json()["error"]["message"].startswith("fast does not fit on any node: it needs ")
     added = httpx.post(f"{a.url}/v1/streams", json={"id": "two", "source": "demo", "fps": 1}, timeout=WAIT_S)
     assert (added.status_code, added.json()["node"]) == (201, "a")
     assert cluster.settle() == {"one": "a", "two": "a"}
     assert httpx.delete(f"{a.url}/v1/streams/two", timeout=WAIT_S).status_code == 204
     assert cluster.settle() == {"one": "a"}
-    with pytest.raises(UserError, match="there is a node a already"):
+    with pytest.raises(UserError, match="node a already exists"):
         cluster.head.call("join", "a", "another", {"memory_bytes": 1}, {}, {}, __version__)
 
 
@@ -144,13 +144,13 @@ def test_a_reloaded_configuration_is_the_clusters(cluster):
     change = {"cameras": {"one": {"source": "demo"}, "two": {"source": "demo", "fps": 2.0}}}
     watch = {"name": "red", "question": "is there a red square now?", "every": 5.0}
     done = a.service.reload(ServeConfig(**{**a.service.config.model_dump(exclude_none=True), **change, "watches": [watch]}))
-    assert done == ["two: added", "watch red: asked on all nodes"]
+    assert done == ["two: added", "watch red: set on all nodes"]
     assert cluster.settle() == {"one": "a", "two": "b"}
     assert (list(a.service.streams), list(b.service.streams)) == (["one"], ["two"])
     assert set(a.service.watches.watches) == set(b.service.watches.watches) == {"red"}
     change = {"cameras": {"two": {"source": "demo", "fps": 3.0}}, "watches": []}
     done = a.service.reload(ServeConfig(**{**a.service.config.model_dump(exclude_none=True), **change}))
-    assert done == ["one: removed", "two: opened again", "watch red: removed"]
+    assert done == ["one: removed", "two: reopened", "watch red: removed"]
     assert set(cluster.settle()) == {"two"}
     assert cluster.head.call("view")["cameras"]["two"]["settings"]["fps"] == 3.0
     assert not a.service.watches.watches
@@ -198,9 +198,9 @@ def test_links_among_what_nodes_share_and_keep_are_not_followed(tmp_path):
     (tmp_path / "shared" / "one").symlink_to(mine)
     (tmp_path / "shared" / "two" / "epoch-2").symlink_to(mine / "epoch-1")
     for camera, epoch in (("one", 2), ("two", 2)):
-        with pytest.raises(OSError, match="is a link"):
+        with pytest.raises(OSError, match="is a symbolic link"):
             shared.begin(camera, epoch, None)
-        with pytest.raises(OSError, match="is a link"):
+        with pytest.raises(OSError, match="is a symbolic link"):
             shared.write(f"{camera}/epoch-{epoch}/events.json", b"x")
     for camera, epoch in (("one", 1), ("two", 2)):
         shared.delete(camera, epoch)

@@ -56,7 +56,7 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
         given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
         answer(link, "join", "a", "first", {"memory_bytes": 10**9, "url": "http://127.1"}, {"one": given}, {}, __version__)
         assert answer(link, "ask", "a", "first", [], {"demo": (10, 10, 100.0)})["orders"] == {"one": 1}
-        with pytest.raises(UserError, match="there is a stream one already"):
+        with pytest.raises(UserError, match="stream one already exists"):
             answer(link, "add", "one", given)
         mine = below(link)
         head = next(each for each in mine if each.cmdline()[:1] == ["ray::Head"])
@@ -78,7 +78,7 @@ def test_what_a_node_needs_is_said_in_one_line(tmp_path, monkeypatch):
     at = {**cluster, "snapshots": str(tmp_path)}
     for server, wanted, said in (
         ({}, cluster, "give all nodes the same key with --key-file"),
-        (keyed, cluster, "give a folder or an address that all nodes share: --set cluster.snapshots=DIR"),
+        (keyed, cluster, "address for snapshots that all nodes share; add --set cluster.snapshots=DIR"),
         (keyed, at, "no cluster answers there; start one with --cluster head"),
     ):
         config = check_config({"state": str(tmp_path), "server": server, "cluster": wanted}, "test")
