@@ -62,15 +62,17 @@ def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent:
     for tensor in weights:
         record = bundle.files.get(tensor.file)
         if record is None or not 0 <= tensor.offset <= tensor.offset + tensor.length <= record.bytes:
-            raise BundleError(f"{path}: {tensor.name[:80]!r} is in no file of the bundle ({tensor.file[:80]!r}); {AGAIN}")
+            raise BundleError(
+                f"{path}: weights of {tensor.name[:80]!r} not found in the bundle ({tensor.file[:80]!r}); {AGAIN}"
+            )
     for value, shape in wanted.items():
         own = found.get(value)
         fits = own is not None and len(own) == len(shape)
         if own is None or not fits or any(None not in (a, b) and a != b for a, b in zip(own, shape, strict=True)):
-            said = "nothing" if own is None else list(own)
-            raise BundleError(f"{path}: {value} is {said} and bundle.json means {list(shape)}; {AGAIN}")
+            actual = "is missing" if own is None else f"has shape {list(own)}"
+            raise BundleError(f"{path}: {value} {actual}, but bundle.json specifies {list(shape)}; {AGAIN}")
     if more := sorted(set(absent) & set(found)):
-        raise BundleError(f"{path}: has {more[0]}, which bundle.json does not mean; {AGAIN}")
+        raise BundleError(f"{path}: unexpected {more[0]}, as bundle.json specifies fewer layers; {AGAIN}")
 
 
 def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
@@ -114,16 +116,16 @@ def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
     Raises UserError if the bundle lacks the graph for changed patches, and CacheError for a buffer of the wrong size.
     """
     if (spec := bundle.vision.changed) is None:
-        raise UserError(f"{bundle.path}: has no graph that encodes changed patches only; give --encode all, or {AGAIN}")
+        raise UserError(f"{bundle.path}: has no graph for changed patches; use --encode all, or {AGAIN}")
     if buffer.size != spec.cache_bytes:
-        raise CacheError(f"this tower keeps {spec.cache_bytes} bytes and the buffer has {buffer.size}")
+        raise CacheError(f"buffer must be {spec.cache_bytes} bytes, not {buffer.size}")
     return spec
 
 
 def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
     """Raise ValueError if ``probes`` names a layer that the decoder does not have."""
     if any(not 0 <= layer < spec.layers for layer in probes):
-        raise ValueError(f"probes must be layers of 0 to {spec.layers - 1}, not {list(probes)}")
+        raise ValueError(f"probes must be layers from 0 to {spec.layers - 1}, not {list(probes)}")
 
 
 def check_step(
@@ -133,11 +135,11 @@ def check_step(
     rows = len(embeds)
     check_rows(spec, embeds, cos, sin, logit_rows)
     if past_len.shape != (spec.layers,) or int(past_len.min()) < 0:
-        raise CacheError(f"past_len must be {spec.layers} lengths of at least 0, not {past_len!r}")
+        raise CacheError(f"past_len must be {spec.layers} non-negative lengths, not {past_len!r}")
     over = np.flatnonzero(past_len + np.int64(rows) > capacity)
     if over.size:
         held, most = int(past_len[over[0]]), int(capacity[over[0]])
-        raise CacheFull(f"layer {over[0]} holds {held} rows of {most}: {rows} more do not fit")
+        raise CacheFull(f"layer {over[0]} holds {held} of {most} rows; {rows} more do not fit")
 
 
 def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FramePattern | None, sparse: bool) -> None:
@@ -145,13 +147,13 @@ def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FrameP
     if pattern is None:
         return
     if not sparse:
-        raise CacheError("this decoder takes no pattern: bind it with sparse=True")
+        raise CacheError("this decoder does not support patterns; bind it with sparse=True")
     (layers, heads, *patches) = pattern.previous.shape
     if (layers, heads) != (spec.layers, spec.kv_heads) or len(patches) != 1 or patches[0] < 1 or rows % patches[0]:
         wanted = f"[{spec.layers}, {spec.kv_heads}, p] for {rows} rows of whole frames"
         raise CacheError(f"previous must be {wanted}, not {list(pattern.previous.shape)}")
     if not 0 <= pattern.shared <= int(past_len.min()):
-        raise CacheError(f"{pattern.shared} shared slots: the layers hold from {past_len.min()} rows")
+        raise CacheError(f"shared must be from 0 to {past_len.min()}, not {pattern.shared}")
     if np.any(pattern.previous >= past_len[:, None, None]) or int(pattern.previous.min()) < -1:
         raise CacheError("previous must hold slots of valid rows, or -1")
 
@@ -179,7 +181,7 @@ def check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer], kv: KVType) -> No
                 f"layer {layer}: a buffer must be [1, {spec.kv_heads}, capacity, {spec.head_dim}], not {list(buffer.shape)}"
             )
         if np.dtype(buffer.dtype) != DTYPES[kv]:
-            raise CacheError(f"layer {layer}: this decoder keeps {DTYPES[kv]} keys and values, not {buffer.dtype}")
+            raise CacheError(f"layer {layer}: keys and values must be {DTYPES[kv]}, not {buffer.dtype}")
         if kv == "int8" and any(s is None or s.shape != (heads, dim) for s in (buffer.key_scale, buffer.value_scale)):
             raise CacheError(f"layer {layer}: int8 keys and values need scales [{heads}, {dim}]")
 
@@ -197,7 +199,7 @@ class Embedding:
         self.table = bundle.array(spec.embedding, (spec.vocab, None, None), np.uint8)
         self.scales = bundle.array(spec.embedding_scales, self.table.shape[:2], np.float32)
         if math.prod(self.table.shape[1:]) < spec.hidden:
-            raise BundleError(f"{bundle.file(spec.embedding)}: has fewer than {spec.hidden} numbers a token; {AGAIN}")
+            raise BundleError(f"{bundle.file(spec.embedding)}: has fewer than {spec.hidden} numbers per token; {AGAIN}")
 
     def rows(self, ids: Int64) -> Float32:
         """Return the embeddings ``[N, hidden]`` of token ids ``[N]``. Raises ValueError for ids outside the vocabulary."""

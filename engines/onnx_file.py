@@ -96,7 +96,7 @@ def with_input(model: bytes, name: str, like: str) -> bytes:
     if name in inputs:
         return model
     if like not in inputs:
-        raise ValueError(f"is not part of a decoder (it has no {like})")
+        raise ValueError(f"is not part of a decoder (input {like} is missing)")
     outputs = {_text(value, 1): value for value in _inside(model, GRAPH, OUTPUT)}
     needed, nodes = {output for output in outputs if not output.endswith("_out")}, list[bytes]()
     for node in reversed(list(_inside(model, GRAPH, NODE))):
@@ -147,7 +147,7 @@ def _inside(raw: bytes, *path: int) -> Iterator[bytes]:
     for number, value in _fields(raw):
         if number == path[0]:
             if isinstance(value, int):
-                raise ValueError(f"is not an ONNX file (field {number} holds a number)")
+                raise ValueError(f"is not an ONNX file (field {number} is a number)")
             yield from _inside(value, *path[1:]) if path[1:] else [value]
 
 
@@ -184,11 +184,11 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (EIGHT, FOUR, BYTES):
             length, at = _varint(raw, at) if kind == BYTES else ((8 if kind == EIGHT else 4), at)
             if at + length > len(raw):
-                raise ValueError("is not an ONNX file (it ends within a field)")
+                raise ValueError("is not an ONNX file (truncated field)")
             yield key >> 3, raw[at : at + length]
             at += length
         else:
-            raise ValueError(f"is not an ONNX file (a field of kind {kind})")
+            raise ValueError(f"is not an ONNX file (unknown wire type {kind})")
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
@@ -198,4 +198,4 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         if raw[at] < 0x80:
             return value, at + 1
         at, shift = at + 1, shift + 7
-    raise ValueError("is not an ONNX file (it ends within a number)")
+    raise ValueError("is not an ONNX file (truncated number)")

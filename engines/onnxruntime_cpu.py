@@ -95,7 +95,7 @@ class OnnxRuntimeCpu:
             raise UserError(f"threads must be 1 to {MAX_THREADS}, not {threads}")
         if bundle.profile != ONNXRUNTIME:
             raise UserError(
-                f"{bundle.path}: is for {bundle.profile}; build its engines (edgevlm build {bundle.path}) and give "
+                f"{bundle.path}: was exported for {bundle.profile}; build its engines (edgevlm build {bundle.path}) and use "
                 "--engine tensorrt, or export the checkpoint with --device cpu"
             )
         check_graphs(bundle)
@@ -135,7 +135,7 @@ class OnnxRuntimeCpu:
                 raise NoThreads from None
             reason = str(error).splitlines()[0]
             raise BundleError(
-                f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); check the disk, or upgrade onnxruntime"
+                f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); check the disk or upgrade onnxruntime"
             ) from error
 
     @cached_property

@@ -51,13 +51,13 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
     def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
         if self.provider not in (there := ort.get_available_providers()):
             raise UserError(
-                f"this ONNX Runtime ({ort.__version__}) has no {self.provider}, only {', '.join(there)}: pip uninstall "
-                "onnxruntime onnxruntime-gpu, then pip install onnxruntime-gpu (each is installed over the other)"
+                f"ONNX Runtime {ort.__version__} does not support {self.provider}, only {', '.join(there)}; run pip uninstall "
+                "onnxruntime onnxruntime-gpu, then pip install onnxruntime-gpu (the two packages overwrite each other)"
             )
         if bundle.decoder.kv not in self.kv_types:
             raise UserError(
-                f"{bundle.path}: keeps {bundle.decoder.kv} keys, and ONNX Runtime's attention on CUDA takes "
-                f"{' or '.join(self.kv_types)}; export the model again with --kv fp16, or give --engine onnxruntime-cpu"
+                f"{bundle.path}: {bundle.decoder.kv} keys and values are not supported by ONNX Runtime on CUDA, only "
+                f"{' or '.join(self.kv_types)}; export the model again with --kv fp16, or use --engine onnxruntime-cpu"
             )
         with redirect_stdout(sys.stderr):
             ort.preload_dlls()  # the system's loader does not find cuDNN and CUDA from wheels
@@ -80,20 +80,20 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
             opened = self._open(file := graph_of(self.bundle, variant), copies=variant == "full")
             keys = {node.name: node.type for node in opened.get_inputs()}["key0"]
             if (self.bundle.decoder.kv, keys) == ("fp16", "tensor(float)"):  # only the CPU engine runs the demo's graphs
-                raise UserError(f"{self.bundle.path}: {file} takes fp32 keys; {AGAIN}, or give --engine onnxruntime-cpu")
+                raise UserError(f"{self.bundle.path}: {file} requires fp32 keys; {AGAIN}, or use --engine onnxruntime-cpu")
             self._decoders[variant] = opened
         return self._decoders[variant]
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
         """Raise UserError, because the tower's cache is in host memory and CUDA graphs read device memory."""
-        raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
+        raise UserError("--encode changed requires --engine onnxruntime-cpu; use that engine or --encode all")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
         session = super()._open(name, copies=copies)
         if session.get_providers()[0] != self.provider:
             raise UserError(
-                f"ONNX Runtime {ort.__version__} could not start {self.provider} and fell back to the CPU: its CUDA or cuDNN "
-                "is missing or of another version; edgevlm doctor finds it, --engine onnxruntime-cpu runs without"
+                f"ONNX Runtime {ort.__version__} could not start {self.provider} and fell back to the CPU: CUDA or cuDNN is "
+                "missing or incompatible; run edgevlm doctor to find out which, or use --engine onnxruntime-cpu"
             )
         return session
 
@@ -166,7 +166,7 @@ class OnnxRuntimeCudaDecoder:
             self._session.run_with_iobinding(binding, self._calls.options)
         except Exception as error:
             lengths = f"{int(past_len.min())} to {int(past_len.max())}"
-            raise RuntimeError(f"ONNX Runtime failed on {rows} rows after {lengths}: {error}") from error
+            raise RuntimeError(f"ONNX Runtime failed on {rows} rows after {lengths} cached rows: {error}") from error
         heads, dim = self._spec.heads, self._spec.head_dim
         probes = {
             layer: np.ascontiguousarray(arrays[f"query{layer}"].reshape(rows, heads, dim).transpose(1, 0, 2))

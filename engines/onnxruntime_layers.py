@@ -51,7 +51,9 @@ def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
         if not index and len(made) == 3:  # part 0 outputs a residual only if rotated: otherwise it equals the input
             wanted.pop()
         if list(made.values()) != wanted or any(known.get(name) != width for name, width in taken.items()):
-            raise ValueError(f"part {index} of the decoder takes {taken} and gives {made}, which does not match bundle.json")
+            raise ValueError(
+                f"part {index} of the decoder has inputs {taken} and outputs {made}, which do not match bundle.json"
+            )
         known |= made
 
 
@@ -102,7 +104,7 @@ class OnnxRuntimeDecoder:
         spec, size = self._spec, (len(embeds), len(logit_rows))
         check_step(spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         if sight is None and not spec.is_causal:
-            raise CacheError("give what the rows see: this decoder has windows, or frames whose rows see one another")
+            raise CacheError("sight is missing; this decoder requires it for attention windows or whole frames")
         check_pattern(spec, len(embeds), past_len, pattern, self._sparse_from is not None)
         if size not in (self._one.size, self._many.size):
             self._many = BoundCall(self._sessions, spec, *size)
@@ -225,7 +227,7 @@ class OnnxRuntimeTower:
         indices = np.ascontiguousarray(patches, np.int64)
         rising = np.diff(indices, prepend=-1, append=self._spec.patches)
         if indices.ndim != 1 or rising.min() < 1:
-            raise ValueError(f"patches must be of 0 to {self._spec.patches - 1}, sorted, each once")
+            raise ValueError(f"patches must be sorted, unique and between 0 and {self._spec.patches - 1}")
         if not len(indices):
             return np.zeros((0, self._width), np.float32), np.zeros(0, np.int32)
         given = np.ascontiguousarray(pixels).reshape(self._given_shape)

@@ -71,9 +71,9 @@ def ina3221(machine: Machine) -> Meter | str:
 
     rails = tuple(channels)
     if INPUT in rails:
-        return Meter("ina3221", rails, (INPUT,), f"{INPUT} is the module's input", read)
+        return Meter("ina3221", rails, (INPUT,), f"{INPUT} measures the module's input", read)
     summed = tuple(rail for rail in rails if FED.get(rail) not in rails)
-    return Meter("ina3221", rails, summed, "no rail is the whole input; what another rail feeds is not added", read)
+    return Meter("ina3221", rails, summed, "no rail measures the whole input; rails fed by another rail are not added", read)
 
 
 def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
@@ -117,8 +117,8 @@ def nvml(machine: Machine) -> Meter | str:
                     found[rail] = Reading(watts=library.nvmlDeviceGetPowerUsage(card) / 1e3)
         return found
 
-    why = "each graphics card; the rest of the computer is not in it"
-    return Meter("nvml", tuple(cards), tuple(cards), why, read) if read() else "no graphics card reports its power"
+    why = "each graphics card, without the rest of the computer"
+    return Meter("nvml", tuple(cards), tuple(cards), why, read) if read() else "no graphics card reports power"
 
 
 def rapl(machine: Machine) -> Meter | str:
@@ -139,11 +139,11 @@ def rapl(machine: Machine) -> Meter | str:
         return found
 
     sockets = tuple(rail for rail in zones if rail.startswith("package") or rail.endswith("dram"))
-    summed, why = sockets, "each socket and its memory; the rest of the computer is not in it"
+    summed, why = sockets, "each socket and its memory, without the rest of the computer"
     if "psys" in zones:
-        summed, why = ("psys",), "psys is the board"
+        summed, why = ("psys",), "psys measures the board"
     if not set(summed) & set(read()):
-        return "RAPL's counters cannot be read; sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj, or run as root"
+        return "RAPL counters cannot be read; run sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj, or run as root"
     return Meter("rapl", tuple(zones), summed, why, read)
 
 

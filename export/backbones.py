@@ -56,7 +56,7 @@ class DecoderShape:
         if self.heads % self.kv_heads:
             raise UserError(f"config.json: {self.heads} attention heads cannot share {self.kv_heads} key/value heads evenly")
         if self.head_dim % 8:
-            raise UserError(f"config.json: head_dim {self.head_dim} is not a multiple of 8, which the attention kernels need")
+            raise UserError(f"config.json: head_dim {self.head_dim} must be a multiple of 8 for the attention kernels")
         if self.sections is not None and (len(self.sections) != 3 or sum(self.sections) != self.head_dim // 2):
             wanted = f"three numbers that add up to {self.head_dim // 2}"
             raise UserError(f"config.json: mrope_section {list(self.sections)} must be {wanted}, half of head_dim")
@@ -115,14 +115,12 @@ class Backbone:
     def shape(self, config: dict[str, Any], tied: bool) -> DecoderShape:
         """Return the sizes in ``text_config``; raises UserError for settings that the graph cannot express."""
         if config.get("hidden_act", "silu") != "silu":
-            raise UserError(f"config.json: hidden_act {config['hidden_act']!r} cannot be exported; decoders here use 'silu'")
+            raise UserError(f"config.json: hidden_act {config['hidden_act']!r} is not supported, only 'silu'")
         if slides(config):
-            raise UserError(
-                "config.json: has sliding-window attention layers (use_sliding_window, layer_types), which cannot be exported"
-            )
+            raise UserError("config.json: sliding-window attention layers (use_sliding_window, layer_types) are not supported")
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         if min(heads, hidden) < 1:
-            raise UserError(f"config.json: a decoder of {heads} heads and {hidden} columns cannot be exported")
+            raise UserError(f"config.json: num_attention_heads {heads} and hidden_size {hidden} must be at least 1")
         theta, sections = rope_of(config)
         biases = self.biases
         if biases is None:
@@ -246,7 +244,7 @@ def text_backbone(model_type: str) -> Backbone:
         return TEXT_BACKBONES[model_type]
     if model_type not in (others := names("backbones")):
         known = ", ".join([*TEXT_BACKBONES, *others])
-        raise UserError(f"config.json: text backbone {model_type!r} cannot be exported; there are: {known}")
+        raise UserError(f"config.json: text backbone {model_type!r} is not supported, only {known}")
     backbone: Backbone = load_class("backbones", model_type)
     return backbone
 
@@ -270,7 +268,7 @@ def rope_of(config: dict[str, Any]) -> tuple[float, tuple[int, ...] | None]:
     scaled = [key for key in ("factor", "long_factor") if rope.get(key) is not None]
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if kind not in ("default", "mrope") or scaled or partial not in (None, 1.0):
-        raise UserError(f"config.json: rotary scaling {rope} cannot be exported yet; only rope_type 'default' can")
+        raise UserError(f"config.json: rotary scaling {rope} is not supported, only rope_type 'default'")
     sections = rope.get("mrope_section")
     theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
     return theta, None if sections is None else tuple(map(int, sections))

@@ -43,7 +43,8 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
     added = {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items()}
     marks = _MARK.findall(family.opening + family.before + family.after + family.ending)
     if placeholder_id not in added or not set(added.values()) >= set(marks):
-        raise UserError(f"{file}: lacks token {placeholder_id}, the {family.content_type} of config.json, {marks}; {AGAIN}")
+        what = f"required tokens are missing ({family.content_type} token {placeholder_id} of config.json, {marks})"
+        raise UserError(f"{file}: {what}; {AGAIN}")
     placeholder = family.placeholder or added[placeholder_id]
     talk: dict[str, Any] = {
         "tokenizer": TOKENIZER,
@@ -71,13 +72,13 @@ def _check_prompt(family: Family, spec: ChatSpec, tokenizer: Tokenizer) -> None:
     """Raise UserError unless a stream can build the prompt from separately tokenised parts: prefix, frames and suffix."""
     chat, video, turns = Chat(spec, tokenizer), spec.placeholder_id, [("a question", "an answer")]
     if chat.text([], "a question", "\0").partition("\0")[0] != chat.prefix_text:
-        raise UserError("the chat template writes the question before the video; change it, since a stream comes first")
+        raise UserError("the chat template puts the question before the video; change it so that the video comes first")
     mark, time = video_mark(tokenizer, spec), {"seconds": 1.0, "minutes": 0, "second": 1, "frame": 1}
     before, after = family.before.format(**time), family.after.format(**time)
     frame = [*encode_inside(tokenizer, spec, before), video, *encode_inside(tokenizer, spec, after)]
     parts = [*chat.prefix, *frame * 2, *chat.suffix(turns, "another")]
     if parts != chat.ids(turns, "another", (before + mark + after) * 2):
-        raise UserError(f"{TOKENIZER} joins the text around frames with the prompt's; save the tokenizer that was trained")
+        raise UserError(f"{TOKENIZER} merges the text around frames with the prompt's text; {AGAIN}")
 
 
 def _template(checkpoint: Checkpoint) -> str:
@@ -89,7 +90,7 @@ def _template(checkpoint: Checkpoint) -> str:
         template = next((t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), None)
     if not isinstance(template, str) or not template.strip():
         raise UserError(
-            f"{checkpoint.folder / 'chat_template.jinja'}: is missing; a model without a chat template cannot be asked"
+            f"{checkpoint.folder / 'chat_template.jinja'}: is missing; add the model's chat template, which questions require"
         )
     return template
 
@@ -104,17 +105,17 @@ def _generation(
     check_settings(file, settings)
     for name, neutral in _CHANGING.items():
         if (value := settings.get(name)) not in (None, neutral, [], {}) and value is not False:
-            raise UserError(f"{file}: {name} is {str(value)[:40]} and is not followed here, so answers would differ; remove it")
+            raise UserError(f"{file}: {name} = {str(value)[:40]} is not supported, so answers would differ; remove it")
     configs = settings, checkpoint.config, text
     stops: Any = next((found for each in configs if (found := each.get("eos_token_id")) not in (None, [])), None)
     if stops is None and "eos_token" in special:
         stops = tokenizer.token_to_id(special["eos_token"])
     stops = list(dict.fromkeys(stops if isinstance(stops, list) else [stops] if stops is not None else []))
     if not stops or max(stops) >= vocab:
-        raise UserError(f"{file}: its stop tokens are {stops}, of a vocabulary of {vocab}; set eos_token_id")
+        raise UserError(f"{file}: stop tokens must be ids below {vocab}, not {stops}; set eos_token_id")
     names = "repetition_penalty", "no_repeat_ngram_size"
     found = {name: value for name in names if (value := settings.get(name)) is not None}
     if family.before and found.get("no_repeat_ngram_size"):
-        what = "no_repeat_ngram_size is not followed for models with text between frames, which a stream does not keep in order"
+        what = "no_repeat_ngram_size is not supported for models with text between frames"
         raise UserError(f"{file}: {what}; remove it")
     return {"stop_ids": stops, **found}

@@ -42,7 +42,7 @@ FILES = (  # files that are read in addition to the weights
     "added_tokens.json", "chat_template.jinja", "chat_template.json", ADAPTER, INDEX, MODELOPT,
 )  # fmt: skip
 AGAIN = "download or save the checkpoint again"
-MATCH = "check that config.json and the weights are of one model"
+MATCH = "check that config.json and the weights belong to the same model"
 FLOATS = ("F16", "BF16", "F32", "F64")
 LARGEST = 1 << 26  # bytes in each of FILES
 SLICE = 4 << 20
@@ -84,7 +84,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
         refuse_unmapped(path, error)
         raise UserError(f"{path}: is damaged or truncated ({str(error)[:200]}); {AGAIN}") from None
     if by == "mlx":  # mlx orders the axes of convolutions differently
-        raise UserError(f"{path}: is in MLX's layout, which is not read; give the checkpoint that it was made from")
+        raise UserError(f"{path}: MLX weights are not supported; use the original checkpoint")
     return found
 
 
@@ -166,9 +166,7 @@ class Checkpoint:
         """Return a sub-configuration of ``config.json`` (``text_config``, ``vision_config``)."""
         section = self.config.get(name)
         if not isinstance(section, dict):
-            raise UserError(
-                f"{self.folder / 'config.json'}: has no {name}; give the config.json that the model was published with"
-            )
+            raise UserError(f"{self.folder / 'config.json'}: {name} is missing; use the config.json published with the model")
         return section
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -188,7 +186,7 @@ class Checkpoint:
         for start in range(0, shape[0], step):
             rows = np.asarray(stored.rows(start, min(start + step, shape[0])), np.float32)
             if not np.isfinite(rows).all():
-                what = "holds NaN or infinity, so the model cannot answer"
+                what = "contains NaN or infinity, so the model cannot answer"
                 raise UserError(f"{stored.path}: tensor {stored.name!r} {what}; {AGAIN}")
             yield rows
 
@@ -200,17 +198,17 @@ class Checkpoint:
         """Return the tensor without reading it; raises UserError if it is missing or has the wrong shape or type."""
         if name not in self.tensors:
             if (packed := self.tensors.get(f"{name.removesuffix('weight')}qweight")) is not None:
-                what = "is quantised; only the decoder's layers may be, as quantization_config of config.json says"
-                raise UserError(f"{packed.path}: tensor {packed.name!r} {what}; give the checkpoint before quantisation")
-            what = f"no file has tensor {self._own_name(name)!r}, which config.json means"
+                what = "is quantised; only decoder layers with quantization_config in config.json are supported"
+                raise UserError(f"{packed.path}: tensor {packed.name!r} {what}; use the unquantised checkpoint")
+            what = f"tensor {self._own_name(name)!r} is missing, but config.json requires it"
             part = next((tensor.name for tensor in self.tensors.values() if _ADAPTED.search(tensor.name)), "")
             raise UserError(f"{self.folder}: {what}; {f'{part!r} is part of an adapter: {MERGE}' if part else MATCH}")
         tensor = self.tensors[name]
         if tensor.dtype not in dtypes:
             what = f"is {tensor.dtype}, not {' or '.join(dtypes)}"
-            raise UserError(f"{tensor.path}: tensor {tensor.name!r} {what}; give the checkpoint before quantisation")
+            raise UserError(f"{tensor.path}: tensor {tensor.name!r} {what}; use the unquantised checkpoint")
         if tensor.shape != shape:
-            means = f"has shape {tensor.shape} where config.json means {shape}"
+            means = f"has shape {tensor.shape}, but config.json specifies {shape}"
             raise UserError(f"{tensor.path}: tensor {tensor.name!r} {means}; {MATCH}")
         return tensor
 
@@ -237,8 +235,8 @@ class Checkpoint:
             pairs = zip(*(self.rows(name, head.shape) for name in names), strict=True)
             if all(np.array_equal(*pair) for pair in pairs):
                 return True
-        what = f"tie_word_embeddings is true, and {head.name} differs from {embedding.name}"
-        self.notes.append(f"{self.folder / 'config.json'}: {what}: both are used, as transformers does")
+        what = f"tie_word_embeddings is true, but {head.name} differs from {embedding.name}"
+        self.notes.append(f"{self.folder / 'config.json'}: {what}; both are used, as in transformers")
         return False
 
     def weight_files(self) -> list[str]:
@@ -250,7 +248,7 @@ class Checkpoint:
         index = self.json(INDEX)
         stored = {} if index is None else index.get("weight_map")
         if not isinstance(stored, dict) or not all(isinstance(file, str) for file in stored.values()):
-            raise UserError(f"{self.folder / INDEX}: has no weight_map of file names; {AGAIN}")
+            raise UserError(f"{self.folder / INDEX}: weight_map is missing or does not list file names; {AGAIN}")
         return stored
 
     def _read_headers(self) -> dict[str, Unread]:
@@ -258,16 +256,18 @@ class Checkpoint:
         for file in files:
             if look(inside(self.folder, file)) != "file":
                 if (self.folder / INDEX).exists():
-                    raise UserError(f"{self.folder / file}: is missing, and {INDEX} names it; download it too")
+                    raise UserError(f"{self.folder / file}: is missing, but {INDEX} lists it; download it too")
                 refuse_files(self.folder)
-                raise UserError(f"{self.folder / file}: is missing; only safetensors are read (save_pretrained writes them)")
+                raise UserError(
+                    f"{self.folder / file}: is missing; only safetensors are supported (save_pretrained writes them)"
+                )
             held[file] = read_safetensors(self.folder / file)
         stored = dict.fromkeys(held[SINGLE], SINGLE) if files == [SINGLE] else self._weight_map()
         for name, file in stored.items():
             if name not in held[file]:
-                raise UserError(f"{self.folder / file}: has no tensor {name!r}, which {INDEX} says it holds; {AGAIN}")
+                raise UserError(f"{self.folder / file}: tensor {name!r} is missing, but {INDEX} lists it; {AGAIN}")
         if files == [SINGLE] and (self.folder / INDEX).exists():
-            self.notes.append(f"{self.folder / INDEX}: is not used: {SINGLE} is there and read first, as transformers does")
+            self.notes.append(f"{self.folder / INDEX}: is not used; {SINGLE} takes precedence, as in transformers")
         if (self.folder / ADAPTER).exists():
             self.notes.append(
                 f"{self.folder / ADAPTER}: is not used: the weights beside it are exported; for its model, {MERGE}"
@@ -275,7 +275,7 @@ class Checkpoint:
         found = dict[str, Unread]()
         for name, file in stored.items():
             if (first := found.setdefault(_canonical(name), held[file][name])).name != name:
-                what = f"{first.name!r} and {name!r} are one tensor of the model, saved twice"
+                what = f"{first.name!r} and {name!r} are the same tensor, saved twice"
                 raise UserError(f"{self.folder / file}: {what}; save the checkpoint again into an empty folder")
         return found
 
@@ -368,9 +368,8 @@ def inside(folder: Path, name: str) -> Path:
     """
     path, home = folder / name, folder.resolve()
     if Path(name).name != name or name in ("", ".", ".."):
-        raise UserError(f"{folder}: names {name!r}, which lies outside the checkpoint's folder; {AGAIN}")
+        raise UserError(f"{folder}: {name!r} is outside the checkpoint folder; {AGAIN}")
     homes = {home, home.parents[1] / "blobs"} if home.parent.name == "snapshots" else {home}
     if path.is_symlink() and look(path) != "nothing" and homes.isdisjoint(path.resolve().parents):
-        where = "put the file in its place"
-        raise UserError(f"{path}: is a link out of the checkpoint's folder, to {path.resolve()}; {where}")
+        raise UserError(f"{path}: links to {path.resolve()}, outside the checkpoint folder; replace the link with the file")
     return path

@@ -14,8 +14,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.files import look, open_file
 
 ADAPTER, INDEX, MODELOPT = "adapter_config.json", "model.safetensors.index.json", "hf_quant_config.json"
-MERGE = "merge it into that model (peft: merge_and_unload, then save_pretrained) and give the folder that this writes"
-_BEFORE = "give the checkpoint that it was made from"
+MERGE = "merge it into the base model (peft: merge_and_unload, then save_pretrained) and use the resulting folder"
+_BEFORE = "use the original checkpoint"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLES = re.compile(r"pytorch_model.*\.(bin|index\.json)|consolidated.*\.pth|model\.ckpt\.index|tf_model\.h5")
 METHODS = ("awq", "gptq", "gguf")  # transformers leaves "gguf" in the config of a dequantised checkpoint
@@ -34,7 +34,7 @@ def refuse_files(path: Path, names: Collection[str] | None = None, where: object
     pickle, shard = (min(filter(kind.fullmatch, names), default="") for kind in (_PICKLES, _SHARD))
     gguf = min((name for name in names if name.endswith(".gguf")), default="")
     if shard and INDEX not in names:
-        raise UserError(f"{where}/{INDEX}: is missing beside {shard}; download it too")
+        raise UserError(f"{where}/{INDEX}: is missing, but {shard} exists; download it too")
     if ADAPTER in names:
         try:
             with open_file(path / ADAPTER) as stream:
@@ -42,13 +42,13 @@ def refuse_files(path: Path, names: Collection[str] | None = None, where: object
         except (OSError, ValueError, TypeError, KeyError):
             base = None
         base = str(base or "another model")[:200]
-        raise UserError(f"{where}/{ADAPTER}: is an adapter of {base} without that model's weights; {MERGE}")
+        raise UserError(f"{where}/{ADAPTER}: is an adapter for {base} without the base weights; {MERGE}")
     if gguf:
-        raise UserError(f"{where}/{gguf}: is a model of llama.cpp (GGUF), which is not read; {_BEFORE}, in safetensors")
+        raise UserError(f"{where}/{gguf}: GGUF is not supported; {_BEFORE} in safetensors")
     if pickle:
         raise UserError(
-            f"{where}/{pickle}: pickled weights can run code and are not read; convert them where they can be trusted "
-            "(transformers: from_pretrained, then save_pretrained) and export that folder"
+            f"{where}/{pickle}: pickled weights can run code and are not supported; if you trust them, convert them "
+            "(transformers: from_pretrained, then save_pretrained) and export the resulting folder"
         )
 
 
@@ -56,21 +56,21 @@ def refuse_quantised(where: object, settings: Mapping[str, Any]) -> None:
     """Raise UserError if the settings in MODELOPT, modelopt's file next to the weights, name a quantisation."""
     found = settings.get("quantization")
     if isinstance(found, dict) and (method := found.get("quant_algo")) is not None:
-        raise UserError(f"{where}: quantization.quant_algo {str(method)[:40]!r} is not read; {_BEFORE}")
+        raise UserError(f"{where}: quantization.quant_algo {str(method)[:40]!r} is not supported; {_BEFORE}")
 
 
 def refuse_config(where: object, config: Mapping[str, Any]) -> None:
     """Raise UserError for a ``config.json`` that is not in transformers' layout, or names an unsupported quantisation."""
     if "mm_vision_tower" in config or "mm_projector_type" in config:
-        what = "has mm_vision_tower, so it is in the layout of the original LLaVA program, which is not read"
-        raise UserError(f"{where}: {what}; give its conversion for transformers (from llava-hf, for example)")
+        what = "mm_vision_tower marks the original LLaVA format, which is not supported"
+        raise UserError(f"{where}: {what}; use a checkpoint converted for transformers (for example from llava-hf)")
     text = config.get("text_config")
     for section in (config, text if isinstance(text, dict) else {}):
         for key in ("quantization_config", "compression_config"):
             found = section.get(key)
             method = found.get("quant_method") if isinstance(found, dict) else None
             if method is not None and method not in METHODS:
-                what = f"{key}.quant_method {str(method)[:40]!r} is not read, only AWQ and GPTQ of 4 bits"
+                what = f"{key}.quant_method {str(method)[:40]!r} is not supported, only 4-bit AWQ and GPTQ"
                 raise UserError(f"{where}: {what}; {_BEFORE}")
     if "quantization" in config:
-        raise UserError(f"{where}: has quantization as MLX writes it, which is not read; {_BEFORE}")
+        raise UserError(f"{where}: MLX quantization is not supported; {_BEFORE}")

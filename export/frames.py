@@ -30,15 +30,15 @@ def frame_preparation(
         wanted["do_pad"] = False  # padding to a square is not supported
     for key, expected in wanted.items():
         if bool(config.get(key, expected)) is not expected:
-            what = f"{key} = {config[key]} cannot be exported, only {str(expected).lower()}"
-            raise UserError(f"{file}: {what}; give a model that was trained so")
+            what = f"{key} = {config[key]} is not supported, only {str(expected).lower()}"
+            raise UserError(f"{file}: {what}; use a model trained that way")
     if not (config.get("image_mean") and config.get("image_std") and config.get("rescale_factor", 1)):
         raise UserError(f"{file}: image_mean, image_std or rescale_factor is missing; save the processor again")
     number = config.get("resample", 3)
     resample = "none" if number is None else _RESAMPLE[number]
     if resample not in SUPPORT:
         usable = ", ".join(f"{_RESAMPLE.index(name)} ({name})" for name in SUPPORT)
-        raise UserError(f"{file}: resample {number} ({resample}) cannot be exported; set it to one of {usable}")
+        raise UserError(f"{file}: resample {number} ({resample}) is not supported; set it to one of {usable}")
     return {
         "size": list(size),
         **({"fit": "stretch", "shortest_edge": None} if is_sized else _fit(file, config, size)),
@@ -62,8 +62,8 @@ def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str,
         if own is not None:
             check_settings(file, own)
             return file, _defaults_of(checkpoint, processors, file, own) | own
-    missing = "is missing" if joint is None else f"has no {processors[0]}, and there is no {_FILES[processors[-1]]}"
-    raise UserError(f"{checkpoint.folder / _JOINT}: {missing}; save the processor beside the model: processor.save_pretrained")
+    missing = "is missing" if joint is None else f"has no {processors[0]}, and {_FILES[processors[-1]]} is missing"
+    raise UserError(f"{checkpoint.folder / _JOINT}: {missing}; save the processor with the model (processor.save_pretrained)")
 
 
 def _defaults_of(checkpoint: Checkpoint, processors: tuple[str, ...], file: str, own: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _defaults_of(checkpoint: Checkpoint, processors: tuple[str, ...], file: str,
         return processor_defaults(str(checkpoint.config.get("model_type")))
     kind = str(named).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
     if not (found := processor_defaults(kind)):
-        raise UserError(f"{file}: image_processor_type {named!r} cannot be exported; CLIP's, SigLIP's and LLaVA's can")
+        raise UserError(f"{file}: image_processor_type {named!r} is not supported, only CLIP's, SigLIP's and LLaVA's")
     return found
 
 
@@ -95,15 +95,13 @@ def _fit(file: str, config: dict[str, Any], wanted: tuple[int, int]) -> dict[str
     size, crop = sides(config), sides(config, "crop_size") if config.get("do_center_crop") else {}
     final, edge = crop or size, size.get("shortest_edge")
     if (final.get("height"), final.get("width")) != wanted:
-        raise UserError(f"{file}: frames become {final}, but the vision tower takes {wanted[0]} x {wanted[1]} pixels")
+        raise UserError(f"{file}: frames are resized to {final}, but the vision tower expects {wanted[0]} x {wanted[1]} pixels")
     if crop and edge is not None:
         if edge < max(wanted):
-            raise UserError(
-                f"{file}: a shortest_edge of {edge}, less than the crop of {wanted[0]} x {wanted[1]}, cannot be exported"
-            )
+            raise UserError(f"{file}: shortest_edge {edge} is smaller than the crop of {wanted[0]} x {wanted[1]} pixels")
         return {"fit": "crop", "shortest_edge": edge}
     if crop and (size.get("height"), size.get("width")) != wanted:
-        raise UserError(f"{file}: resizing to {size} before a crop of {final} cannot be exported; give a shortest_edge")
+        raise UserError(f"{file}: resizing to {size} before a crop of {final} is not supported; set shortest_edge")
     return {"fit": "stretch", "shortest_edge": None}
 
 
@@ -129,10 +127,10 @@ def pixel_budget(
     older = config if clip == 1 else {}
     fewest, most = older.get("min_pixels") or size.get("shortest_edge"), older.get("max_pixels") or size.get("longest_edge")
     if size and None in (fewest, most):
-        raise UserError(f"{file}: size {size} is not a budget of pixels; give shortest_edge and longest_edge")
+        raise UserError(f"{file}: size {size} is not a pixel budget; set shortest_edge and longest_edge")
     fewest, most = int(fewest or budget[0]), int(most or budget[1])
     if clip > 1:
         most = max(min(MOST_TOKENS * factor**2, most // clip), int(fewest * 1.05)) * clip
     if not 0 < fewest <= most:
-        raise UserError(f"{file}: a budget of {fewest} to {most} pixels is none")
+        raise UserError(f"{file}: pixel budget {fewest} to {most} is empty; increase the maximum")
     return PixelBudget(factor, fewest, most, clip)

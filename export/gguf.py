@@ -53,7 +53,7 @@ class GgufCheckpoint(Checkpoint):
 
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> NDArray[Any]:
                 if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-                    raise ValueError("it ends within a field")
+                    raise ValueError("truncated field")
                 found: NDArray[Any] = super()._get(offset, dtype, count, *order, **named)
                 return found
 
@@ -63,10 +63,10 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{path}: is not a GGUF file, or is damaged or truncated ({error}); download it again") from None
         arch = self.field("general.architecture")
         if arch not in ARCHITECTURES:
-            raise UserError(f"{path}: architecture {arch!r} cannot be read; GGUF is read of {', '.join(ARCHITECTURES)}")
+            raise UserError(f"{path}: architecture {arch!r} is not supported, only {', '.join(ARCHITECTURES)}")
         text = {key: self.field(f"{arch}.{name}") for name, key in _SETTINGS.items()} | {"model_type": arch}
         if None in text.values():
-            raise UserError(f"{path}: lacks a setting of its model; download it again")
+            raise UserError(f"{path}: a model setting is missing; download it again")
         heads = {"self_attn.q_proj.": text["num_attention_heads"], "self_attn.k_proj.": text["num_key_value_heads"]}
         self.tensors = {}
         for tensor in self._gguf.tensors:
@@ -74,7 +74,7 @@ class GgufCheckpoint(Checkpoint):
                 paired = next((count for part, count in heads.items() if part in name), None) if arch == "llama" else None
                 self.tensors[name] = self._unread(tensor, paired)
         if "text.embed_tokens.weight" not in self.tensors:
-            raise UserError(f"{path}: has no embedding of tokens; download it again")
+            raise UserError(f"{path}: token embedding is missing; download it again")
         self.config = {"text_config": text | {"vocab_size": self.tensors["text.embed_tokens.weight"].shape[0]}}
         self.tied = "text.lm_head.weight" not in self.tensors
 
@@ -95,7 +95,9 @@ class GgufCheckpoint(Checkpoint):
 
         shape, data = tuple(int(size) for size in reversed(tensor.shape)), tensor.data
         if heads is not None and (not shape or heads < 1 or shape[0] % (2 * heads)):
-            raise UserError(f"{self.folder}: the rows of tensor {tensor.name!r} are not {heads} heads; download it again")
+            raise UserError(
+                f"{self.folder}: rows of tensor {tensor.name!r} cannot be split into {heads} heads; download it again"
+            )
         order = None if heads is None else np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
         def read(rows: slice) -> NDArray[Any]:

@@ -97,7 +97,7 @@ class WeightsFile:
                 end = value["end"]
                 self.written |= {row[0]: external_tensor(*row) for row in value["tensors"]}
         if stream.seek(0, os.SEEK_END) < end:
-            raise OSError(f"{name} is shorter than its journal says")
+            raise OSError(f"{name} is shorter than its journal records")
         stream.seek(end)
         stream.truncate()
 

@@ -41,7 +41,7 @@ def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None
     """
     exact = {**manifest["decoder"], "kv": "fp32"}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
-    progress("measuring how far keys and values reach")
+    progress("measuring KV scales")
     measured_scales(Bundle.load(folder, verify="size")).save(folder / SCALES)
     manifest["files"][SCALES] = asdict(hash_file(folder / SCALES))
 
@@ -68,7 +68,7 @@ def measured_scales(
         text_rows = max(map(len, asked)) + len(model.closing) + ANSWER
         count = min(count, (exact.limit - len(prefix) - text_rows) // model.rows_per_frame)
         if count < 1:
-            why = f"the model's {exact.limit} positions hold no frame and question, so no KV scales can be measured"
+            why = f"the model's {exact.limit} positions cannot hold a frame and a question to measure KV scales"
             raise UserError(f"{why}; export it with --kv fp16")
         stream = Stream(model, Full(), count * model.rows_per_frame, prefix, text_rows, "never")
         preprocess = Preprocessor(exact.vision)

@@ -78,7 +78,7 @@ def fingerprint(folder: Path, options: dict[str, Any]) -> str:
             visible = (path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith("."))
             files = [_file(path) for path in visible]
     except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror}); give a file that can") from None
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
     settings = {name: _hashed(value) if isinstance(value, Mapping) else value for name, value in options.items()}
     parts = [FORMAT, __version__, _exporter(), settings, files]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -28,7 +28,7 @@ PREQUANTISED = "int4-zp"  # the precision in which AWQ and GPTQ matrices are sto
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUPS = (16, 32, 64, 128, 256)  # block sizes of MatMulNBits
 INTEGERS = ("I32",)
-ADVICE = "give the checkpoint before quantisation"
+ADVICE = "use the unquantised checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ def prequantised(config: dict[str, Any]) -> Prequantised | None:
     said = found.get("version", "gemm") if method == "awq" else found.get("checkpoint_format", found.get("format", "gptq"))
     kind = str(said).lower()
     if bits != 4 or group not in GROUPS or kind not in ("gemm", "gptq", "gptq_v2"):
-        what = f"{method} of {bits} bits in groups of {group}, {kind!r}"
-        wanted = f"only 4 bits in groups of {GROUPS}, AWQ's 'gemm', 'gptq' and 'gptq_v2'"
-        raise UserError(f"config.json: {what}, cannot be read, {wanted}; {ADVICE}")
+        what = f"{method} with {bits} bits, groups of {group} and format {kind!r} is not supported"
+        wanted = f"only 4 bits, groups of {GROUPS} and formats 'gemm' (AWQ), 'gptq' and 'gptq_v2'"
+        raise UserError(f"config.json: {what}, {wanted}; {ADVICE}")
     return Prequantised(method, group, 2 if kind == "gptq_v2" else 1)
 
 
@@ -65,8 +65,7 @@ def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
     packing = prequantised(config)
     if packing is not None:
         raise UserError(
-            f"{folder / 'config.json'}: {packing.method} has rounded the checkpoint with zero points, which TensorRT does not "
-            "take; export the checkpoint it was made from"
+            f"{folder / 'config.json'}: {packing.method} weights have zero points, which TensorRT does not support; {ADVICE}"
         )
 
 
@@ -79,7 +78,7 @@ def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size
     """Raise UserError if tensors of the matrix called ``place``, of ``size`` (out, in), are missing or of the wrong shape."""
     (out, width), group = size, packing.group
     if out % 8 or width % 8 or width % group:
-        raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {group}; {ADVICE}")
+        raise UserError(f"config.json: a matrix of {out} x {width} cannot be divided into groups of {group}; {ADVICE}")
     checkpoint.check(f"{place}.qweight", (width, out // 8) if packing.method == "awq" else (width // 8, out), INTEGERS)
     checkpoint.check(f"{place}.qzeros", (width // group, out // 8), INTEGERS)
     checkpoint.check(f"{place}.scales", (width // group, out))
@@ -110,9 +109,7 @@ def _codes(
     if f"{place}.g_idx" in checkpoint.tensors:
         order = checkpoint.integers(f"{place}.g_idx", (width,))
         if not np.array_equal(order, np.arange(width) // group):  # ``desc_act`` groups inputs by their activations
-            raise UserError(
-                f"config.json: GPTQ with desc_act, whose groups are no consecutive inputs, cannot be read; {ADVICE}"
-            )
+            raise UserError(f"config.json: GPTQ with desc_act, which reorders inputs, is not supported; {ADVICE}")
     qweight = checkpoint.integers(f"{place}.qweight", (width, out // 8) if is_awq else (width // 8, out))
     qzeros = checkpoint.integers(f"{place}.qzeros", (width // group, out // 8))
     scales = checkpoint.tensor(f"{place}.scales", (width // group, out))
@@ -120,7 +117,7 @@ def _codes(
     codes, zeros = unpacked(qweight, int(is_awq), places), unpacked(qzeros, 1, places)
     if not is_awq and packing.version == 1:
         if (zeros == 15).any():
-            raise UserError(f"a zero point of 16 in the checkpoint does not fit in 4 bits; {ADVICE}, or in gptq_v2")
+            raise UserError(f"a zero point of 16 in the checkpoint does not fit in 4 bits; {ADVICE}, or save it as gptq_v2")
         zeros = zeros + np.uint8(1)
     return codes, zeros, scales
 

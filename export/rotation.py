@@ -39,7 +39,7 @@ class Rotation:
         """
         outer = min((1 << power for power in range(17) if width % (1 << power) == 0), key=lambda a: a + width // a)
         if (inner := width // outer) > MOST:
-            raise UserError(f"config.json: rows of {width} numbers cannot be rotated; give another --precision")
+            raise UserError(f"config.json: rows of {width} numbers cannot be rotated; choose another --precision")
         odd = inner // (inner & -inner)
         signs = np.random.RandomState(0).randint(0, 2, width) * 2 - 1  # the same numbers in all numpy versions
         return cls(_hadamard(outer), np.kron(_hadamard(inner // odd), _cosines(odd)), signs.astype(np.float32))

@@ -90,4 +90,4 @@ def check_settings(where: Path | str, settings: dict[str, Any]) -> None:
     try:
         _schema().model_validate_json(to_json(settings), strict=True)
     except ValidationError as error:
-        raise UserError(f"{where}: cannot be understood ({first_problem(error)}); correct it or leave it out") from None
+        raise UserError(f"{where}: invalid setting ({first_problem(error)}); correct or remove it") from None

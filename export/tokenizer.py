@@ -31,11 +31,11 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
     """
     file, text = checkpoint.folder / TOKENIZER, checkpoint.text(TOKENIZER)
     if text is None:
-        raise UserError(f"{file}: is missing; save the tokenizer beside the model in its fast form")
+        raise UserError(f"{file}: is missing; save the fast tokenizer with the model")
     settings = checkpoint.json(SETTINGS) or {}
     kind = _class(checkpoint, family, settings, text)
     if settings.get("split_special_tokens"):
-        raise UserError(f"{checkpoint.folder / SETTINGS}: split_special_tokens spells the video's token in letters; remove it")
+        raise UserError(f"{checkpoint.folder / SETTINGS}: split_special_tokens splits the video token; remove it")
     try:
         try_tokenizer(file)
         tokenizer = _rebuilt(kind, text, settings) if kind else Tokenizer.from_str(text)
@@ -52,7 +52,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
         tokenizer.add_special_tokens([token.content for token in [*special.values(), *extra]])
     content, largest = max(tokenizer.get_vocab().items(), key=lambda token: token[1], default=("", 0))
     if largest >= vocab:
-        raise UserError(f"{file}: token {content!r} would be number {largest} and the model embeds {vocab}; {AGAIN}")
+        raise UserError(f"{file}: token {content!r} has id {largest}, but the model embeds only {vocab}; {AGAIN}")
     return tokenizer, {name: token.content for name, token in sorted(special.items()) if name.endswith("_token")}
 
 
@@ -66,7 +66,7 @@ def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], tex
         return ""
     if kind not in ("LlamaTokenizer", "Qwen2Tokenizer"):
         what = "set tokenizer_class to PreTrainedTokenizerFast if tokenizer.json is complete"
-        raise UserError(f"{checkpoint.folder / SETTINGS}: tokenizer_class {kind[:80]!r} is not known here; {what}")
+        raise UserError(f"{checkpoint.folder / SETTINGS}: tokenizer_class {kind[:80]!r} is not supported; {what}")
     return kind
 
 
@@ -132,7 +132,7 @@ def _add(
             }
         tokens = sorted((int(number), _token(checkpoint, token)) for number, token in declared.items())
     except (AttributeError, OverflowError, TypeError, ValueError):
-        raise UserError(f"{checkpoint.folder / where}: does not map numbers to tokens; {AGAIN}") from None
+        raise UserError(f"{checkpoint.folder / where}: does not map ids to tokens; {AGAIN}") from None
     known = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
     named = {token.content for token in special.values()}
     for number, token in tokens:
@@ -141,7 +141,7 @@ def _add(
             tokenizer.add_tokens([token])
             found = tokenizer.token_to_id(token.content)
             if token.content not in known and found != number:
-                what = f"token {token.content!r} is number {number}, and {found} by {TOKENIZER}"
+                what = f"token {token.content!r} has id {number}, but {found} in {TOKENIZER}"
                 raise UserError(f"{checkpoint.folder / where}: {what}; {AGAIN}")
     listed = {*known, *(token.content for _, token in tokens)}
     tokenizer.add_special_tokens([token for token in [*special.values(), *extra] if token.content not in listed])

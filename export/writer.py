@@ -157,22 +157,22 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
     family = load_family(options.family or model_type, config)
     backbone, shape = decoder_shape(checkpoint, family.backbone)
     if profile.is_tensorrt and (shape.windows or shape.whole_frames):
-        raise UserError(f"{config}: its layers see windows or whole frames, which {profile.name} has not; leave --device out")
+        raise UserError(f"{config}: window or whole-frame attention is not supported by {profile.name}; remove --device")
     decoder.first_sparse_layer(shape, options.st_spattn_from)
     progress("reading the vision tower")
     try:
         with blamed(f"family {model_type}", family):
             parts = family.parts(checkpoint, options.camera)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{config}: cannot be understood ({error!r})") from None
+        raise UserError(f"{config}: invalid or missing setting ({error!r})") from None
     if (made := math.prod(parts.grid)) != parts.vision.tokens:
         rows, columns = parts.grid
-        what = f"its grid of {rows} x {columns} has {made} tokens, and its tower {parts.vision.tokens}"
-        raise UserError(f"family {model_type}: {what}; parts() must agree ({place(type(family))})")
+        what = f"its grid of {rows} x {columns} has {made} tokens, but its tower has {parts.vision.tokens}"
+        raise UserError(f"family {model_type}: {what}; correct parts() ({place(type(family))})")
     if (shape.sections is None) != (family.positions == "rows"):
-        raise UserError(f"{config}: mrope_section is {shape.sections} and frames take positions by {family.positions!r}")
+        raise UserError(f"{config}: mrope_section {shape.sections} does not match frame positions {family.positions!r}")
     if parts.deepstack > shape.layers:
-        raise UserError(f"{config}: {parts.deepstack} deepstack_visual_indexes and only {shape.layers} decoder layers")
+        raise UserError(f"{config}: {parts.deepstack} deepstack_visual_indexes, but only {shape.layers} decoder layers")
     shape = replace(shape, deepstack=parts.deepstack)
     talk, tokenizer = chat(checkpoint, family, shape.vocab)
     frames = frame_preparation(checkpoint, family.processors, parts.vision.size, is_sized=family.is_sized)
@@ -192,9 +192,7 @@ def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile)
         rounded_layout(chosen, profile.name)
     if packing is not None and (chosen != PREQUANTISED or options.samples is not None):
         where = checkpoint.folder / "config.json"
-        raise UserError(
-            f"{where}: {packing.method} has rounded the checkpoint to 4 bits already; leave --precision and --rounding out"
-        )
+        raise UserError(f"{where}: {packing.method} weights are already in 4 bits; remove --precision and --rounding")
     return chosen
 
 

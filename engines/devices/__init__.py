@@ -64,7 +64,7 @@ def load_device(name: str) -> DeviceProfile:
     """Return the device called ``name``. For an unknown name, raise a UserError that suggests a similar name."""
     known = device_names()
     if name not in known:
-        raise UserError(f"no device is called {name!r}; {nearest(name, known)}")
+        raise UserError(f"unknown device {name!r}; {nearest(name, known)}")
     data = json.loads(files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"))
     return DeviceProfile(
         name=name,

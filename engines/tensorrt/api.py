@@ -84,13 +84,13 @@ def build(job: BuildJob, workspace: int, log: Log) -> memoryview:
                 profile.set_shape(tensor_name, least, usual, most)
             is_taken = config.add_optimization_profile(profile) >= 0
         except ValueError as refused:
-            raise UserError(f"{job.path}: TensorRT {VERSION} refuses the shapes of {name} calls ({refused})") from None
+            raise UserError(f"{job.path}: TensorRT {VERSION} rejects the shapes of {name} calls ({refused})") from None
         if not is_taken:
-            raise UserError(f"{job.path}: TensorRT {VERSION} refuses the shapes of {name} calls ({log.take()})")
+            raise UserError(f"{job.path}: TensorRT {VERSION} rejects the shapes of {name} calls ({log.take()})")
     plan: trt.IHostMemory | None = builder.build_serialized_network(network, config)
     words = log.take()
     if plan is None:
-        raise UserError(f"{job.path}: TensorRT {VERSION} made no engine of it ({words})")
+        raise UserError(f"{job.path}: TensorRT {VERSION} could not build an engine ({words})")
     return memoryview(plan)
 
 
@@ -98,9 +98,7 @@ def _started(start: Callable[[], Any], log: Log) -> Any:
     try:
         return start()
     except TypeError:  # the bindings raise TypeError for a null pointer
-        raise UserError(
-            f"TensorRT {VERSION} does not start here ({log.take()}); edgevlm doctor checks whether the GPU can be used"
-        ) from None
+        raise UserError(f"TensorRT {VERSION} cannot start ({log.take()}); run edgevlm doctor to check the GPU") from None
 
 
 def _allow_several_kernels(network: trt.INetworkDefinition) -> None:
@@ -159,19 +157,19 @@ class EngineCalls:
             trt.ExecutionContextAllocationStrategy.USER_MANAGED
         )
         if context is None:
-            raise RuntimeError(f"{loaded.name}: TensorRT made no execution context ({loaded.log.take()})")
+            raise RuntimeError(f"{loaded.name}: TensorRT could not create an execution context ({loaded.log.take()})")
         self._context: trt.IExecutionContext = context
-        self._check(context.set_optimization_profile_async(kind, workspace.stream.handle), f"take calls of kind {kind}")
+        self._check(context.set_optimization_profile_async(kind, workspace.stream.handle), f"use profile {kind}")
 
     def most(self, tensor: str) -> Dims:
         return self._loaded.most(tensor, self._kind)
 
     def bind(self, tensor: str, address: int) -> None:
         """Set the device address at which a tensor is read or written."""
-        self._check(self._context.set_tensor_address(tensor, address), f"take an address for {tensor}")
+        self._check(self._context.set_tensor_address(tensor, address), f"set the address of {tensor}")
 
     def shape(self, tensor: str, dims: Dims) -> None:
-        self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
+        self._check(self._context.set_input_shape(tensor, dims), f"set {tensor} to {list(dims)}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
         """Bind an output to a memory block of the right size, by default the block named ``tensor``; return the address."""
@@ -204,4 +202,4 @@ class EngineCalls:
 
     def _check(self, done: bool, what: str) -> None:
         if not done:
-            raise RuntimeError(f"{self._loaded.name}: TensorRT did not {what} ({self._loaded.log.take()})")
+            raise RuntimeError(f"{self._loaded.name}: TensorRT could not {what} ({self._loaded.log.take()})")

@@ -52,8 +52,8 @@ def check_profile(bundle: Bundle) -> None:
     if bundle.profile not in (TENSORRT_10_3, profile_for(api.VERSION)):
         wanted = bundle.profile.removeprefix("tensorrt-")
         raise UserError(
-            f"{bundle.path}: has graphs for TensorRT {wanted} and newer, and {api.VERSION} is installed; export the checkpoint "
-            "again with this device's --jetpack (edgevlm doctor names it)"
+            f"{bundle.path}: requires TensorRT {wanted} or newer, but {api.VERSION} is installed; export the checkpoint "
+            "again with this device's --jetpack (edgevlm doctor shows it)"
         )
 
 
@@ -105,7 +105,7 @@ class EngineFolder:
         """Load a graph's engine; raises UserError if the engine is missing, damaged, or built from a different graph."""
         plan, again = self.path(job), f"build it (edgevlm build {self.folder.parents[1]})"
         if (record := read_record(plan)) is None:
-            raise UserError(f"{plan}: is missing, or was built of another graph; {again}")
+            raise UserError(f"{plan}: is missing or was built from another graph; {again}")
         with plan.open("rb") as stream:
             content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
         if hashlib.sha256(content).hexdigest() != record.sha256:
@@ -122,7 +122,8 @@ class EngineFolder:
                     stream.write(part)
         except OSError as error:
             why = reason(error, self.folder)
-            raise UserError(f"{plan}: cannot be written ({why}); make room and build again: finished engines stay") from None
+            advice = "free disk space and build again; finished engines are kept"
+            raise UserError(f"{plan}: cannot be written ({why}); {advice}") from None
         for other in self.folder.glob(f"{plan.name.rsplit('-', 1)[0]}-*{PLAN}"):
             if other != plan:
                 other.unlink(missing_ok=True)
@@ -139,13 +140,13 @@ class EngineFolder:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
         except OSError as error:
-            why = f"engines cannot be kept there ({error.strerror}); copy the bundle to a folder of your own"
+            why = f"cannot be written ({error.strerror}); copy the bundle to a writable folder"
             raise UserError(f"{self.folder}: {why}") from None
         with os.fdopen(handle):
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{self.folder}: another process is building these engines; wait for it") from None
+                raise UserError(f"{self.folder}: another process is building engines there; wait until it finishes") from None
             for left in self.folder.glob(f"*{UNFINISHED}"):
                 left.unlink(missing_ok=True)
             yield

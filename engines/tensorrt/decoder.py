@@ -103,7 +103,7 @@ class TensorRTDecoder:
         try:
             calls.call(inputs | {"total_len": total.astype(np.int32)}, outputs)
         except RuntimeError as error:
-            raise RuntimeError(f"{rows} rows after {past.min()} to {past.max()}: {error}") from error
+            raise RuntimeError(f"{rows} rows after {past.min()} to {past.max()} cached rows: {error}") from error
         if self._writes_rows:
             self._write_rows(calls, rows, past)
         return calls.fetch(outputs)

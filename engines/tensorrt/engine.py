@@ -55,8 +55,8 @@ class TensorRT:
         """Return the engines' number of rows per layer. Raises UserError if the engines were built for fewer than ``rows``."""
         if rows > self.settings.capacity:
             raise UserError(
-                f"this session takes {rows} rows a layer and the engines were built for {self.settings.capacity}; give a lower "
-                f"--budget, or build them for it (edgevlm build {self.bundle.path} --budget N)"
+                f"this session needs {rows} rows per layer, but the engines were built for {self.settings.capacity}; use a "
+                f"lower --budget, or rebuild the engines (edgevlm build {self.bundle.path} --budget N)"
             )
         return self.settings.capacity
 
@@ -79,7 +79,7 @@ class TensorRT:
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
         """Raise UserError, because no engine is built from the graph that encodes changed patches."""
-        raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
+        raise UserError("--encode changed requires --engine onnxruntime-cpu; use that engine or --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
         """Return a decoder bound to one buffer per layer, of :meth:`capacity` rows each.
@@ -92,13 +92,13 @@ class TensorRT:
         for layer, buffer in enumerate(buffers):
             if buffer.shape[2] != self.settings.capacity:
                 raise UserError(
-                    f"layer {layer} has {buffer.shape[2]} rows and the engines were built for {self.settings.capacity}; build "
-                    f"them for this session's --budget (edgevlm build {self.bundle.path} --budget N)"
+                    f"layer {layer} has {buffer.shape[2]} rows, but the engines were built for {self.settings.capacity}; "
+                    f"rebuild them for this session's --budget (edgevlm build {self.bundle.path} --budget N)"
                 )
         if probes and not self.settings.probes:
             raise UserError(
-                "this policy looks at attention and the engines were built with --no-probes; choose infinipot-v or another "
-                f"that does not, or build them with probes (edgevlm build {self.bundle.path})"
+                "this policy requires attention probes, but the engines were built with --no-probes; choose a policy without "
+                f"them, such as infinipot-v, or rebuild the engines with probes (edgevlm build {self.bundle.path})"
             )
         return TensorRTDecoder(self._workspace, self.bundle, self._decoder, buffers, probes)
 

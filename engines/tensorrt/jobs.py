@@ -143,9 +143,9 @@ def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
     room = free if shared else driver.free_bytes()
     if need.device > room or need.host + need.device * shared > free + swap:
         raise UserError(
-            f"an engine of {name} takes about {need.host / 1e9:.1f} GB and, for the GPU, {need.device / 1e9:.1f} GB to build; "
-            f"{free / 1e9:.1f} GB, {swap / 1e9:.1f} of swap and {room / 1e9:.1f} for the GPU are free; add swap, close the "
-            "desktop (sudo init 3), give a lower --workspace, or export with a smaller --precision"
+            f"building an engine of {name} needs about {need.host / 1e9:.1f} GB, and {need.device / 1e9:.1f} GB for the GPU; "
+            f"{free / 1e9:.1f} GB, {swap / 1e9:.1f} GB of swap and {room / 1e9:.1f} GB for the GPU are free; add swap, close "
+            "the desktop (sudo init 3), use a lower --workspace, or export with a smaller --precision"
         )
 
 

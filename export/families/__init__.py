@@ -130,7 +130,7 @@ class Family:
 def load_family(model_type: str, where: object) -> Family:
     """Return the family for a ``model_type`` or ``./file.py:Class``; raises UserError, naming ``where``, if there is none."""
     if not is_file(model_type) and model_type not in (known := names("families")):
-        raise UserError(f"{where}: models of type {model_type!r} are not exported; there are: {', '.join(known)}")
+        raise UserError(f"{where}: model type {model_type!r} is not supported, only {', '.join(known)}")
     family: Family = load_class("families", model_type)()
     return family
 

@@ -60,7 +60,7 @@ class LlavaNextVideo(Llava):
 
         config, vision = checkpoint.config, SquareTower(checkpoint)
         if (mode := config.get("spatial_pool_mode", "average")) != "average":
-            raise UserError(f"config.json: spatial_pool_mode {mode!r} cannot be exported; 'average' can")
+            raise UserError(f"config.json: spatial_pool_mode {mode!r} is not supported, only 'average'")
         means = averaging(vision.side, int(config.get("spatial_pool_stride", 2)))
         vision.before, few = means, len(means)
         vision.tokens, vision.reach = few**2, (means, means)

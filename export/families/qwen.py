@@ -36,7 +36,7 @@ class Qwen2VL(Family):
         vision = with_defaults(checkpoint.section("vision_config"), self.vision_type)
         merge, patch, group = sizes = [vision[key] for key in ("spatial_merge_size", "patch_size", "temporal_patch_size")]
         if not all(isinstance(number, int) for number in sizes) or vision.get("in_channels", 3) != 3:
-            raise UserError("config.json: vision patches must be squares of pixels with three channels")
+            raise UserError("config.json: vision patches must be square and have three channels")
         edge = merge * patch
         pixels = pixel_budget(checkpoint, self.processors, edge, *self.budget(vision))
         size = pixels.fitted(*camera)

@@ -47,7 +47,7 @@ class SmolVLM(Family):
         final = (config.get("max_image_size") or {}).get("longest_edge")
         edge = sampled.get("longest_edge")
         if final != side or not isinstance(edge, int):
-            raise UserError(f"{file}: frames become {edge}, then {final} pixels wide, but the vision tower takes {side}")
+            raise UserError(f"{file}: frames are resized to {edge}, then {final} pixels, but the vision tower expects {side}")
         return min(edge, MOST_PIXELS)
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:

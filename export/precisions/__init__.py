@@ -85,6 +85,6 @@ class Stored:
 def load_precision(name: str) -> Precision:
     """Return the precision called ``name``. For an unknown name, raise a UserError that suggests a similar name."""
     if name not in (known := names("precisions")):
-        raise UserError(f"--precision {name!r} is not known; {nearest(name, known)}")
+        raise UserError(f"unknown --precision {name!r}; {nearest(name, known)}")
     precision: Precision = load_class("precisions", name)
     return precision

@@ -227,7 +227,7 @@ class Symmetric(Layout):
 
         out, width = weight.shape
         if self.bits == 4 and out % 2:
-            raise UserError(f"a matrix with {out} outputs cannot be stored in 4 bits; give --precision int8 or fp16")
+            raise UserError(f"a matrix with {out} outputs cannot be stored in 4 bits; use --precision int8 or fp16")
         top = (1 << (self.bits - 1)) - 1
         codes, scales, _ = rounded(weight, hessian, self._block(width), partial(half_grid, top=top), (-top, top))
         whole, halves = codes.T.astype(np.int8), scales.astype(np.float16).T

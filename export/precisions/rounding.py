@@ -77,7 +77,7 @@ def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
     with np.errstate(over="ignore"):
         scales = wanted.astype(np.float16)
     if not np.isfinite(scales).all():
-        raise UserError(f"a weight's scale of {wanted.max():.0f} does not fit in fp16; give --precision fp32")
+        raise UserError(f"a weight scale of {wanted.max():.0f} does not fit in fp16; use --precision fp32")
     found = np.maximum(scales, LEAST_SCALE).astype(np.float32)
     return found, np.zeros_like(found)
 

@@ -50,13 +50,13 @@ class Profile:
         layouts = chosen.tensorrt if self.is_tensorrt else chosen.onnxruntime
         if layouts is None:
             known = [other for other in names("precisions") if load_precision(other).tensorrt is not None]
-            raise UserError(f"--precision {name} cannot be written for {self.name}; give {' or '.join(known)}")
+            raise UserError(f"--precision {name} is not supported by {self.name}; use {' or '.join(known)}")
         return layouts
 
     def check_kv(self, kv: KVType) -> None:
         """Raise UserError if the profile's graphs do not support ``kv`` as the type of keys and values."""
         if kv not in self.kv:
-            raise UserError(f"--kv {kv} cannot be written for {self.name}; give {' or '.join(self.kv)}")
+            raise UserError(f"--kv {kv} is not supported by {self.name}; use {' or '.join(self.kv)}")
 
     def graph(self, name: str, weights: Any, precision: str) -> GraphBuilder:
         return GraphBuilder(name, weights, max(self.opset, load_precision(precision).least_opset), self.ir_version)
@@ -115,5 +115,7 @@ def rounded_layout(precision: str, profile: str = ONNXRUNTIME) -> Layout:
     """Return the layout of a precision's matrices; raises UserError if the layout does not round them to integers."""
     layout = load_profile(profile).precision(precision).matrices
     if not layout.is_integer:
-        raise UserError(f"--rounding gptq is for integers, not {precision}; give --precision int4, int4-zp or int8 too")
+        raise UserError(
+            f"--rounding gptq requires an integer precision, not {precision}; add --precision int4, int4-zp or int8"
+        )
     return layout

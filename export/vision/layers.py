@@ -271,7 +271,7 @@ class VisionGraph:
     def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
         """Return the activation ``kind`` of ``rows + bias``; raises UserError if ``kind`` is not in ACTIVATIONS."""
         if kind not in ACTIVATIONS:
-            raise UserError(f"config.json: activation {kind!r} cannot be exported; {nearest(kind, ACTIVATIONS)}")
+            raise UserError(f"config.json: activation {kind!r} is not supported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
         if function in ("Erf", "Tanh") and not self.standard:
             op = "FastGelu" if function == "Tanh" else "BiasGelu" if bias else "Gelu"
@@ -357,7 +357,7 @@ class VisionGraph:
             with np.errstate(over="ignore"):
                 half = np.concatenate([some.astype(np.float16) for some in self.checkpoint.rows(weight, shape)])
             if not np.isfinite(half).all():
-                raise UserError("a weight in the tower does not fit in fp16; give --vision-precision fp32")
+                raise UserError("a weight in the tower does not fit in fp16; use --vision-precision fp32")
             self.graph.weight(weight, half.T)
         return self.graph.cast(self.node("MatMul", inputs, f"{name}.half"), name, np.float32)
 

@@ -24,9 +24,9 @@ class EncoderTower(Tower):
         self.block_activation, self.epsilon = str(section["hidden_act"]), float(section["layer_norm_eps"])
         image, self.patch = section["image_size"], section["patch_size"]
         if not isinstance(image, int) or not isinstance(self.patch, int):
-            raise UserError("config.json: vision image_size and patch_size must be integers (square frames)")
+            raise UserError("config.json: vision image_size and patch_size must be integers, for square frames")
         if self.columns % self.heads:
-            raise UserError(f"config.json: a tower {self.columns} wide cannot have {self.heads} attention heads")
+            raise UserError(f"config.json: vision width {self.columns} is not a multiple of {self.heads} attention heads")
         self.side, self.size, self.head_dim = image // self.patch, (image, image), self.columns // self.heads
         self.patch_grid, self.residual = (self.side, self.side), self.columns
 
@@ -76,14 +76,14 @@ class SquareTower(EncoderTower):
     def __init__(self, checkpoint: Checkpoint) -> None:
         section, settings = with_defaults(checkpoint.section("vision_config")), with_defaults(checkpoint.config)
         if (kind := str(section.get("model_type"))) not in TOWERS:
-            raise UserError(f"config.json: vision tower {kind!r} cannot be exported; there are: {', '.join(TOWERS)}")
+            raise UserError(f"config.json: vision tower {kind!r} is not supported, only {', '.join(TOWERS)}")
         super().__init__(section)
         self.is_clip = kind == "clip_vision_model"
         self.class_tokens = int(self.is_clip)
         strategy, wanted = settings["vision_feature_select_strategy"], "default" if self.is_clip else "full"
         if strategy != wanted:  # CLIP's class token must be dropped; SigLIP has no class token
-            what = f"vision_feature_select_strategy {strategy!r} of a {kind} cannot be exported, only {wanted!r}"
-            raise UserError(f"config.json: {what}; give a model that was trained so")
+            what = f"vision_feature_select_strategy {strategy!r} of a {kind} is not supported, only {wanted!r}"
+            raise UserError(f"config.json: {what}; use a model trained that way")
         chosen, layers = settings["vision_feature_layer"], self.layers
         chosen = chosen if isinstance(chosen, list) else [chosen]
         if not all(-layers - 1 <= index <= layers for index in chosen):
@@ -132,7 +132,7 @@ class SmolVLMTower(EncoderTower):
         super().__init__(with_defaults(checkpoint.section("vision_config"), vision_type))
         self.scale = int(with_defaults(checkpoint.config)["scale_factor"])
         if self.side % self.scale:
-            raise UserError(f"config.json: {self.side} patches a side cannot be shuffled by scale_factor {self.scale}")
+            raise UserError(f"config.json: {self.side} patches per side is not a multiple of scale_factor {self.scale}")
         few = self.side // self.scale
         self.tokens, self.width = few**2, int(with_defaults(checkpoint.section("text_config"))["hidden_size"])
         self.reach = (np.repeat(np.eye(few, dtype=np.float32), self.scale, 1),) * 2

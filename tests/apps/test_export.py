@@ -244,15 +244,18 @@ def test_a_bundle_for_a_device_needs_its_engines(checkpoint, tmp_path):
     bundle = Bundle.load(out)
     assert (bundle.profile, bundle.decoder.precision, bundle.decoder.kv) == ("tensorrt-10.3", "int4", "fp16")
     assert bundle.shapes == EngineShapes(8, 8 * bundle.vision.tokens_per_frame, 512)
-    assert f"{out}: is for tensorrt-10.3; build its engines (edgevlm build {out})" in refused("run", "--model", out)
+    assert f"{out}: was exported for tensorrt-10.3; build its engines (edgevlm build {out})" in refused("run", "--model", out)
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--jetpack", "6.2"], "--jetpack goes with --device; give both"),
-        (["--precision", "int44"], "--precision 'int44' is not known; did you mean 'int4'?"),
-        (["--rounding", "gptq"], "--rounding gptq is for integers, not fp32; give --precision int4, int4-zp or int8 too"),
+        (["--precision", "int44"], "unknown --precision 'int44'; did you mean 'int4'?"),
+        (
+            ["--rounding", "gptq"],
+            "--rounding gptq requires an integer precision, not fp32; add --precision int4, int4-zp or int8",
+        ),
     ],
 )
 def test_what_an_export_refuses_is_one_line(checkpoint, tmp_path, options, says):

@@ -252,10 +252,10 @@ def test_pickled_weights_alone_are_refused(world):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"model-Q4_K_M.gguf": b"GGUF", "mmproj-f16.gguf": b"GGUF"}, r"shop/other/mmproj-f16\.gguf: is a model of llama"),
+        ({"model-Q4_K_M.gguf": b"GGUF", "mmproj-f16.gguf": b"GGUF"}, r"shop/other/mmproj-f16\.gguf: GGUF is not supported"),
         (
             {"adapter_config.json": b'{"base_model_name_or_path": "ORG/BASE"}'},
-            r"adapter_config\.json: is an adapter of ORG/BASE",
+            r"adapter_config\.json: is an adapter for ORG/BASE",
         ),
     ],
 )

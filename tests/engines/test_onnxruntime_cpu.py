@@ -115,7 +115,7 @@ def test_a_step_that_does_not_fit_changes_nothing(runner: Runner) -> None:
     before = fill(runner)
     good = runner.tables(np.arange(4, dtype=np.int32))
     cases: list[tuple[type[Exception], str, tuple[Any, ...]]] = [
-        (CacheFull, "layer 1 holds 61 rows of 64", (rows(4), *good, np.array([0, 61, 0], np.int32))),
+        (CacheFull, "layer 1 holds 61 of 64 rows", (rows(4), *good, np.array([0, 61, 0], np.int32))),
         (CacheError, "embeds must be", (rows(4)[:, :5], *good, np.zeros(3, np.int32))),
         (CacheError, "embeds must be", (rows(0), *good, np.zeros(3, np.int32))),
         (CacheError, "cos and sin", (rows(3), *good, np.zeros(3, np.int32))),

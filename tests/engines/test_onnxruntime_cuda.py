@@ -75,7 +75,7 @@ def test_policies_that_fetch_rows_are_refused(models, monkeypatch):
 
 def test_encoding_what_changed_is_refused_before_a_stream_begins(models, monkeypatch):
     monkeypatch.setattr("edgevlm.runtime.cuda.cache.open_driver", shim_driver)
-    with pytest.raises(UserError, match="--encode changed runs on --engine onnxruntime-cpu only; give --encode all"):
+    with pytest.raises(UserError, match="--encode changed requires --engine onnxruntime-cpu; use that engine or --encode all"):
         Session.open(models[1], policy="full", budget=BUDGET, encode="changed")
 
 
@@ -87,5 +87,5 @@ def test_falling_back_to_the_cpu_is_an_error(monkeypatch):
 
 
 def test_graphs_of_other_keys_than_the_bundle_says_are_refused():
-    with pytest.raises(UserError, match=r"decoder\.onnx takes fp32 keys; .* or give --engine onnxruntime-cpu"):
+    with pytest.raises(UserError, match=r"decoder\.onnx requires fp32 keys; .* or use --engine onnxruntime-cpu"):
         WholeGraph(Bundle.load(demo_bundle())).session("full")

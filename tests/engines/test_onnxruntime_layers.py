@@ -160,7 +160,7 @@ def test_more_rows_than_fit_are_refused(runner: Runner) -> None:
     with pytest.raises(CacheError, match="rows must be below held"):
         runner.decoder.step(*given, rows=[[np.zeros(1, np.int32)] * 2] * 3)
     pattern = FramePattern(0, np.full((3, 2, 4), -1))
-    with pytest.raises(CacheError, match="takes no pattern: bind it with sparse=True"):
+    with pytest.raises(CacheError, match="does not support patterns; bind it with sparse=True"):
         runner.decoder.step(*given, pattern=pattern)
     for old, new in zip(before, [*runner.keys, *runner.values], strict=True):
         np.testing.assert_array_equal(old, new)

@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_what_is_finished(world: World, bundle: Bundle, monke
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(UserError, match=r"decoder-.*cannot be written \(the disk is full\); make room and build again"):
+    with pytest.raises(UserError, match=r"decoder-.*cannot be written \(the disk is full\); free disk space and build again"):
         build(bundle, FakeDriver(), CAPACITY)
     assert [Path(plan).name.split("-")[0] for plan in plans(bundle.path)] == ["vision"]
     assert list(bundle.path.rglob("*.unfinished")) == []
@@ -149,7 +149,7 @@ def test_memory_is_checked_before(
     if fits:
         jobs.check_memory("decoder", wanted, driver)
     else:
-        with pytest.raises(UserError, match=r"an engine of decoder takes about .* --workspace") as error:
+        with pytest.raises(UserError, match=r"building an engine of decoder needs about .* --workspace") as error:
             jobs.check_memory("decoder", wanted, driver)
         assert "\n" not in str(error.value)
 

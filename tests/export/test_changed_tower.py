@@ -156,7 +156,7 @@ def test_nothing_changed_is_nothing_computed_and_state_is_the_caller_s(tower: tu
     assert features.shape == (0, bundle.decoder.row_width)
     assert tokens.shape == (0,)
     for patches in ([-1], [stream.spec.patches], [1, 0], [1, 1]):
-        with pytest.raises(ValueError, match="sorted, each once"):
+        with pytest.raises(ValueError, match="sorted, unique"):
             stream.tower.encode(stream.frame(), np.array(patches, np.int32))
     with pytest.raises(ValueError, match="pixels must be float32"):
         stream.tower.encode(stream.frame()[..., :-1], nothing)

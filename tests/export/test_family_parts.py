@@ -82,8 +82,8 @@ def test_what_is_left_out_is_the_default_of_transformers(tmp_path: Path) -> None
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
-    ("qwen2_vl", "vision_config", {"patch_size": [7, 7]}, "vision patches must be squares"),
-    ("qwen3_vl", "text_config", {"num_hidden_layers": 1}, "2 deepstack_visual_indexes and only 1 decoder layers"),
+    ("qwen2_vl", "vision_config", {"patch_size": [7, 7]}, "vision patches must be square"),
+    ("qwen3_vl", "text_config", {"num_hidden_layers": 1}, "2 deepstack_visual_indexes, but only 1 decoder layers"),
     (
         "qwen2_vl",
         "text_config",

@@ -59,7 +59,7 @@ def test_a_family_is_one_file(installed: Any, tmp_path: Path) -> None:
         lambda: export_checkpoint(checkpoint, tmp_path / "bundle"),
         lambda: plan_checkpoint(checkpoint, (480, 640)),
     ):
-        with pytest.raises(UserError, match="models of type 'internvl' are not exported"):
+        with pytest.raises(UserError, match="model type 'internvl' is not supported"):
             refused()
     passed = check_family(f"{file}:InternVL", checkpoint)
     assert [line.partition(":")[0] for line in passed] == ["export", "tower", "logits", "tokens"]
@@ -120,7 +120,7 @@ def test_gemma_sees_whole_frames_and_windows_as_transformers_does(tmp_path: Path
             session.ask("how many?", since=0.0)
     with pytest.raises(UserError, match="gemma3 sees windows or whole frames"):
         Session.open(model, policy="rekv")
-    with pytest.raises(UserError, match=r"which tensorrt-10\.3 has not"):
+    with pytest.raises(UserError, match=r"not supported by tensorrt-10\.3"):
         export_checkpoint(checkpoint, tmp_path / "engine", family=family, profile="tensorrt-10.3")
     whole = tmp_path / "whole.py"
     whole.write_text("from edgevlm.extend import OnnxRuntimeCpu\nclass Whole(OnnxRuntimeCpu):\n    by_layer = False\n")
@@ -136,7 +136,7 @@ def test_a_backbone_is_one_file(installed: Any, tmp_path: Path) -> None:
     file.write_text(text.replace(own, ""))
     how: dict[str, Any] = {"family": f"{file}:Gemma3", "precision": "fp32"}
     checkpoint = make_gemma(tmp_path / "checkpoint")
-    with pytest.raises(UserError, match="text backbone 'gemma3_text' cannot be exported"):
+    with pytest.raises(UserError, match="text backbone 'gemma3_text' is not supported"):
         export_checkpoint(checkpoint, tmp_path / "bundle", **how)
     installed("my_backbone", "backbones", "gemma3_text", "DECODER", f"{text}\n\nDECODER = GemmaDecoder(head_norms=True)\n")
     assert Bundle.load(export_checkpoint(checkpoint, tmp_path / "bundle", **how)).decoder.windows == (9, 9, 0, 9)
@@ -147,7 +147,7 @@ def test_a_grid_that_is_not_the_towers_is_refused_at_export(tmp_path: Path) -> N
     text = (EXAMPLES / "internvl.py").read_text()
     file.write_text(text.replace("(tower.side // 2, tower.side // 2))", "(tower.side, tower.side))"))
     line = next(number for number, each in enumerate(text.splitlines(), 1) if each.startswith("class InternVL("))
-    says = rf"its grid of 4 x 4 has 16 tokens, and its tower 4; parts\(\) must agree \({file}, line {line}\)"
+    says = rf"its grid of 4 x 4 has 16 tokens, but its tower has 4; correct parts\(\) \({file}, line {line}\)"
     with pytest.raises(UserError, match=says):
         export_checkpoint(make_internvl(tmp_path / "checkpoint"), tmp_path / "bundle", family=f"{file}:InternVL")
 
@@ -159,7 +159,7 @@ def test_a_precision_is_one_file(exported: Any, installed: Any, tmp_path: Path) 
     planned = plan_checkpoint(made.checkpoint, (480, 640))
     columns, wide, half = (weights_of(planned, name, "cpu").layers for name in ("int8", "int8-wide", "fp16"))
     assert columns < wide < half
-    with pytest.raises(UserError, match=r"--precision int8-wide cannot be written for tensorrt-10\.3; give fp16 or fp32"):
+    with pytest.raises(UserError, match=r"--precision int8-wide is not supported by tensorrt-10\.3; use fp16 or fp32"):
         export_checkpoint(made.checkpoint, tmp_path / "engine", precision="int8-wide", profile="tensorrt-10.3")
     model = Model.load(bundle, threads=1)
     assert model.bundle.decoder.precision == "int8-wide"

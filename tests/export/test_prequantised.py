@@ -89,11 +89,11 @@ def change(folder: Path, **settings: Any) -> Path:
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     awq, _ = made(tmp_path, "awq", 32, {})
     for settings, message in (
-        ({"bits": 8}, r"awq of 8 bits in groups of 32, 'gemm', cannot be read"),
-        ({"group_size": -1}, r"in groups of -1, 'gemm', cannot be read, only 4 bits in groups of \(16, 32"),
-        ({"quant_method": "bitsandbytes"}, r"quantization_config\.quant_method 'bitsandbytes' is not read"),
-        ({"version": "gemv"}, r"'gemv', cannot be read"),
-        ({"group_size": 64}, r"has shape .* where config\.json means"),
+        ({"bits": 8}, r"awq with 8 bits, groups of 32 and format 'gemm' is not supported"),
+        ({"group_size": -1}, r"groups of -1 and format 'gemm' is not supported, only 4 bits, groups of \(16, 32"),
+        ({"quant_method": "bitsandbytes"}, r"quantization_config\.quant_method 'bitsandbytes' is not supported"),
+        ({"version": "gemv"}, r"'gemv' is not supported"),
+        ({"group_size": 64}, r"has shape .*, but config\.json specifies"),
     ):
         whole = (awq / "config.json").read_text()
         with pytest.raises(UserError, match=message) as error:
@@ -101,6 +101,6 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
         (awq / "config.json").write_text(whole)
     for precision in ("fp32", "int8"):
-        with pytest.raises(UserError, match="awq has rounded the checkpoint to 4 bits already; leave --precision"):
+        with pytest.raises(UserError, match="awq weights are already in 4 bits; remove --precision"):
             export_checkpoint(awq, tmp_path / "out", precision=precision)
     assert not (tmp_path / "out").exists()

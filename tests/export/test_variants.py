@@ -241,31 +241,34 @@ def modelopt(folder: Path) -> None:
 
 BASE = '{"base_model_name_or_path": "ORG/BASE"}'
 REFUSED: list[tuple[Change, str]] = [
-    (emptied(adapter_config__json=BASE), r"adapter_config\.json: is an adapter of ORG/BASE .*merge_and_unload"),
-    (both(adapter, lambda folder: (folder / "model.safetensors").unlink()), r"adapter_config\.json: is an adapter of ORG/BASE"),
-    (emptied(model__gguf="", mmproj__gguf=""), r"mmproj\.gguf: is a model of llama\.cpp"),
-    (moved("model.safetensors", "model-00001-of-00002.safetensors"), r"index\.json: is missing beside model-00001-of-00002"),
+    (emptied(adapter_config__json=BASE), r"adapter_config\.json: is an adapter for ORG/BASE .*merge_and_unload"),
+    (
+        both(adapter, lambda folder: (folder / "model.safetensors").unlink()),
+        r"adapter_config\.json: is an adapter for ORG/BASE",
+    ),
+    (emptied(model__gguf="", mmproj__gguf=""), r"mmproj\.gguf: GGUF is not supported"),
+    (moved("model.safetensors", "model-00001-of-00002.safetensors"), r"index\.json: is missing, but model-00001-of-00002"),
     (moved("model.safetensors", "pytorch_model.bin"), r"pytorch_model\.bin: pickled"),
-    (as_mlx, r"model\.safetensors: is in MLX's layout"),
-    (config({"quantization": {"bits": 4, "group_size": 64}}), r"config\.json: has quantization as MLX"),
+    (as_mlx, r"model\.safetensors: MLX weights are not supported"),
+    (config({"quantization": {"bits": 4, "group_size": 64}}), r"config\.json: MLX quantization"),
     (
         quantised(quant_method="bitsandbytes", load_in_4bit=True),
         r"config\.json: quantization_config\.quant_method 'bitsandbytes'",
     ),
-    (quantised(quant_method="compressed-tensors", format="pack-quantized"), r"'compressed-tensors' is not read"),
-    (modelopt, r"hf_quant_config\.json: quantization\.quant_algo 'FP8' is not read; give the checkpoint that it was made from"),
-    (quantised(quant_method="fp8", weight_block_size=[128, 128]), r"'fp8' is not read"),
-    (config({"mm_vision_tower": "openai/clip", "model_type": "llava_llama"}), r"mm_vision_tower.*original LLaVA program"),
-    (config({}, text={"num_hidden_layers": 2}), r"no file has tensor '(model\.)?language_model\.(model\.)?layers\.1\."),
+    (quantised(quant_method="compressed-tensors", format="pack-quantized"), r"'compressed-tensors' is not supported"),
+    (modelopt, r"hf_quant_config\.json: quantization\.quant_algo 'FP8' is not supported; use the original checkpoint"),
+    (quantised(quant_method="fp8", weight_block_size=[128, 128]), r"'fp8' is not supported"),
+    (config({"mm_vision_tower": "openai/clip", "model_type": "llava_llama"}), r"mm_vision_tower.*original LLaVA format"),
+    (config({}, text={"num_hidden_layers": 2}), r"tensor '(model\.)?language_model\.(model\.)?layers\.1\..* is missing"),
     (
         weights(lambda tensors: tensors.pop(next(name for name in tensors if "lm_head" in name))),
-        r"no file has tensor 'lm_head\.weight'",
+        r"tensor 'lm_head\.weight' is missing",
     ),
-    (weights(saved_twice), r"down_proj\.weight' are one tensor of the model, saved twice"),
+    (weights(saved_twice), r"down_proj\.weight' are the same tensor, saved twice"),
     (weights(with_adapter), r"down_proj\.base_layer\.weight' is part of an adapter: merge it"),
     (
         lambda folder: (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}'),
-        r"processor_config\.json: has no image_processor, and there is no preprocessor_config\.json",
+        r"processor_config\.json: has no image_processor, and preprocessor_config\.json is missing",
     ),
 ]
 
@@ -285,5 +288,5 @@ def test_one_line_before_a_tensor_is_read(
 
 def test_a_gguf_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UserError, match=r"a\.gguf: is a model of llama\.cpp"):
+    with pytest.raises(UserError, match=r"a\.gguf: GGUF is not supported"):
         export_checkpoint(tmp_path / "a.gguf", tmp_path / "out")

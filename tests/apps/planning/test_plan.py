@@ -86,7 +86,7 @@ def test_json_has_the_fields_of_a_plan_in_order():
     ("asked", "says"),
     [
         ({"device": "orin-nano"}, "did you mean"),
-        ({"device": "cpu", "precision": "fp8"}, "--precision 'fp8' is not known"),
+        ({"device": "cpu", "precision": "fp8"}, "unknown --precision 'fp8'"),
         ({"device": "cpu", "kv": "fp8"}, "--kv 'fp8' is not known"),
         ({"device": "cpu", "fps": 0.0}, "--fps must be above 0"),
         ({"device": "cpu", "budget": 10}, "a budget of 10 tokens does not suit"),

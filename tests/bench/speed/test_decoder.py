@@ -82,7 +82,7 @@ def test_prefill(tiny):
             ["decode", "--model", "demo", "--against", "vllm"],
             "--against vllm: there is llama.cpp, openvino, transformers",
         ),
-        (["decode", "--model", "demo", "--precisions", "int5"], "--precision 'int5' is not known"),
+        (["decode", "--model", "demo", "--precisions", "int5"], "unknown --precision 'int5'"),
         (["decode", "--tokens", "9"], "--tokens: is not for bench speed decode"),
         (["precision"], "--rounds: is not for bench speed precision"),
         (["vision", "--precisions", "int4"], "int4"),
