@@ -113,7 +113,7 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
             progress("writing")
             written = write_calibration(model.bundle, found.layers, found.policies, found.scales, out=request.out)
     except KeyboardInterrupt:
-        notify("stopped; the same command continues from here")
+        notify("stopped; run the same command to continue")
         raise
     finally:
         model.close()

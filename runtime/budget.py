@@ -84,8 +84,8 @@ def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, pr
     if prefix + largest + text_rows > limit:
         most = (limit - prefix - text_rows) * budget // largest
         raise UserError(
-            f"a budget of {budget} tokens passes the model's limit of {limit} positions "
-            f"(prefix {prefix}, text budget {text_rows}); policy {policy.name} can have {max(most, 0)} at most"
+            f"a budget of {budget} tokens exceeds the model's limit of {limit} positions "
+            f"(prefix {prefix}, text budget {text_rows}); policy {policy.name} allows at most {max(most, 0)}"
         )
 
 
@@ -174,8 +174,8 @@ class Pressure:
             self.short = self.frames < self.most
         with suppress(OSError):  # keep running if the terminal has been closed
             if self.frames < before:
-                left = f"{memory.free / 1e6:,.0f} of {memory.total / 1e6:,.0f} MB are left"
-                self._notify(f"memory is short ({left}): frames are taken in {self.frames} at a time, not {before}")
+                left = f"{memory.free / 1e6:,.0f} of {memory.total / 1e6:,.0f} MB free"
+                self._notify(f"memory is low ({left}): processing {self.frames} frames at a time instead of {before}")
             elif before < self.frames == self.most:
-                self._notify(f"there is enough memory again: frames are taken in {self.most} at a time")
+                self._notify(f"enough memory is free again: processing {self.most} frames at a time")
         return self.frames

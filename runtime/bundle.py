@@ -170,14 +170,12 @@ class PixelBudget:
     def __post_init__(self) -> None:
         numbers = (self.factor, self.frames, self.fewest, self.most)
         if not all(type(number) is int and 0 < number < 1 << 31 for number in numbers) or self.fewest > self.most:
-            raise ValueError(f"a budget of {self.fewest} to {self.most} pixels")
+            raise ValueError(f"invalid pixel budget: {self.fewest} to {self.most}")
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
         """Return the allowed (height, width) nearest to the given one. Raises UserError for an aspect ratio over 200."""
         if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
-            raise UserError(
-                f"frames of {width} x {height} pixels cannot be used; give a size whose sides differ 200-fold at most"
-            )
+            raise UserError(f"frames of {width} x {height} pixels are not supported; use an aspect ratio of at most 200")
         if self.frames > 1 and min(height, width) < self.factor:
             scale = max(self.factor / height, self.factor / width)
             height, width = int(height * scale), int(width * scale)
@@ -342,7 +340,7 @@ class Bundle:
         fits = len(sizes) == len(shape) and all(size in (None, own) for size, own in zip(shape, sizes, strict=True))
         if not fits or found.dtype not in [np.dtype(each) for each in dtypes]:
             wanted = [each or "any" for each in shape]
-            raise _bad(path, f"holds {getattr(found, 'dtype', 'no')} {list(sizes)} and not {np.dtype(dtypes[0])} {wanted}")
+            raise _bad(path, f"holds {getattr(found, 'dtype', 'no')} {list(sizes)}, not {np.dtype(dtypes[0])} {wanted}")
         return found
 
     def kv_scales(self) -> KVScales | None:
@@ -378,7 +376,7 @@ class Bundle:
             found.check(self.decoder.layers, self.decoder.heads)
             return found
         except (OSError, ValueError) as error:
-            raise BundleError(f"{path}: {error}; measure it again (edgevlm calibrate {self.path})") from None
+            raise BundleError(f"{path}: {error}; calibrate again (edgevlm calibrate {self.path})") from None
 
 
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
@@ -410,9 +408,9 @@ def check_target(out_dir: str | Path, force: bool) -> None:
         raise UserError(f"{target}: is a file; choose another --out")
     if (target / MANIFEST).exists():
         if not force:
-            raise UserError(f"{target}: a bundle is there already; pass --force to replace it")
+            raise UserError(f"{target}: bundle already exists; add --force to replace it")
     elif any(target.iterdir()):
-        raise UserError(f"{target}: is a folder with something else in it; choose another --out")
+        raise UserError(f"{target}: is not empty and contains no bundle; choose another --out")
 
 
 def _bad(path: Path, what: str) -> BundleError:
@@ -425,7 +423,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if found != "folder":
         what = "no such bundle folder" if found == "nothing" else "is a file, not a bundle folder"
         raise BundleError(
-            f"{folder}: {what}; give demo, what edgevlm export wrote, a checkpoint, or ORG/NAME of a model on the hub"
+            f"{folder}: {what}; give demo, a folder written by edgevlm export, a checkpoint folder, or ORG/NAME on the hub"
         )
     try:
         with open_file(path) as stream:
@@ -447,13 +445,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         if type(version) is not int or version not in READS:
             newer = "upgrade edgevlm" if type(version) is int and version > FORMAT else AGAIN
             known = ", ".join(map(str, READS))
-            raise BundleError(f"{path}: is of bundle format {str(version)[:40]} and this edgevlm reads format {known}; {newer}")
+            raise BundleError(f"{path}: has bundle format {str(version)[:40]}, but this edgevlm supports {known}; {newer}")
         if version < 4:
             decoder["graphs"] = {_graph_name(name): file for name, file in decoder["graphs"].items()}
         if str(manifest.get("family")).startswith("qwen"):
             decoder.setdefault("fading", _QWEN_FADING)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise _bad(path, "does not describe a bundle") from None
+        raise _bad(path, "is not a valid bundle manifest") from None
     return manifest
 
 
@@ -478,19 +476,21 @@ def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
     try:
         bundle = _schema().validate_json(to_json({**manifest, "path": str(folder)}), strict=True)
     except ValidationError as error:
-        raise _bad(where, f"does not describe a model ({first_problem(error)})") from None
+        raise _bad(where, f"is invalid ({first_problem(error)})") from None
     for name in bundle.files:
         if not _PLAIN_NAME.fullmatch(name):
-            raise _bad(where, f"names {name[:80]!r}, which may lie outside the bundle folder")
+            raise _bad(where, f"lists {name[:80]!r}, which may be outside the bundle folder")
     changed, decoder, vision = bundle.vision.changed, bundle.decoder, bundle.vision
     named = [*decoder.graphs.values(), decoder.embedding, decoder.embedding_scales, vision.graph, bundle.chat.tokenizer]
     for name in filter(None, [*named, vision.closing, changed.graph if changed else None]):
         bundle.file(name)
-    for what, word, known in (("keeps {} keys", decoder.kv, KV_TYPES), ("is of profile {!r}", bundle.profile, PROFILES)):
+    for what, word, known in (("uses {} keys", decoder.kv, KV_TYPES), ("has profile {!r}", bundle.profile, PROFILES)):
         if word not in known:
-            raise BundleError(f"{folder}: {what.format(word[:40])} and this edgevlm knows {', '.join(known)}; upgrade edgevlm")
+            raise BundleError(
+                f"{folder}: {what.format(word[:40])}, but this edgevlm supports {', '.join(known)}; upgrade edgevlm"
+            )
     if problem := _contradiction(bundle):
-        raise _bad(where, f"does not describe a model ({problem})")
+        raise _bad(where, f"is invalid ({problem})")
     return bundle
 
 
@@ -501,19 +501,19 @@ def _contradiction(bundle: Bundle) -> str:
     rules = {
         "decoder.kv_heads does not divide decoder.heads": decoder.heads % decoder.kv_heads,
         "decoder.head_dim is odd": decoder.head_dim % 2,
-        "decoder.inv_freq is not head_dim / 2 numbers": len(decoder.inv_freq) != half,
-        "decoder.windows is not a number for each layer": len(decoder.windows) not in (0, decoder.layers),
-        "decoder.local_inv_freq is not head_dim / 2 numbers of 1-D positions": bool(decoder.local_inv_freq)
+        "decoder.inv_freq must be head_dim / 2 numbers": len(decoder.inv_freq) != half,
+        "decoder.windows must be one number per layer": len(decoder.windows) not in (0, decoder.layers),
+        "decoder.local_inv_freq must be head_dim / 2 numbers, with windows and 1-D positions": bool(decoder.local_inv_freq)
         and (len(decoder.local_inv_freq) != half or decoder.axes > 1 or not decoder.windows),
-        "decoder.rope_sections are not three that make up head_dim / 2": decoder.rope_sections is not None
+        "decoder.rope_sections must be three numbers that add up to head_dim / 2": decoder.rope_sections is not None
         and (len(decoder.rope_sections) != 3 or sum(decoder.rope_sections) != half or min(decoder.rope_sections) < 0),
         "vision.positions and decoder.rope_sections disagree": (decoder.rope_sections is None) != (vision.positions == "rows"),
-        "vision.positions is not a rule": vision.positions not in ("rows", "video", "frame", "transformers"),
-        "decoder.deepstack is more than decoder.layers": decoder.deepstack > decoder.layers,
-        "decoder.graphs has no full": "full" not in decoder.graphs,
-        "decoder.fading is not two pairs of numbers": not all(map(_FADING.fullmatch, decoder.fading)),
-        "vision.grid is not vision.tokens_per_frame": math.prod(vision.grid) != vision.tokens_per_frame,
-        "vision.changed has no room for its patches": changed is not None
+        "vision.positions is unknown": vision.positions not in ("rows", "video", "frame", "transformers"),
+        "decoder.deepstack exceeds decoder.layers": decoder.deepstack > decoder.layers,
+        "decoder.graphs has no full graph": "full" not in decoder.graphs,
+        "decoder.fading must be two pairs of numbers": not all(map(_FADING.fullmatch, decoder.fading)),
+        "vision.grid does not match vision.tokens_per_frame": math.prod(vision.grid) != vision.tokens_per_frame,
+        "vision.changed is inconsistent": changed is not None
         and (changed.positions < changed.patches or changed.kv not in DTYPES or len(changed.outputs) > changed.layers + 1),
         "chat.placeholder_id is outside decoder.vocab": chat.placeholder_id >= decoder.vocab,
         "chat.stop_ids are outside decoder.vocab": any(token >= decoder.vocab for token in chat.stop_ids),
@@ -528,7 +528,7 @@ def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, 
             progress(f"verifying {name}")
         path = folder / name
         if path.is_symlink():
-            raise _bad(folder / MANIFEST, f"names {name!r}, which may lie outside the bundle folder")
+            raise _bad(folder / MANIFEST, f"lists {name!r}, which may be outside the bundle folder")
         if (found := look(path)) != "file":
             raise _bad(path, "is missing" if found == "nothing" else "is not a file")
         if (size := path.stat().st_size) != record.bytes:

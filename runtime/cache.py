@@ -105,7 +105,7 @@ class KVCache(_native.Cache):
     def __init__(self, *shape: Any, scales: KVScales | None = None, **rotary: Any) -> None:
         native = native_shape(*shape, **rotary)
         if scales is not None and native[5] != "int8":
-            raise CacheError(f"scales go with int8, and dtype is {native[5]}")
+            raise CacheError(f"scales require dtype int8, not {native[5]}")
         super().__init__(*native, *((None, None) if scales is None else (scales.key, scales.value)))
         self._describe(native)
 

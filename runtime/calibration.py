@@ -57,13 +57,13 @@ class JsonFile:
         try:
             version = from_json(raw)["format"]
             if version not in range(1, newest + 1):
-                raise ValueError(f"is of format {version!r:.40} and this edgevlm reads up to format {newest}")
+                raise ValueError(f"has format {version!r:.40}, but this edgevlm supports up to format {newest}")
             read: Self = _schema(cls).validate_json(raw, strict=True)  # type: ignore[arg-type]
             return read
         except ValidationError as error:
-            raise ValueError(f"does not describe {what} ({first_problem(error)})") from None
+            raise ValueError(f"is not {what} ({first_problem(error)})") from None
         except (KeyError, TypeError):
-            raise ValueError(f"does not describe {what}") from None
+            raise ValueError(f"is not {what}") from None
 
     def check(self, layers: int, heads: int) -> None:
         """Raise ValueError unless the file belongs to a model with ``layers`` layers of ``heads`` query heads."""
@@ -73,7 +73,7 @@ class JsonFile:
 class Calibration(JsonFile):
     """One model's measurements. docs/internals/calibration.md explains how measurements determine the layers' classes."""
 
-    _file = (1, "a calibration")
+    _file = (1, "a valid calibration")
 
     edgevlm: Annotated[str, "The version of edgevlm that measured. With --no-layers this field and those after it are missing."]
     date: Annotated[str, "When the command ran: ISO 8601, UTC."]
@@ -99,15 +99,15 @@ class Calibration(JsonFile):
         layers = len(self.cv)
         per_layer = (self.recency, self.periodicity, self.classes, self.ages, *self.agreement)
         if not layers or any(len(values) != layers for values in per_layer):
-            raise ValueError("lists of different length")
+            raise ValueError("lists differ in length")
         if any(a >= b for a, b in pairwise(self.thresholds)):
-            raise ValueError("thresholds that do not rise")
+            raise ValueError("thresholds must increase")
         if not 0 <= self.middle_from <= self.deep_from <= layers or self.clie not in range(len(self.agreement)):
-            raise ValueError("invalid layer classes or an invalid clie")
+            raise ValueError("invalid layer classes or clie")
 
     def check(self, layers: int, heads: int) -> None:
         if len(self.cv) != layers:
-            raise ValueError(f"is of {len(self.cv)} layers, the model has {layers}")
+            raise ValueError(f"has {len(self.cv)} layers, but the model has {layers}")
 
     @property
     def described(self) -> str:
@@ -197,7 +197,7 @@ class Choices(JsonFile):
     in the longest stream. ``known``: every bounded policy that existed in the calibrating version, measured or not.
     """
 
-    _file = (2, "choices")
+    _file = (2, "a valid list of choices")
 
     edgevlm: str
     date: str  # ISO 8601, UTC
@@ -211,14 +211,14 @@ class Choices(JsonFile):
 
     def __post_init__(self) -> None:
         if self.append and self.append.tau is not None and not 0 < self.append.tau <= 1:
-            raise ValueError(f"a tau of {self.append.tau}, which is not a cosine above 0")
+            raise ValueError(f"tau must be above 0 and at most 1, not {self.append.tau}")
         if self.encode and self.encode.setting not in (None, *(trial.setting for trial in self.encode.trials)):
-            raise ValueError(f"a way to encode, {self.encode.setting!r}, that was not tried")
+            raise ValueError(f"encode setting {self.encode.setting!r} was not measured")
         tokens = [0, *(choice.budget for choice in self.budgets)]
         if len(tokens) == 1 or any(a >= b for a, b in pairwise(tokens)):
-            raise ValueError("budgets of policies that do not rise")
+            raise ValueError("budgets must increase")
         if unknown := [choice.chosen for choice in self.budgets if choice.chosen is not None and choice.best is None]:
-            raise ValueError(f"a policy {unknown[0]!r} chosen that was not measured")
+            raise ValueError(f"chosen policy {unknown[0]!r} was not measured")
 
     def nearest(self, budget: int) -> Choice:
         """Return the choice at the measured budget nearest to ``budget``, compared by ratio."""
@@ -233,7 +233,7 @@ class EvidenceHeads(JsonFile):
     features' weighted sum plus ``bias`` is above 0, the memory holds the evidence.
     """
 
-    _file = (1, "where evidence is found")
+    _file = (1, "a valid choice of evidence heads")
 
     layer: Count
     heads: tuple[Count, ...]
@@ -248,6 +248,6 @@ class EvidenceHeads(JsonFile):
 
     def check(self, layers: int, heads: int) -> None:
         if not (self.layer < layers and self.heads and max(self.heads) < heads):
-            raise ValueError(f"names a layer or heads that the model's {layers} layers of {heads} heads do not have")
+            raise ValueError(f"lists a layer or heads outside the model's {layers} layers and {heads} heads")
         if len(self.weights) not in (0, 3 * len(self.heads) + 3):
-            raise ValueError("has weights that are not three numbers a head, and three")
+            raise ValueError("must have three weights per head, plus three")

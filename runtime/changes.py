@@ -312,14 +312,14 @@ class ChangedEncoder(Stateful):
         if (spec := vision.changed) is None:
             height, width = vision.size
             raise UserError(
-                f"{bundle.path}: has no graph that encodes changed patches only of frames of {width}x{height}; give --encode "
+                f"{bundle.path}: has no graph that encodes only changed patches at {width}x{height}; use --encode "
                 "all, or export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
             )
         size, free = spec.cache_bytes, available().free
         if copies * size > free:
             raise UserError(
-                f"what the vision tower keeps takes {copies * size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
-                "give --encode all"
+                f"the vision tower's cache needs {copies * size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free; "
+                "use --encode all"
             )
         self._tower_cache = np.zeros(size, np.uint8)
         self._tower = engine.bind_tower(TowerBuffer.of(self._tower_cache))

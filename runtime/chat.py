@@ -122,10 +122,10 @@ class Chat:
         for message in asked.messages:
             text = message["content"]
             if not (isinstance(text, str) or (text is None and message.get("tool_calls"))):
-                raise UserError(f"a question is text, not {type(text).__name__}")
+                raise UserError(f"a question must be text, not {type(text).__name__}")
         for text in _strings([*asked.messages, *asked.tools]):
             if found := next((word for word in (self.spec.placeholder, self._mark) if word and word in text), None):
-                raise UserError(f"a prompt cannot hold {found!r}, which stands for the video; leave it out")
+                raise UserError(f"a prompt cannot contain {found!r}, the video placeholder; remove it")
 
     def _render(self, asked: Dialogue, *, video: bool, ends: bool = False) -> str:
         """Render the template. ``ends``: whether to omit the generation prompt."""
@@ -160,7 +160,7 @@ class Chat:
             before, placeholder, after = alone.partition(self.spec.placeholder)
             after += self._render(asked, video=False).removeprefix(self.spec.special_tokens.get("bos_token") or "")
         if not placeholder:
-            raise UserError(f"the chat template does not write {self.spec.placeholder!r} for the video; use this model's own")
+            raise UserError(f"the chat template omits {self.spec.placeholder!r}, the video token; use the model's own")
         return before + self.spec.opening, self.spec.ending + after
 
     def _split(self, asked: Dialogue) -> tuple[list[int], list[int]]:
@@ -193,8 +193,8 @@ def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
 def _place(ids: list[int], spec: ChatSpec) -> int:
     """Return the index of the video's token. Raises UserError unless the token occurs exactly once."""
     if (found := ids.count(spec.placeholder_id)) != 1:
-        what = "the tokenizer joins the video's token to the text beside it; save it as a special token"
-        raise UserError("a question cannot hold the token that stands for the video; leave it out" if found else what)
+        what = "the tokenizer merges the video token with the text next to it; save it as a special token"
+        raise UserError("a question cannot contain the video token; remove it" if found else what)
     return ids.index(spec.placeholder_id)
 
 
@@ -208,11 +208,11 @@ def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[in
         ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
         return ids
     except UnicodeEncodeError as error:
-        raise UserError(f"the text holds {text[error.start]!a}, which is not valid Unicode; send UTF-8") from None
+        raise UserError(f"the text contains {text[error.start]!a}, which is not valid Unicode; send UTF-8") from None
     except BaseException as error:
         if not is_fault(error):
             raise
-        raise UserError(f"the tokenizer does not read this text ({error}); ask otherwise, or export the model again") from None
+        raise UserError(f"the tokenizer cannot encode this text ({error}); rephrase it, or export the model again") from None
 
 
 def _text(text: str) -> dict[str, str]:
@@ -266,7 +266,7 @@ class Conversations:
             return prompts.get(dropped) or prompts.setdefault(dropped, written([], asked.without(dropped)))
 
         if not (alone := len(prompt(most))):
-            raise UserError("the chat template leaves the question out; use this model's own template")
+            raise UserError("the chat template omits the question; use the model's own template")
         room = self._most - taken if self._most else alone + self._history_tokens
         first = bisect_left(range(most), True, key=lambda dropped: asked.without(dropped).size <= LONGEST)
         self.dropped = bisect_left(range(most), True, first, key=lambda dropped: len(prompt(dropped)) <= room)

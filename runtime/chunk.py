@@ -71,17 +71,17 @@ class Chunk:
         """Restore what :meth:`state` returned. Raises ValueError if the state does not fit this chunk."""
         taken, encoded, features = counts["taken"], counts["encoded"], arrays.get("features", self._nothing)
         if not 0 <= encoded <= taken <= len(self._pixels):
-            raise ValueError(f"{encoded} of {taken} frames of a chunk of {len(self._pixels)} are encoded")
+            raise ValueError(f"the chunk has {encoded} encoded and {taken} received frames of {len(self._pixels)}")
         frame = self._nothing.shape[1:]
         if features.dtype != np.float32 or features.shape[1:] != frame or self.group * len(features) > encoded:
-            raise ValueError(f"features are {features.dtype} {list(features.shape)} of {encoded} frames and a frame {frame}")
+            raise ValueError(f"features are {features.dtype} {list(features.shape)} for {encoded} frames of shape {frame}")
         self.taken, self._encoded, self._features, self._incomplete = taken, encoded, features.copy(), None
         for name, place in self._unsaved().items():
             if (found := arrays[name]).dtype != place.dtype or found.shape != place.shape:
-                raise ValueError(f"{name} are {found.dtype} {list(found.shape)} and not {place.dtype} {list(place.shape)}")
+                raise ValueError(f"{name} are {found.dtype} {list(found.shape)}, not {place.dtype} {list(place.shape)}")
             place[:] = found
         if not np.isfinite(arrays["seconds"]).all():
-            raise ValueError("seconds are not all finite")
+            raise ValueError("seconds must be finite")
         if self.encoder is not None:
             self.encoder.restore(strip_prefix("encoder", arrays))
 

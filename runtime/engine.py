@@ -217,5 +217,5 @@ def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
         engine: Engine = made(bundle, **options)
     if not (bundle.decoder.is_causal or engine.by_layer):
         engine.close()
-        raise UserError(f"{bundle.path}: its layers see windows or whole frames; run it on --engine onnxruntime-cpu")
+        raise UserError(f"{bundle.path}: window or whole-frame attention requires --engine onnxruntime-cpu")
     return engine

@@ -199,7 +199,7 @@ class FrameTimes(Stateful):
     def restore(self, state: State) -> None:
         super().restore(state)
         if self.frame.shape != self.seconds.shape or len(self.frame) > KNOTS:
-            raise ValueError("invalid times of frames")
+            raise ValueError("invalid frame times")
 
     def add(self, frame: int, seconds: float) -> None:
         """Record a frame's time, and drop the recorded times of this frame and of later frames."""

@@ -70,17 +70,17 @@ def check_utf8(path: str | Path) -> None:
 def refuse_address(path: str | Path) -> None:
     """Raise UserError if ``path`` is an address. The message does not repeat the address, because it may hold a password."""
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
-        raise UserError("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these")
+        raise UserError("a model cannot be a URL; give a folder, or ORG/NAME on the Hugging Face hub")
 
 
 def open_file(path: str | Path) -> BufferedReader:
     """Open a regular file for reading without blocking, following links. Raises OSError for any other file."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is not a file")
+        raise OSError(errno.EINVAL, "not a file")
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
-        raise OSError(errno.EINVAL, "it is not a file")
+        raise OSError(errno.EINVAL, "not a file")
     return stream
 
 
@@ -188,12 +188,12 @@ def atomic_directory(
     except keep:
         kept = key is not None
         if kept:
-            notify("stopped; the same command continues from here")
+            notify("stopped; run the same command to continue")
         raise
     except OSError as error:
         raise UserError(
             f"{target}: the bundle could not be written ({reason(error, target.parent)}); nothing was changed; "
-            "make room, or name another folder: EDGEVLM_CACHE, or export --out"
+            "free some space, or choose another folder with EDGEVLM_CACHE or export --out"
         ) from None
     else:
         try:
@@ -258,10 +258,10 @@ def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, i
             if found is None and folder.is_dir() and (work / _KEY).exists() and (work / _KEY).read_text() == key:
                 found = work, os.dup(lock)
                 if begun:
-                    notify("continuing with what an export that was stopped has finished")
+                    notify("continuing the export that was stopped")
                 continue
             if begun and folder.is_dir():
-                notify("what an export of other settings, or of another checkpoint, left unfinished is thrown away")
+                notify("discarding an unfinished export with different settings or of another checkpoint")
             shutil.rmtree(work, ignore_errors=True)
     if found is None:
         work = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
@@ -320,16 +320,16 @@ class JsonLines:
         except (OSError, UserError) as error:
             self.close()
             if isinstance(error, BlockingIOError):
-                raise UserError(f"{path}: another process is writing there; wait for it, or name another file") from None
+                raise UserError(f"{path}: another process is writing this file; wait for it, or choose another file") from None
             if isinstance(error, OSError):
-                raise UserError(f"{path}: cannot be written ({error.strerror}); name another file") from None
+                raise UserError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
             raise
 
     def _continue(self, path: Path, header: dict[str, Any] | None, resume: bool) -> None:
         raw = path.read_bytes()
         whole = raw.rfind(b"\n") + 1
         if raw and not resume:
-            raise UserError(f"{path}: is there already; add --resume to continue it, or name another file")
+            raise UserError(f"{path}: already exists; add --resume to continue it, or choose another file")
         if header is not None and _line(header).startswith(raw):
             os.truncate(path, 0)  # the file is empty or holds part of the header
             self._write(header)
@@ -338,15 +338,15 @@ class JsonLines:
             lines = _parse(raw[:whole])
             if header is not None and (found := lines.pop(0)) != header:
                 if not isinstance(found, dict) or found.get("journal") != header.get("journal"):
-                    raise LookupError("its first line")
+                    raise LookupError("first line")
                 other = [name for name in {**header, **found} if found.get(name) != header.get(name)]
                 differences = ", ".join(f"{name} {found.get(name)} there, {header.get(name)} now" for name in other)
-                raise UserError(f"{path}: was made with other settings ({differences}); name another file")
+                raise UserError(f"{path}: was written with different settings ({differences}); choose another file")
             if self._key is not None:
                 self.records = {self._key(record): record for record in lines}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             kind = header["journal"] if header else "JSON lines"
-            raise UserError(f"{path}: is not a journal of {kind}, or is damaged ({error}); name another file") from None
+            raise UserError(f"{path}: is damaged or not a {kind} journal ({error}); choose another file") from None
         os.truncate(path, whole)
 
     def add(self, record: Any) -> None:
@@ -400,7 +400,7 @@ def _parse(raw: bytes, *, finite: bool = False) -> list[Any]:
                 found.append(json.loads(text, **strict))
         except (ValueError, RecursionError):
             if number <= raw.count(b"\n"):
-                raise ValueError(f"line {number}: is not JSON") from None
+                raise ValueError(f"line {number}: not valid JSON") from None
     return found
 
 

@@ -35,14 +35,14 @@ def profile_for(tensorrt: str | None) -> str:
     wanted = _version(tensorrt)
     fitting = [name for name in PROFILES if name != ONNXRUNTIME and _version(name.removeprefix("tensorrt-")) <= wanted]
     if not fitting:
-        raise UserError(f"TensorRT {tensorrt} is too old: graphs are written for 10.3 and newer; upgrade JetPack")
+        raise UserError(f"TensorRT {tensorrt} is too old: version 10.3 or newer is required; upgrade JetPack")
     return fitting[-1]
 
 
 def check_profile(name: str) -> None:
     """Raise UserError for an unknown profile; the message names the nearest profile."""
     if name not in PROFILES:
-        raise UserError(f"no profile is called {name!r}; {nearest(name, PROFILES)}")
+        raise UserError(f"unknown profile {name!r}; {nearest(name, PROFILES)}")
 
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
@@ -50,7 +50,7 @@ def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
     if chosen not in TOWERS[profile]:
-        raise UserError(f"--vision-precision {chosen!r} is not known for {profile}; there is {' and '.join(TOWERS[profile])}")
+        raise UserError(f"--vision-precision {chosen!r} is not supported for {profile}; use {' or '.join(TOWERS[profile])}")
     return chosen
 
 

@@ -23,8 +23,8 @@ class HelperEnded(UserError):
     """A helper process ended during a call. ``code``: its exit status, negative for a signal (-9: usually out of memory)."""
 
     def __init__(self, code: int) -> None:
-        how = f"signal {-code}" if code < 0 else f"status {code}"
-        super().__init__(f"the helper process was ended by {how}; end other programs and run the command again")
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        super().__init__(f"the helper process {how}; stop other programs and run the command again")
         self.code = code
 
 

@@ -49,12 +49,12 @@ class KVScales:
             raise ValueError(f"cannot be read ({type(error).__name__})") from None
         if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.shape != (2, *shape):
             kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else "several arrays"
-            raise ValueError(f"holds {kind} and not scales, float32 {[2, *shape]}")
+            raise ValueError(f"must be scales, float32 {[2, *shape]}, not {kind}")
         if not (np.isfinite(found) & (found > 0)).all():
-            raise ValueError("holds scales that are not above 0")
+            raise ValueError("scales must be finite and above 0")
         half = shape[2] // 2
         if not np.array_equal(found[0, ..., :half], found[0, ..., half:]):
-            raise ValueError("holds two scales for the halves of one rotary pair")
+            raise ValueError("the halves of a rotary pair must have the same scale")
         return cls(np.array(found[0]), np.array(found[1]))
 
     def save(self, path: Path) -> None:

@@ -142,9 +142,9 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if (largest := max(tokenizer.get_vocab().values(), default=0)) >= bundle.decoder.vocab:
-        raise BundleError(f"{path}: has token {largest} and the model embeds {bundle.decoder.vocab}; {again}")
+        raise BundleError(f"{path}: has token {largest}, but the model's vocabulary size is {bundle.decoder.vocab}; {again}")
     if chat.placeholder_id >= 0 and tokenizer.id_to_token(chat.placeholder_id) is None:
-        raise BundleError(f"{path}: has no token {chat.placeholder_id}, which stands for what is watched; {again}")
+        raise BundleError(f"{path}: has no token {chat.placeholder_id}, the video placeholder; {again}")
     return tokenizer
 
 

@@ -32,14 +32,14 @@ def check_int(**numbers: object) -> None:
     """Raise UserError for a number that is neither None nor an integer."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
-            raise UserError(f"{name} is an integer, not {number!r}")
+            raise UserError(f"{name} must be an integer, not {number!r}")
 
 
 def check_time(timestamp: object) -> None:
     """Raise UserError unless ``timestamp`` is a number of seconds below LATEST_S."""
     number = isinstance(timestamp, int | float | np.integer | np.floating) and not isinstance(timestamp, bool)
     if not number or not -LATEST_S < timestamp < LATEST_S:  # type: ignore[operator]
-        raise UserError(f"timestamp is a number of seconds, not {str(timestamp)[:40]}")
+        raise UserError(f"timestamp must be a number of seconds, not {str(timestamp)[:40]}")
 
 
 def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
@@ -123,12 +123,12 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
     limits = {name: value for name, value in given.items() if isinstance(value, int)}
     if not isinstance(policy, Retrieval):
         if limits:
-            raise UserError(f"{policy.name} retrieves nothing that it has evicted: leave out --store-bytes and --host-bytes")
+            raise UserError(f"policy {policy.name} does not retrieve evicted tokens; remove --store-bytes and --host-bytes")
         return None
     if writer is None:
         return Store(TEMPORARY, settings=StoreSettings(**limits))
     if writer.folder is None:
-        raise UserError(f"{policy.name} keeps a file beside its snapshots: with it, --state is a folder and no address")
+        raise UserError(f"policy {policy.name} keeps a file next to its snapshots; set --state to a folder, not a URL")
     path = writer.folder / STORE
     if not snapshots(writer.folder):
         path.unlink(missing_ok=True)
@@ -151,16 +151,17 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
     if not choices:
-        return create_policy(FALLBACK), f"auto: {FALLBACK} at budget {budget}, as none was measured on this model ({again})"
+        why = f"auto: {FALLBACK} at budget {budget}, because no policy was measured on this model ({again})"
+        return create_policy(FALLBACK), why
     choice = choices.nearest(budget)
     why = describe(choices, choice, budget, again)
     if missing := [name for name in evicting() if name not in choices.known]:
-        why += f"; newer and not compared: {', '.join(missing)} ({again})"
+        why += f"; not compared yet: {', '.join(missing)} ({again})"
     try:
         return create_policy(choice.chosen or FALLBACK), why
     except UserError:
         gone = f"{choice.chosen}, chosen at budget {choice.budget}, is not installed"
-        return create_policy(FALLBACK), f"auto: {FALLBACK} at budget {budget}, as {gone}; compare again ({again})"
+        return create_policy(FALLBACK), f"auto: {FALLBACK} at budget {budget}, because {gone}; compare again ({again})"
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
@@ -168,13 +169,13 @@ def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevl
     best, on = choice.best, f"on streams of {choices.frames} frames"
     on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:
-        why = f"auto: {FALLBACK} at budget {budget}, as none was clearly better {on}"
+        why = f"auto: {FALLBACK} at budget {budget}, because no policy was clearly better {on}"
     else:
         percent = choices.measure == "streamqa"
         value, low, high = ((100 if percent else 1) * number for number in (best.value, best.ci_low, best.ci_high))
-        numbers = f"{value:.1f} % of questions right [{low:.1f}, {high:.1f}]"
+        numbers = f"{value:.1f} % of questions correct [{low:.1f}, {high:.1f}]"
         numbers = numbers if percent else f"KL from full KV {value:.3f} nats [{low:.3f}, {high:.3f}]"
         why = f"auto: {best.policy} at budget {budget}, among the best {on}; {numbers}"
     if budget > FAR * choice.budget or choice.budget > FAR * budget:
-        why += f"; that budget is far from {budget}: compare at it ({again} --budget {budget})"
+        why += f"; that budget is far from {budget}: compare again ({again} --budget {budget})"
     return why

@@ -29,7 +29,7 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.packages import needs
 
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<name>[^:]*))?(?::(?P<options>.*))?", re.DOTALL)
-IN_FILE = "(one in a file is written ./mine.py:Mine)"
+IN_FILE = "(or a class in a file, as ./mine.py:Mine)"
 GROUPS = {
     "backbones": "Read a text model's decoder.",
     "engines": "Run a bundle's graphs on a backend.",
@@ -55,7 +55,7 @@ def load_class(group: str, name: str) -> Any:
     point = _own(group).get(name) or next(iter(entry_points(group=f"edgevlm.{group}", name=name)), None)
     kind = f"{group[:-3]}y" if group.endswith("ies") else group[:-1]
     if point is None:
-        raise UserError(f"there is no {kind} {name!r}; {nearest(name, names(group))} {IN_FILE}")
+        raise UserError(f"unknown {kind} {name!r}; {nearest(name, names(group))} {IN_FILE}")
     with needs(f"{kind} {name}", "".join(point.extras)):
         try:
             return point.load()
@@ -122,13 +122,13 @@ def _from_file(text: str) -> Any:
     assert found is not None
     path, name = Path(found["path"]).expanduser(), found["name"]
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+        raise UserError(f"{path}: file not found")
     module = _module(path.resolve())
     classes = [
         key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__
     ]
     if not name:
-        raise UserError(f"{path}: add a name to it; {nearest('', [f'{path}:{known}' for known in classes])}")
+        raise UserError(f"{path}: add a class name; {nearest('', [f'{path}:{known}' for known in classes])}")
     if not hasattr(module, name):
         raise UserError(f"{path} has no {name!r}; {nearest(name, classes)}")
     return getattr(module, name)

@@ -37,7 +37,7 @@ class Preprocessor:
 
     def __init__(self, spec: VisionSpec, *, bgr: bool = False) -> None:
         if spec.resample not in SUPPORT:
-            raise UserError(f"resampling {spec.resample!r} is not known; there are: {', '.join(SUPPORT)}")
+            raise UserError(f"unknown resampling {spec.resample!r}; choose from {', '.join(SUPPORT)}")
         self.spec, self._step = spec, -1 if bgr else 1
         self._mean = np.asarray(spec.mean, np.float32)[:, None, None]
         self._std = np.asarray(spec.std, np.float32)[:, None, None]
@@ -46,11 +46,11 @@ class Preprocessor:
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Resize and normalise a frame. Raises UserError for a frame that is not uint8 ``[H, W, 3]`` or is too large."""
         if not isinstance(frame, np.ndarray):
-            raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
+            raise UserError(f"a frame must be a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
-            raise UserError(f"a frame is uint8 RGB [H, W, 3], not {frame.dtype} {list(frame.shape)}")
+            raise UserError(f"a frame must be uint8 RGB [H, W, 3], not {frame.dtype} {list(frame.shape)}")
         if frame.shape[0] * frame.shape[1] > MOST_PIXELS or max(frame.shape) > MOST_EDGE:
-            limits = f"{MOST_PIXELS:,} pixels, and {MOST_EDGE:,} an edge, at most"
+            limits = f"at most {MOST_PIXELS:,} pixels, and {MOST_EDGE:,} per side"
             raise UserError(f"a frame of {frame.shape[1]}x{frame.shape[0]} is too large; {limits}")
         planes = np.ascontiguousarray(frame[..., :: self._step].transpose(2, 0, 1)).astype(np.float32)
         for rows, columns in self._resize(frame.shape[0], frame.shape[1]):

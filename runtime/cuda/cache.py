@@ -42,7 +42,7 @@ class CudaCache(KVCache):
 
     def __init__(self, *shape: Any, scales: KVScales | None = None, driver: Driver | None = None, **rotary: Any) -> None:
         if rotary.get("dtype") == "int8" or scales is not None:
-            raise UserError("the CUDA cache holds fp16 and fp32, not int8: export the model again with --kv fp16")
+            raise UserError("the CUDA cache supports fp16 and fp32, not int8; export the model again with --kv fp16")
         native = native_shape(*shape, **rotary)
         _native.Cache._bytes_for(*native)  # raises if an argument is invalid
         _native.Cache.__init__(self, *_ledger(*native))

@@ -75,7 +75,7 @@ class Driver:
         cuda.init()
         there = cuda.Device.count()
         if not 0 <= ordinal < there:
-            raise UserError(f"there is no CUDA device {ordinal}: the driver shows {there}; set CUDA_VISIBLE_DEVICES")
+            raise UserError(f"CUDA device {ordinal} not found among {there}; set CUDA_VISIBLE_DEVICES")
         device = cuda.Device(ordinal)
         version = cuda.get_driver_version()
         self.device = CudaDevice(
@@ -123,8 +123,8 @@ class Driver:
             if not isinstance(error.__cause__, self._cuda.MemoryError):
                 raise
             raise UserError(
-                f"{nbytes / 1e9:.2f} GB of {self.device.name} were asked for and {self.free_bytes() / 1e9:.2f} are free; give "
-                "a lower --budget, or end what else uses the device"
+                f"{self.device.name}: {nbytes / 1e9:.2f} GB requested, but {self.free_bytes() / 1e9:.2f} GB free; give "
+                "a lower --budget, or stop other programs on the device"
             ) from None
 
     def free(self, memory: DeviceMemory) -> None:
@@ -212,6 +212,5 @@ def open_driver(ordinal: int = 0) -> Driver:
         raise
     except Exception as error:  # with an old or missing driver, pycuda's errors have no common base class
         raise UserError(
-            f"no CUDA device can be used ({error}); edgevlm doctor lists what is missing, "
-            "--engine onnxruntime-cpu runs without one"
+            f"no CUDA device can be used ({error}); run edgevlm doctor to see what is missing, or use --engine onnxruntime-cpu"
         ) from error

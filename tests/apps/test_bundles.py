@@ -62,7 +62,7 @@ def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, capsys):
 @pytest.mark.parametrize("command", [["run", "--model"], ["plan"], ["export"], ["calibrate"]])
 def test_an_address_is_no_model_and_is_not_repeated(made, command):
     said = refused(*command, "https://u:secret@h/x")
-    assert said.endswith("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these\n")
+    assert said.endswith("a model cannot be a URL; give a folder, or ORG/NAME on the Hugging Face hub\n")
     assert "secret" not in said
 
 

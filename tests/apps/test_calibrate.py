@@ -108,7 +108,7 @@ def _records(journal):
         (["demo", "--frames", "3"], "3 frames are too few"),
         (["demo", "--frames", "100000"], "give fewer"),
         (["x" * 300], "File name too long"),
-        (["demo", "--out", "BUNDLE"], "a bundle is there already"),
+        (["demo", "--out", "BUNDLE"], "bundle already exists"),
         (["demo", "--out", "OUT", "--policies", "unifrom"], "did you mean 'uniform'"),
         (["demo", "--out", "OUT", "--policies", "oracle"], "--policies oracle: name policies that have a budget"),
         (["demo", "--out", "OUT", "--frames", "16", "--budget", "256"], "--budget 256: must lie within a clip's 256 tokens"),

@@ -141,14 +141,14 @@ def test_gptq_goes_on_where_it_was_stopped(exported, undisturbed, tmp_path, monk
     checkpoint, said = exported("llava", **SHAPE).checkpoint, []
     with pytest.raises(KeyboardInterrupt):
         export(checkpoint, tmp_path / "out", stop, said.append)
-    assert said == ["stopped; the same command continues from here"]
+    assert said == ["stopped; run the same command to continue"]
     assert len(list(tmp_path.iterdir())) == 1
     towers = watched(monkeypatch, vision, "write_vision")
     samples = watched(monkeypatch, gptq.activations, "sample_activations")
     layers = watched(monkeypatch, decoder, "_stored", lambda read, layer, layout, rows, turned, done: (layer, rows, done))
     rounded = watched(monkeypatch, rounding, "gptq", lambda weight, *_: weight)
     export(checkpoint, tmp_path / "out", notify=said.append)
-    assert said[1] == "continuing with what an export that was stopped has finished"
+    assert said[1] == "continuing the export that was stopped"
     again_rounded = [layer for layer, rows, done in layers if rows is not None and not done]
     assert (len(towers), len(samples), again_rounded) == again
     assert all(weight.any() for weight in rounded if len(weight) > PROBE), "zeros of a finished layer"

@@ -344,6 +344,6 @@ def test_a_pulled_manifest_names_plain_files(world, name):
     manifest = json.loads(files[MANIFEST])
     manifest["files"][name] = manifest["files"]["decoder.weights"]
     world.hub.add("shop/evil", {**files, MANIFEST: seal_manifest(manifest)})
-    with pytest.raises(UserError, match="which may lie outside the bundle folder"):
+    with pytest.raises(UserError, match="which may be outside the bundle folder"):
         fetch.fetch_start("shop/evil", quiet, quiet)
     assert world.hub.fetched() == [MANIFEST]

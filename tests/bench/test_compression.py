@@ -36,7 +36,7 @@ def test_a_json_line_for_each_policy_and_dtype(threads):
     assert kernels.threads() == 1
 
 
-@pytest.mark.parametrize(("policy", "said"), [("infinipot", "there is no policy"), ("rekv", "does not compress by itself")])
+@pytest.mark.parametrize(("policy", "said"), [("infinipot", "unknown policy"), ("rekv", "does not compress by itself")])
 def test_what_cannot_be_measured(policy, said):
     with pytest.raises(UserError, match=said):
         list(compression.compression([policy]))

@@ -13,5 +13,5 @@ from edgevlm.errors import UserError
 
 @pytest.mark.parametrize("measure", [camera, longrun, snapshot, questions, growth, cost, quality])
 def test_the_engine_named_is_loaded(measure):
-    with pytest.raises(UserError, match=r"nothing\.py: there is no such file"):
+    with pytest.raises(UserError, match=r"nothing\.py: file not found"):
         list(measure(engine="./nothing.py:Nothing"))

@@ -83,5 +83,5 @@ def test_the_choice_at_the_nearest_budget_is_run(opened, budget, policy, at):
 def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(bundle):
     with Session.open(bundle, policy="auto", budget=64) as session:
         assert session.policy == "infinipot-v"
-        lead = f"auto: infinipot-v at budget 64, as none was measured on this model (edgevlm calibrate {bundle})"
+        lead = f"auto: infinipot-v at budget 64, because no policy was measured on this model (edgevlm calibrate {bundle})"
         assert session.basis.startswith(f"{lead}; infinipot-v: default thresholds")

@@ -59,7 +59,7 @@ def test_a_copy_leaves_the_bundle_as_it_is(copy, made_up, tmp_path):
     assert not (copy / CALIBRATION).exists()
     assert Bundle.load(out).calibration() == made_up()
     assert (copy / "decoder.weights").stat().st_ino != (out / "decoder.weights").stat().st_ino
-    with pytest.raises(UserError, match="a bundle is there already"):
+    with pytest.raises(UserError, match="bundle already exists"):
         check_writable(Bundle.load(copy), out)
 
 
@@ -91,11 +91,11 @@ def test_a_read_only_bundle_is_one_line(copy):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"thresholds": [0.3, 0.2, 0.1]}, "do not rise"),
-        ({"cv": [0.1]}, "different length"),
+        ({"thresholds": [0.3, 0.2, 0.1]}, "must increase"),
+        ({"cv": [0.1]}, "differ in length"),
         ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "classes"),
         ({"deep_from": 6}, "layer classes"),
-        ({"clie": 3}, "an invalid clie"),
+        ({"clie": 3}, "or clie"),
     ],
 )
 def test_what_cannot_be_a_calibration_is_refused(copy, made_up, changes, says):

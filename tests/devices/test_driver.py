@@ -30,7 +30,7 @@ def test_caches_and_kernels_are_tested_on_this_device():
 
 
 def test_a_device_that_is_not_there_is_named():
-    with fake_devices(0), pytest.raises(UserError, match="there is no CUDA device 0: the driver shows 0"):
+    with fake_devices(0), pytest.raises(UserError, match="CUDA device 0 not found among 0"):
         Driver(0)
 
 
@@ -51,7 +51,7 @@ def test_memory_is_the_hosts_own_where_the_device_shares_it(integrated):
 
 
 def test_memory_that_is_not_there_is_one_line(device):
-    with pytest.raises(UserError, match=r"8\.00 GB of the CPU, as a CUDA device were asked for and 4\.\d\d are free"):
+    with pytest.raises(UserError, match=r"the CPU, as a CUDA device: 8\.00 GB requested, but 4\.\d\d GB free"):
         device.allocate(8 * 10**9)
 
 

@@ -145,5 +145,5 @@ def test_attention_mass_with_more_query_rows_than_a_batch(make, queries, own, dt
 
 
 def test_int8_is_refused(make):
-    with pytest.raises(UserError, match="holds fp16 and fp32, not int8"):
+    with pytest.raises(UserError, match="supports fp16 and fp32, not int8"):
         make(1, 1, 8, 4, inv_freq=np.ones(4), dtype="int8")

@@ -132,7 +132,7 @@ def test_a_step_that_does_not_fit_changes_nothing(runner: Runner) -> None:
 
 def test_engine_choice(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.load(exported("llava", **SHAPE).bundle)
-    with pytest.raises(UserError, match="there is no engine 'cuda'; did you mean 'onnxruntime-cuda'"):
+    with pytest.raises(UserError, match="unknown engine 'cuda'; did you mean 'onnxruntime-cuda'"):
         load_engine("cuda", bundle)
     for threads in (0, 257, 10**6):
         with pytest.raises(UserError, match=f"threads must be 1 to 256, not {threads}"):

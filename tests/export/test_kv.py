@@ -95,14 +95,14 @@ def _scales(change: Callable[[np.ndarray], Any]) -> Callable[[dict[str, Any], Pa
     ("change", "says"),
     [
         (lambda manifest, _: manifest["files"].pop(SCALES), "is not listed in bundle.json"),
-        (_scales(lambda x: x[:, :1]), "and not scales, float32"),
-        (_scales(lambda x: 0 * x), "scales that are not above 0"),
-        (_scales(lambda x: x * np.nan), "scales that are not above 0"),
+        (_scales(lambda x: x[:, :1]), "must be scales, float32"),
+        (_scales(lambda x: 0 * x), "scales must be finite and above 0"),
+        (_scales(lambda x: x * np.nan), "scales must be finite and above 0"),
         (
             _scales(lambda x: x * (np.arange(x.size) + 1).reshape(x.shape).astype(x.dtype)),
-            "two scales for the halves of one rotary pair",
+            "halves of a rotary pair must have the same scale",
         ),
-        (lambda manifest, _: manifest["decoder"].update(kv="fp8"), "keeps fp8 keys and this edgevlm knows fp32, fp16, int8"),
+        (lambda manifest, _: manifest["decoder"].update(kv="fp8"), "uses fp8 keys, but this edgevlm supports fp32, fp16, int8"),
     ],
 )
 def test_a_bundle_whose_scales_do_not_fit_is_refused(exported: Any, tmp_path: Path, change: Any, says: str) -> None:

@@ -124,7 +124,7 @@ def test_gemma_sees_whole_frames_and_windows_as_transformers_does(tmp_path: Path
         export_checkpoint(checkpoint, tmp_path / "engine", family=family, profile="tensorrt-10.3")
     whole = tmp_path / "whole.py"
     whole.write_text("from edgevlm.extend import OnnxRuntimeCpu\nclass Whole(OnnxRuntimeCpu):\n    by_layer = False\n")
-    with pytest.raises(UserError, match="its layers see windows or whole frames; run it on --engine onnxruntime-cpu"):
+    with pytest.raises(UserError, match="window or whole-frame attention requires --engine onnxruntime-cpu"):
         Model.load(tmp_path / "bundle", engine=f"{whole}:Whole", threads=1)
     model.close()
 

@@ -138,7 +138,7 @@ def test_what_was_finished_is_not_done_again(exported: Any, tmp_path: Path, monk
     export_checkpoint(made.checkpoint, target, notify=said.append)
     assert {name.split(".")[2] for name in read if name.startswith("text.layers")} == {"2"}
     assert "text.embed_tokens.weight" not in read
-    assert said[0] == "continuing with what an export that was stopped has finished"
+    assert said[0] == "continuing the export that was stopped"
     assert contents(target) == contents(made.bundle)
 
 
@@ -154,7 +154,7 @@ def test_an_interrupt_keeps_what_is_finished_and_a_failure_does_not(exported: An
 
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(made.checkpoint, tmp_path / "out", progress=stop(KeyboardInterrupt()), notify=said.append)
-    assert said == ["stopped; the same command continues from here"]
+    assert said == ["stopped; run the same command to continue"]
     assert len(leftovers(tmp_path)) == 1
     with pytest.raises(UserError):
         export_checkpoint(made.checkpoint, tmp_path / "out", progress=stop(UserError("NaN")))
@@ -182,7 +182,7 @@ def test_a_stale_one_is_thrown_away(exported: Any, tmp_path: Path, change: str) 
     if change == "checkpoint":
         os.utime(checkpoint / "model.safetensors", (1, 1))
     export_checkpoint(checkpoint, out / "bundle", st_spattn_from=1 if change == "options" else None, notify=said.append)
-    assert said[0] == "what an export of other settings, or of another checkpoint, left unfinished is thrown away"
+    assert said[0] == "discarding an unfinished export with different settings or of another checkpoint"
     assert leftovers(out) == []
 
 
@@ -239,7 +239,7 @@ def test_a_bundle_whose_replacement_was_killed_is_put_back(tmp_path: Path, loade
             Bundle.load(target)
     else:
         with (
-            pytest.raises(UserError, match="pass --force"),
+            pytest.raises(UserError, match="add --force"),
             files.atomic_directory(target, partial(check_target, force=False)),
         ):
             pass

@@ -334,7 +334,7 @@ def test_auto_encodes_what_changed_where_memory_allows_it(faked, tmp_path, monke
 def test_a_bundle_without_the_graph_says_so(model):
     if model.bundle.vision.changed is not None:
         pytest.skip("this one has it")
-    with pytest.raises(UserError, match="give --encode all, or export"):
+    with pytest.raises(UserError, match="use --encode all, or export"):
         opened(model, "changed")
 
 

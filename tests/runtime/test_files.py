@@ -35,7 +35,7 @@ def test_records_are_there_again(tmp_path):
             opened(path)
     with opened(path) as lines:
         assert lines.records == {0: {"stream": 0}, 1: {"stream": 1, "tokens": 7}}
-    with pytest.raises(UserError, match="is there already; add --resume"):
+    with pytest.raises(UserError, match="already exists; add --resume"):
         opened(path, resume=False)
 
 
@@ -68,7 +68,7 @@ def test_a_header_cut_short_by_a_kill_is_written_again(tmp_path):
 def test_other_and_damaged_files_are_not_touched(tmp_path, text):
     path = tmp_path / "notes.txt"
     path.write_text(text)
-    with pytest.raises(UserError, match="is not a journal of measurements"):
+    with pytest.raises(UserError, match="not a measurements journal"):
         opened(path)
     assert path.read_text() == text
 
@@ -76,7 +76,7 @@ def test_other_and_damaged_files_are_not_touched(tmp_path, text):
 def test_other_settings_are_refused_in_one_line(tmp_path):
     path = tmp_path / "run.jsonl"
     opened(path).close()
-    with pytest.raises(UserError, match=r"made with other settings \(seed 0 there, 1 now\)"):
+    with pytest.raises(UserError, match=r"written with different settings \(seed 0 there, 1 now\)"):
         JsonLines(path, HEADER | {"seed": "1"})
     with pytest.raises(UserError, match="cannot be written"):
         opened(tmp_path / "no" / "run.jsonl")

@@ -73,9 +73,9 @@ def test_our_own_name_stays_ours(package):
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(UserError, match="there is no engine 'tensort'; did you mean 'tensorrt'"):
+    with pytest.raises(UserError, match="unknown engine 'tensort'; did you mean 'tensorrt'"):
         load_class("engines", "tensort")
-    with pytest.raises(UserError, match="there is no policy 'zzzz'; there are: coreset, first-seen, full, "):
+    with pytest.raises(UserError, match="unknown policy 'zzzz'; choose from coreset, first-seen, full, "):
         load_class("policies", "zzzz")
 
 
@@ -101,8 +101,8 @@ def test_a_class_in_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [
-        ("{}/none.py:Mine", "", "none.py: there is no such file"),
-        ("{}/mine.py", MINE, "add a name to it; there are: .*mine.py:Mine"),
+        ("{}/none.py:Mine", "", "none.py: file not found"),
+        ("{}/mine.py", MINE, "add a class name; choose from .*mine.py:Mine"),
         ("{}/mine.py:Mien", MINE, "has no 'Mien'; did you mean 'Mine'?"),
         ("{}/mine.py:Mine", "x = 1\ny = x.z", "mine.py, line 2: AttributeError: 'int' object has no attribute 'z'"),
         ("{}/mine.py:Mine", "x = 1\ny = (", "mine.py, line 2: SyntaxError: "),

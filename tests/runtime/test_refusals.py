@@ -58,7 +58,7 @@ def test_a_time_that_is_none_takes_nothing_in(model, timestamp):
     with opened(model) as session:
         image = next(frames(1, model))
         for use in (lambda: session.watch(image, timestamp), lambda: session.skip(timestamp)):
-            with pytest.raises(UserError, match="timestamp is a number of seconds, not"):
+            with pytest.raises(UserError, match="timestamp must be a number of seconds, not"):
                 use()
         assert session.stats.frames == 0
         session.watch(image)
@@ -67,7 +67,7 @@ def test_a_time_that_is_none_takes_nothing_in(model, timestamp):
 
 @pytest.mark.parametrize(
     ("shape", "says"),
-    [((30_000, 30_000, 3), "30000x30000 is too large; 67,108,864 pixels"), ((0, 5, 3), r"not uint8 \[0, 5, 3\]")],
+    [((30_000, 30_000, 3), "30000x30000 is too large; at most 67,108,864 pixels"), ((0, 5, 3), r"not uint8 \[0, 5, 3\]")],
 )
 def test_a_frame_of_too_many_pixels_or_none_takes_nothing_in(model, shape, says):
     with opened(model) as session:
@@ -90,16 +90,16 @@ def test_what_cannot_be_asked(model):
         for settings, says in [
             ({"temperature": float("nan")}, "temperature"),
             ({"max_tokens": 0}, "1 to 8 tokens"),
-            ({"max_tokens": 2.5}, "max_tokens is an integer, not 2.5"),
-            ({"seed": 1.5}, "seed is an integer, not 1.5"),
+            ({"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
+            ({"seed": 1.5}, "seed must be an integer, not 1.5"),
         ]:
             with pytest.raises(UserError, match=says):
                 session.ask(QUESTION, **settings)
         with pytest.raises(UserError, match=r"'\\udce9', which is not valid Unicode"):
             session.ask("caf\udce9")
-        with pytest.raises(UserError, match="a question is text, not int"):
+        with pytest.raises(UserError, match="a question must be text, not int"):
             session.ask(3)
-        with pytest.raises(UserError, match=r"a frame is a numpy array.*not list"):
+        with pytest.raises(UserError, match=r"a frame must be a numpy array.*not list"):
             session.watch([[[0, 0, 0]]])
         greedy = session.ask(QUESTION, "one", max_tokens=4)
         assert greedy.text == session.ask(QUESTION, temperature=1e-320, max_tokens=4).text
@@ -147,5 +147,5 @@ def test_a_tokenizer_that_panics_or_takes_gigabytes_is_one_line(model, tmp_path)
     with pytest.raises(BundleError, match=r"tokenizer\.json: cannot be read \('range end index") as panic:
         Model.load(spoiled(model, tmp_path / "panics", tokenizer(type="BPE", vocab={"a": 0, "b": 1}, merges=[["a", "b"]])))
     assert "\n" not in str(panic.value)
-    with pytest.raises(UserError, match=r"does not read this text \(WordLevel error: Missing \[UNK\]"):
+    with pytest.raises(UserError, match=r"cannot encode this text \(WordLevel error: Missing \[UNK\]"):
         encode(Tokenizer(WordLevel({"a": 0}, unk_token="?")), "b")

@@ -234,8 +234,8 @@ def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypa
         free = 0.9
         watch(7 + 4 + 2 + 1 + 1)
         assert appended == [8, 8, 4, 2, 1, 1], "a chunk that has begun is finished"
-        assert [line[:15] for line in said] == ["memory is short"] * 3
-        assert "frames are taken in 4 at a time, not 8" in said[0]
+        assert [line[:13] for line in said] == ["memory is low"] * 3
+        assert "processing 4 frames at a time instead of 8" in said[0]
         free = 1.5
         watch(2)
         assert appended[-2:] == [1, 1], "between the two thresholds nothing changes"
@@ -243,7 +243,7 @@ def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypa
         watch(2 + 4 + 8)
         assert appended[-3:] == [2, 4, 8]
         assert released == [False, False, *[True] * 8, False]
-        assert said[3:] == ["there is enough memory again: frames are taken in 8 at a time"]
+        assert said[3:] == ["enough memory is free again: processing 8 frames at a time"]
 
 
 def test_a_limit_on_the_group_of_this_process_or_on_one_around_it_counts(tmp_path, monkeypatch):

@@ -131,7 +131,7 @@ def test_apprise_sends_words_and_a_picture(receiver):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kind": "webhok", "url": "http://x"}, "there is no sink 'webhok'; did you mean 'webhook'?"),
+        ({"kind": "webhok", "url": "http://x"}, "unknown sink 'webhok'; did you mean 'webhook'?"),
         ({"kind": "webhook"}, "sinks.webhook: url: is missing"),
         ({"kind": "webhook", "url": "http://x", "secrt": "y"}, "secrt: there is no such option; did you mean 'secret'?"),
         ({"kind": "webhook", "url": "http://x", "secret": "y"}, "secret: give env:NAME or file:PATH"),

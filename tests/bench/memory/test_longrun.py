@@ -80,5 +80,5 @@ def test_the_command_prints_lines_and_refuses_what_is_no_policy():
     page = CliRunner().invoke(app, typed[:-2], catch_exceptions=False).stdout
     assert "ttft ms p50" in page
     assert "now 3/3" in page or "now 2/2" in page
-    with pytest.raises(UserError, match="there is no policy 'nothing'"):
+    with pytest.raises(UserError, match="unknown policy 'nothing'"):
         CliRunner().invoke(app, ["bench", "memory", "longrun", "--policy", "nothing"], catch_exceptions=False)

@@ -125,7 +125,7 @@ def test_ctrl_c_keeps_what_is_there_and_what_began_again_counts_once(tmp_path):
 
 def test_two_at_once_are_refused(tmp_path):
     (tmp_path / "out").mkdir()
-    with JsonLines(tmp_path / "out/results.jsonl"), pytest.raises(UserError, match="another process is writing there"):
+    with JsonLines(tmp_path / "out/results.jsonl"), pytest.raises(UserError, match="another process is writing this file"):
         go(tmp_path)
 
 

@@ -114,14 +114,14 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
     started.wait()
     before = [json.loads(line) for line in out.read_text().splitlines()[1:] if line.endswith("}")]
     assert 2 <= len(before) < 5
-    with pytest.raises(UserError, match="is there already; add --resume"):
+    with pytest.raises(UserError, match="already exists; add --resume"):
         invoke("ovobench", data, "--out", str(out), "--fps", "5")
     went_on = lines_of(invoke("ovobench", data, "--out", str(out), "--fps", "5", "--resume", "--json"))
     after = [json.loads(line) for line in out.read_text().splitlines()[1:]]
     assert after[: len(before)] == before
     assert len({record["record"] for record in after}) == len(after) == 5
     assert went_on == lines_of(invoke("ovobench", data, "--fps", "5", "--json"))
-    with pytest.raises(UserError, match=r"made with other settings \(fps 5.0 there, 1.0 now\)"):
+    with pytest.raises(UserError, match=r"written with different settings \(fps 5.0 there, 1.0 now\)"):
         invoke("ovobench", data, "--out", str(out), "--fps", "1", "--resume")
 
 
