@@ -140,7 +140,7 @@ def _measure(
         try:
             scales = KVScales.load(folder / SCALES, (spec.layers, spec.kv_heads, spec.head_dim))
         except (FileNotFoundError, ValueError):
-            progress("measuring how far keys and values reach")
+            progress("measuring KV scales")
             beginnings = chain.from_iterable(islice(clip.frames, SCALE_FRAMES) for clip in clips)
             scales = measured_scales(model.bundle, beginnings, SCALE_FRAMES * len(clips), request.threads)
             scales.save(folder / SCALES)

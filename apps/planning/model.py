@@ -143,7 +143,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
         backbone = family.backbone or text_backbone(str(text["model_type"]))
         floats = backbone.left_in_float(checkpoint, backbone.shape(text, model.tied)) if checkpoint.tensors else 0
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise UserError(f"{where}: cannot be understood ({error!r})") from None
+        raise UserError(f"{where}: invalid or missing setting ({error!r})") from None
     return replace(model, precision=PREQUANTISED, group=packing.group, floats=floats)
 
 

@@ -121,7 +121,7 @@ def test_a_head_is_tied_as_an_export_finds_it(exported, tmp_path, stored, tied):
     [
         ({"model_type": "llava_onevison"}, "is not supported, only llava, "),
         ({"text_config": {"model_type": "gpt2"}}, "text backbone 'gpt2' is not supported"),
-        ({"vision_config": {"model_type": "siglip_vision_model", "hidden_size": None}}, "cannot be understood"),
+        ({"vision_config": {"model_type": "siglip_vision_model", "hidden_size": None}}, "invalid or missing setting"),
         ({"text_config": []}, "text_config: Input should be an object"),
     ],
 )
