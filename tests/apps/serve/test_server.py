@@ -299,7 +299,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path, demo, monkeypatch):
     monkeypatch.chdir(tmp_path)
     taken = edgevlm("serve", "--state", tmp_path / "s", "--port", demo.port)
     assert (taken.returncode, taken.stderr.count("\n")) == (2, 2)
-    assert "edgevlm.toml is not read" in taken.stderr
+    assert "edgevlm.toml is ignored" in taken.stderr
     assert f"--port {demo.port}" in taken.stderr
 
 

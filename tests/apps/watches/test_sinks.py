@@ -135,7 +135,7 @@ def test_apprise_sends_words_and_a_picture(receiver):
         ({"kind": "webhook"}, "sinks.webhook: url: is missing"),
         ({"kind": "webhook", "url": "http://x", "secrt": "y"}, "secrt: there is no such option; did you mean 'secret'?"),
         ({"kind": "webhook", "url": "http://x", "secret": "y"}, "secret: give env:NAME or file:PATH"),
-        ({"kind": "webhook", "url": "env:EDGEVLM_NOT_SET"}, "the variable EDGEVLM_NOT_SET is not set"),
+        ({"kind": "webhook", "url": "env:EDGEVLM_NOT_SET"}, "environment variable EDGEVLM_NOT_SET is not set"),
         ({"kind": "exec", "command": "/no/such/program x"}, "there is no such program"),
         ({"kind": "apprise", "url": "nosuch://secret"}, "nosuch:// is not an address that it knows"),
         ({"kind": "mqtt", "url": "ssl://user:secret@host:8883"}, "ssl://***@host:8883: give an address like"),
