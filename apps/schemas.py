@@ -68,26 +68,26 @@ class Answer(Timed):
     evidence: list[Moment] = field("The frames on which the answer is based, best first; empty if evidence_held is false.")
     evidence_held: bool | None = field("False if the answer's frames are no longer in memory; null if unknown.")
     model_fits_source: bool = field("False if the demo model watches anything but the demo world: the answer is a guess.")
-    truth: str = maybe("The right answer; only for the demo's own questions.")
+    truth: str = maybe("The correct answer; only for the demo's own questions.")
 
 
 class Stats(Timed):
     frames: int = field("Frames watched.")
-    dropped: int = field("Frames that were due and were lost.")
+    dropped: int = field("Frames that were due but were dropped.")
     drops: dict[str, Any] = field("Dropped frames by cause: replaced, corrupt, keyframe, repeated, late.")
     fps: float = field("Frames watched per second since the last line; in a summary, over the whole run.")
-    policy: str = field("The policy in use; under auto, the one it chose.")
+    policy: str = field("The policy in use; with auto, the policy that it chose.")
     cache_tokens: int = field("Vision tokens held in the fullest layer.")
     cache_bytes: int = field("Size of the KV cache, in bytes; allocated once.")
-    appended: float = field("Fraction of the frames' tokens that entered the memory; 1 with --append all.")
+    appended: float = field("Fraction of the frames' tokens that were appended to the cache; 1 with --append all.")
     encoded: float = field("Fraction of the frames' patches that were encoded; 1 with --encode all.")
-    compressions: int = field("How often the policy has compressed the cache.")
-    compress_ms: float = field("Milliseconds spent on compression in total.")
+    compressions: int = field("Number of times that the policy has compressed the cache.")
+    compress_ms: float = field("Total time spent on compression, in milliseconds.")
     rss_bytes: int = field("Resident memory of the process, in bytes.")
     source_state: str = field("initialising, running, stalled, reconnecting, ended or failed.")
     source_problem: str | None = field("Why the source is not running, without credentials.")
-    reconnects: int = field("How often the source delivered frames again after it lost its connection.")
-    store: dict[str, Any] = maybe("A retrieval policy's bytes off the device, and its counters; only with such a policy.")
+    reconnects: int = field("Number of times that the source delivered frames again after a lost connection.")
+    store: dict[str, Any] = maybe("A retrieval policy's bytes off the device, and its counters; missing for other policies.")
 
 
 class Summary(Stats):
@@ -95,7 +95,7 @@ class Summary(Stats):
 
 
 class Serving(Timed):
-    url: str = field("The server's address. This line is printed first, once the server answers.")
+    url: str = field("The server's address. This is the first line, printed once the server answers.")
 
 
 class Config(Timed):
@@ -123,7 +123,7 @@ class Line(Record):
 
 class Forgotten(Record):
     stream: str = field("The camera; empty for events of all cameras.")
-    rows: int = maybe("Rows deleted from memory, in the layer that lost most.")
+    rows: int = maybe("Rows deleted from memory, in the layer with the most deletions.")
     thumbnails: int = maybe("Thumbnails deleted.")
     snapshots: int = maybe("Snapshots deleted, with --all in a folder.")
     events: int = maybe("Events of watches deleted.")
@@ -150,14 +150,14 @@ class Plan(Record):
     runtime_mb: float = field("Libraries, graphs and sessions, in 10^6 bytes.")
     snapshots_mb: float = field("Copies that a server's snapshots are written from; 0 without --cameras, in 10^6 bytes.")
     total_mb: float = field("The sum of the plan's sizes, in 10^6 bytes.")
-    usable_mb: float = field("The device's memory less what the system uses, in 10^6 bytes.")
-    export_peak_mb: float = field("Memory that edgevlm export takes, in 10^6 bytes.")
-    build_peak_mb: float = field("Memory that edgevlm build takes, in 10^6 bytes; 0 if nothing is built.")
+    usable_mb: float = field("The device's memory minus what the system uses, in 10^6 bytes.")
+    export_peak_mb: float = field("Peak memory of edgevlm export, in 10^6 bytes.")
+    build_peak_mb: float = field("Peak memory of edgevlm build, in 10^6 bytes; 0 if nothing is built.")
     fits: bool = field("Whether total_mb fits in usable_mb.")
-    prefill_fps: float = field("Most frames per second, with the cache full.")
+    prefill_fps: float = field("Maximum frames per second, with a full cache.")
     ttft_ms: float = field("Time to first token, in milliseconds.")
-    tokens_per_s: float = field("Tokens of an answer per second.")
-    j_per_frame: float | None = field("Upper bound of the energy of a frame, in joules; null if the power is not known.")
+    tokens_per_s: float = field("Tokens generated per second in an answer.")
+    j_per_frame: float | None = field("Upper bound of the energy per frame, in joules; null if the power is unknown.")
     bound_by: str = field("The bottleneck: vision, compute, memory bandwidth or memory size.")
     model: str = field("The model's name.")
     family: str = field("Model family.")
@@ -170,33 +170,33 @@ class Plan(Record):
     keeps_up: bool = field("Whether camera_fps reaches fps.")
     largest_budget: int = field("Largest budget that fits and keeps up; 0 if none does.")
     largest_fps: float = field("prefill_fps where it fits, else 0.")
-    tokens_per_frame: float = field("Rows of the cache that a frame and the text around it take.")
-    vision_ms: float = field("Tower's time per frame, in milliseconds.")
-    prefill_ms: float = field("Decoder's time per frame, in milliseconds.")
-    compression_ms: float = field("Compression's time per frame, in milliseconds.")
+    tokens_per_frame: float = field("Cache rows used by a frame and the text around it.")
+    vision_ms: float = field("Time of the vision tower per frame, in milliseconds.")
+    prefill_ms: float = field("Time of the decoder per frame, in milliseconds.")
+    compression_ms: float = field("Time of compression per frame, in milliseconds.")
     cameras: int = field("Cameras on the model; with more than one, sizes and prefill_fps are those of all cameras together.")
-    camera_mb: float = field("Memory that one more camera of edgevlm serve takes, in 10^6 bytes.")
-    question_mb: float = field("The largest amount of memory that a long question takes while it is answered, in 10^6 bytes.")
+    camera_mb: float = field("Memory that each further camera of edgevlm serve uses, in 10^6 bytes.")
+    question_mb: float = field("Peak memory that a long question uses while it is answered, in 10^6 bytes.")
     camera_fps: float = field("prefill_fps for each camera.")
-    largest_cameras: int = field("Most cameras of edgevlm serve that fit and keep up, 256 at most.")
+    largest_cameras: int = field("Maximum number of cameras of edgevlm serve that fit and keep up; at most 256.")
 
 
 class Model(Record):
     model: str = field("The model's name on the Hugging Face Hub.")
     family: str = field("Model family.")
     licence: str = field("Licence of the model's weights.")
-    checked: list[str] = field("The facts that were looked up: licence, geometry. The other facts are from memory.")
-    parameters: int = field("Weights that a stream uses.")
+    checked: list[str] = field("The facts that were looked up: licence, geometry. The other facts are unverified.")
+    parameters: int = field("Number of weights that a stream uses.")
     measured: bool = field(
-        "Whether we have run the model's real weights. If not, the fields after this one are predictions of plan."
+        "Whether the model was run with its real weights. If not, the fields after this one are predictions of edgevlm plan."
     )
     device: str = field("The device that the engine was planned for.")
     precision: str = field("Precision chosen for the decoder's weights.")
     kv: str = field("Precision of keys and values.")
     budget: int = field("Vision tokens kept per layer.")
     total_mb: float = field("Memory of a stream, in 10^6 bytes.")
-    fits: bool = field("Whether the model fits in the memory that the system leaves.")
-    fps: float = field("Most frames per second.")
+    fits: bool = field("Whether the model fits in the memory not used by the system.")
+    fps: float = field("Maximum frames per second.")
     keeps_up: bool = field("Whether it fits and keeps up with --fps.")
 
 
@@ -219,7 +219,7 @@ class Camera(Record):
 
 class Power(Record):
     time_s: float = field("Seconds since the command started.")
-    watts: float | None = field("Mean power since the last line: the sum of the summed rails; null if not measured.")
+    watts: float | None = field("Mean power since the last line, over the rails that are summed; null if not measured.")
     rails: dict[str, Any] = field("Watts of each rail; null where it was not measured.")
     mode: str | None = field("A Jetson's power mode.")
     clocks_mhz: dict[str, Any] = field("Clocks of GPU, memory and first CPU core, in MHz.")
@@ -228,16 +228,16 @@ class Power(Record):
 
 
 class Energy(Record):
-    meter: str = field("The meter that measured.")
-    joules: float | None = field("Energy in total; null if not measured throughout.")
+    meter: str = field("The power meter that was used.")
+    joules: float | None = field("Total energy; null if not measured all the time.")
     watts: float | None = field("Mean power.")
     summed: list[str] = field("The rails whose sum is the total.")
     rails: dict[str, Any] = field("Per rail: joules, and gap_s, seconds without a reading.")
 
 
 class Policy(Record):
-    policy: str = field("The name.")
-    paper: str = field("Where it was published.")
+    policy: str = field("The policy's name.")
+    paper: str = field("Where the policy was published.")
     idea: str = field("What the policy keeps.")
     settings: list[dict[str, Any]] = field("Per setting: name, default, choices and meaning.")
     ours: str = field("How the policy differs from the paper; may be empty.")
@@ -286,7 +286,7 @@ class Snapshot(Record):
     time_s: float = maybe("Stream time of the newest frame, in seconds.")
     waiting: int = maybe("Frames of an unfinished chunk.")
     rows: int = maybe("Tokens in the fullest layer.")
-    compressions: int = maybe("How often the policy has compressed the cache.")
+    compressions: int = maybe("Number of times that the policy has compressed the cache.")
     turns: dict[str, Any] = maybe("Turns of each conversation.")
 
 
@@ -301,7 +301,7 @@ def record(name: str, kind: Any, /, *, optional: bool = False, without: str = ""
     return create_model(name, __base__=Record, **fields)
 
 
-MEASURE = (str, field("kl (divergence from full KV, in nats) or streamqa (questions answered right)."))
+MEASURE = (str, field("kl (divergence from full KV, in nats) or streamqa (questions answered correctly)."))
 BUDGET = (int, field("Vision tokens per layer."))
 Calibration = record("Calibration", calibration.Calibration, optional=True, bundle=(str, field("The bundle that was written.")))
 Candidate = record("Candidate", calibration.Candidate, budget=BUDGET, measure=MEASURE)
@@ -314,7 +314,7 @@ EncodeChoice = record("EncodeChoice", calibration.EncodeChoice, without="trials"
 class Skipped(Record):
     budget: int = field("Vision tokens per layer.")
     policy: str = field("A policy that was not measured at this budget.")
-    reason: str = field("Why.")
+    reason: str = field("Why the policy was not measured.")
 
 
 class Choice(Record):

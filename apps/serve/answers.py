@@ -35,7 +35,7 @@ class Stream(Named):
     policy: str = maybe("The policy in use. In a cluster this and other fields are missing while the camera is not open.")
     budget: int = maybe("Vision tokens kept per layer.")
     fps: float = field("Frames per second asked for.")
-    frames_watched: int = maybe("Frames that the memory has watched, including before a restart.")
+    frames_watched: int = maybe("Frames watched, including before a restart.")
     watched_fps: float = maybe("Frames per second that the model watches.")
     skipped_fps: float = maybe("Frames per second that are skipped because the model is busy.")
     state: str = field("initialising, running, stalled, reconnecting, ended, failed, paused or, in a cluster, starting.")
@@ -44,8 +44,8 @@ class Stream(Named):
     frame_time: str | None = maybe("Wall-clock time of the newest frame: RFC 3339, UTC.")
     stats: dict[str, Any] | None = maybe("The figures of the stats line of edgevlm run --json; null before the first.")
     node: str | None = maybe("In a cluster: the node that watches the camera.")
-    epoch: int | None = maybe("In a cluster: how many times the camera was assigned a node.")
-    lost_s: float | None = maybe("In a cluster: seconds that were not watched in the camera's last move.")
+    epoch: int | None = maybe("In a cluster: how many times the camera was assigned to a node.")
+    lost_s: float | None = maybe("In a cluster: seconds not watched during the camera's last move.")
 
 
 class Policy(Named):
@@ -88,7 +88,7 @@ class WatchState(WatchSettings, Named):
 
 class Forgotten(Record):
     object: str = field("forget.")
-    streams: dict[str, dict[str, int]] = field("Numbers of deleted rows, thumbnails, events, journal lines etc., by camera.")
+    streams: dict[str, dict[str, int]] = field("By camera, the number of deleted rows, thumbnails, events, journal lines etc.")
     waiting: list[str] = maybe("In a cluster: absent nodes and unopened cameras; they delete the period later.")
 
 

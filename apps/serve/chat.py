@@ -206,7 +206,7 @@ class StructuredOutputs(Strict):
 
 def one_answer(number: int | None) -> int | None:
     if number not in (None, 1):
-        raise ValueError("a request has one answer; send it again, with another seed, for another")
+        raise ValueError("must be 1; for another answer, send the request again with another seed")
     return number
 
 
@@ -272,7 +272,7 @@ class ChatRequest(Asked):
             field, kind, form = self._restriction
             with wrong(field):
                 if form is None:
-                    raise UserError("give the schema")
+                    raise UserError("schema is missing; add json_schema.schema")
                 given["logits_processor"] = kind(stream.model, form)
         pictures, ignored = self._pictures(stream, settings, asked)
         return given | ({"pictures": pictures} if pictures else {}), ignored
@@ -331,8 +331,8 @@ class ChatRequest(Asked):
                 continue
             with wrong(field):
                 if len(shown) == most:
-                    why = "server.max_pictures" if most == settings.max_pictures else "no more have room beside its text"
-                    raise UserError(f"a question shows {most} pictures at most ({why})")
+                    why = "server.max_pictures" if most == settings.max_pictures else "no room left by its text"
+                    raise UserError(f"a question can contain at most {most} pictures (limit: {why})")
                 if part.is_picture:
                     images = [media.read_picture(part.url, settings)]
                 else:
@@ -356,7 +356,7 @@ class ChatRequest(Asked):
             name = self.tool_choice.function.name
             given = [each for each in given if each.name == name]
             if not given:
-                raise FieldError("tool_choice", f"there is no tool {name!r} among tools")
+                raise FieldError("tool_choice", f"tool {name!r} not found in tools; add it there")
         return given
 
     @property
@@ -372,7 +372,7 @@ class ChatRequest(Asked):
         last, is_demo = self.messages[-1], stream.model.is_demo
         shows = isinstance(last.content, list) and not all(part.is_text for part in last.content)
         if last.role == "user" and not (shows or last.text.strip()):
-            raise FieldError("messages", "the last message has neither a text nor a picture")
+            raise FieldError("messages", "the last message contains no text or picture; add one")
         ignored = [*self._without_effect(stream)]
         if is_demo:  # the demo model was trained on single questions, not on conversations
             asked = next((place for place in range(len(self.messages) - 1, -1, -1) if self.messages[place].role == "user"), 0)
@@ -435,7 +435,7 @@ def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def one_prompt(given: Any) -> Any:
     if isinstance(given, list) and len(given) != 1:
-        raise ValueError("give one text; a request has one answer")
+        raise ValueError("must be one text; send a request for each text")
     return given[0] if isinstance(given, list) else given
 
 
@@ -460,5 +460,5 @@ def stream_of(url: str) -> tuple[str, dict[str, str]]:
     match = re.fullmatch(r"(?i:edgevlm)://([^/?#]+)/?(?:\?([^#]*))?", url)
     window = dict(parse_qsl(match[2] or "", keep_blank_values=True)) if match else {}
     if match is None or window.keys() - {"since", "until"} or not all(0 < len(text) <= 40 for text in window.values()):
-        raise FieldError("video_url.url", "give a stream of this server: edgevlm://NAME, or edgevlm://NAME?since=10m&until=5m")
+        raise FieldError("video_url.url", "not a stream's address; use edgevlm://NAME or edgevlm://NAME?since=10m&until=5m")
     return unquote(match[1]), window

@@ -29,7 +29,7 @@ def questions(typed: str | None) -> Iterator[str]:
         yield str(typed)
         return
     if sys.stdin.isatty():
-        raise UserError("give a question: edgevlm ask 'who came in?'")
+        raise UserError("the question is missing; add it: edgevlm ask 'who came in?'")
     for line in sys.stdin.buffer:
         if line.strip():
             yield line.decode(errors="replace").strip()
@@ -58,7 +58,7 @@ def ask_server(
                 if not as_json:
                     to_stdout(piece, end="")
         else:
-            raise UserError(f"{mask_credentials(url)}: the server went away in the middle of an answer; ask again")
+            raise UserError(f"{mask_credentials(url)}: the server closed the connection during the answer; ask again")
         if as_json:
             fields = {
                 name: extension.get(name) for name in ("stream", "time_s", "ttft_ms", "evidence_held", "model_fits_source")
@@ -83,7 +83,7 @@ def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> d
     with replied(url, key_file, "/v1/forget", {**body, "confirm": True}) as response:
         done = json.loads(response.read())
         if waiting := done.get("waiting"):
-            to_stderr(f"still to be forgotten, once they are back: {', '.join(waiting)}")
+            to_stderr(f"unavailable now, will delete once available again: {', '.join(waiting)}")
         return dict(done["streams"])
 
 
@@ -103,7 +103,7 @@ def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_j
             for seen in [seen for seen in each["evidence"] if seen.get("jpeg_url")][:1]:
                 to_stdout(f"  {mask_credentials(url).rstrip('/')}{seen['jpeg_url']}")
         if not found["data"]:
-            to_stderr(f"nothing happened since {clock_time(moment(found['since']))}: no watch was open, no line was written")
+            to_stderr(f"nothing happened since {clock_time(moment(found['since']))}: no watch was open and no line was written")
 
 
 def journal_of(url: str, query: Mapping[str, str], key_file: Path | None) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ def replied(
     if key_file is not None:
         key = secret(f"file:{key_file}")
         if not (key.isascii() and key.isprintable()):
-            raise UserError(f"--key-file {key_file}: give one line of ASCII")
+            raise UserError(f"--key-file {key_file}: must contain one line of ASCII text")
         headers["authorization"] = f"Bearer {key}"
     try:
         address = (url if "://" in url else f"http://{url}").rstrip("/") + path
@@ -136,12 +136,14 @@ def replied(
                 why = json.loads(response.read())["error"]["message"]
                 if response.status_code == 401:
                     why = (
-                        "the server needs its key: give --key-file FILE" if key_file is None else f"{key_file} has another key"
+                        "the server requires a key; add --key-file FILE"
+                        if key_file is None
+                        else f"the key in {key_file} is wrong"
                     )
                 raise UserError(f"{shown}: {why}")
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-        raise UserError(f"--url {shown}: give an address like http://127.0.0.1:8000") from None
+        raise UserError(f"--url {shown}: invalid URL; use one like http://127.0.0.1:8000") from None
     except (OSError, httpx.HTTPError) as error:
-        raise UserError(f"{shown}: no answer ({error}); is edgevlm serve running there?") from None
+        raise UserError(f"{shown}: no answer ({error}); check that edgevlm serve is running there") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise UserError(f"{shown}: this is not an edgevlm server; give its address as --url") from None
+        raise UserError(f"{shown}: not an edgevlm server; set --url to the server's address") from None

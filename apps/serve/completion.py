@@ -70,9 +70,9 @@ class Completion:
         """Return the error for an answer that was cancelled by another request or by the server's shutdown."""
         name = self.stream.name
         if self.stream.closed:
-            why = f"{name} was switched, forgotten, opened again or removed before the answer was complete; ask again"
+            why = f"{name} was changed, forgotten, reopened or removed before the answer was complete; ask again"
             return ApiError(409, why, "conflict", "model")
-        return ApiError(503, f"the server ends before {name} has answered; ask again in a moment", "not_ready")
+        return ApiError(503, f"the server shut down before {name} had answered; ask again in a moment", "not_ready")
 
     @property
     def _window_field(self) -> str:

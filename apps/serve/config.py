@@ -173,7 +173,7 @@ def by_id(cameras: Any) -> Any:
         if name != key and isinstance(settings, dict):
             called = {"name": key, **settings}
         if name in found:
-            raise ValueError(f"two have the id {name}; give one of them another name")
+            raise ValueError(f"duplicate id {name!r}; rename one")
         found[name] = called
     return found
 
@@ -210,18 +210,18 @@ class ServeConfig(Section):
     @model_validator(mode="after")
     def _names(self) -> ServeConfig:
         if is_address(self.state or "."):
-            raise ValueError("state: a server keeps its state in a folder; give the address as snapshots")
+            raise ValueError("state: must be a folder; set the address as snapshots instead")
         if not is_address(self.snapshots or "s3://"):
-            raise ValueError("snapshots: give an address, like s3://bucket/shop; a folder is what state takes")
+            raise ValueError("snapshots: must be an address like s3://bucket/shop; set a folder as state instead")
         known = {"sinks": [each.name or each.kind for each in self.sinks], "cameras": list(self.cameras)}
         called = [watch.name for watch in self.watches]
         for watch in self.watches:
             if called.count(watch.name) > 1:
-                raise ValueError(f"watches: two are called {watch.name}; give one of them another name")
+                raise ValueError(f"watches: duplicate name {watch.name!r}; rename one")
             for kind, names in known.items():
                 for name in getattr(watch, kind):
                     if name not in names and (names or kind == "sinks"):
-                        raise ValueError(f"watches: {watch.name}: there is no {kind[:-1]} {name!r}; {nearest(name, names)}")
+                        raise ValueError(f"watches: {watch.name}: {kind[:-1]} {name!r} not found; {nearest(name, names)}")
         return self
 
     def camera(self, settings: CameraSettings) -> CameraSettings:
@@ -234,9 +234,9 @@ def server_key(server: ServerSettings) -> str | None:
     """Return the key that clients must send. Raises UserError for an invalid key, or if others can connect without a key."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
-        raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")
+        raise UserError(f"--host {server.host} accepts connections from other machines; set a key with --key-file")
     if key is not None and (len(key) < 8 or not (key.isascii() and key.isprintable())):
-        raise UserError("the server's key: give 8 or more ASCII characters on one line, like those of: openssl rand -hex 16")
+        raise UserError("server key: must be 8 or more ASCII characters on one line; make one with: openssl rand -hex 16")
     return key
 
 
@@ -247,7 +247,7 @@ def as_far_as_running(before: ServeConfig, wanted: ServeConfig) -> tuple[ServeCo
     waits = [name for name, value in kept.items() if getattr(wanted, name) != value]
     waits += [f"server.{name}" for name, value in kept_of_server.items() if getattr(wanted.server, name) != value]
     config = wanted.model_copy(update={**kept, "server": wanted.server.model_copy(update=kept_of_server)})
-    return config, [f"{name}: it changes when the server is restarted" for name in waits]
+    return config, [f"{name}: restart the server to apply the change" for name in waits]
 
 
 def settings_of(
@@ -269,7 +269,7 @@ def settings_of(
         match = None if is_pipeline(source) else re.fullmatch(r"([^\W_][\w -]{0,99})=(.+)", source)
         name, source = (match[1], match[2]) if match else ("demo" if source == "demo" else "camera", source)
         if match and name in named:
-            raise UserError(f"--camera {name}=: two cameras have this name; give each its own")
+            raise UserError(f"--camera {name}=: duplicate camera name; rename one")
         same = sum(re.fullmatch(rf"{name}(-\d+)?", each) is not None for each in named)
         named[f"{name}-{same + 1}" if same else name] = {"source": source}
     _put(values, {"cameras": named})
@@ -284,7 +284,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not valid TOML ({error})") from None
+        raise UserError(f"{path}: not valid TOML ({error})") from None
 
 
 class ConfigError(UserError):
@@ -368,7 +368,7 @@ def _assignment(text: str) -> dict[str, Any]:
     for line in (text, f"{name}={json.dumps(value.strip())}") if equals else ():
         with suppress(tomllib.TOMLDecodeError):
             return tomllib.loads(line)
-    raise UserError(f"--set {text}: give KEY=VALUE, like server.max_rate=30")
+    raise UserError(f"--set {text}: must be KEY=VALUE, for example server.max_rate=30")
 
 
 def _put(values: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -378,4 +378,4 @@ def _put(values: dict[str, Any], more: Mapping[str, Any]) -> None:
         elif isinstance(table := values.setdefault(name, {}), dict):
             _put(table, value)
         else:
-            raise UserError(f"{name}: is a table; give {name}.KEY=VALUE")
+            raise UserError(f"{name}: is a table; set {name}.KEY=VALUE")

@@ -82,7 +82,7 @@ def _as_api_error(error: Exception) -> ApiError:
     if not isinstance(error, StarletteHTTPException):
         return ApiError(500, f"unexpected {type(error).__name__}", "internal_error")
     if error.status_code == 400:  # Python's JSON parser rejects numbers that are too long and nesting that is too deep
-        return ApiError(400, "body: it cannot be read as JSON", "invalid_json", "body")
+        return ApiError(400, "body: not valid JSON", "invalid_json", "body")
     return ApiError(error.status_code, str(error.detail), CODES.get(error.status_code), headers=error.headers)
 
 
@@ -98,7 +98,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     what = "unknown field" if found["type"] == "extra_forbidden" else reason(found["msg"])
     if found["type"].endswith("_type"):  # the value has none of the allowed types
         shapes = dict.fromkeys(each["msg"].partition("valid ")[2] for each in errors if _field(each["loc"]) == param)
-        what = f"give a {' or a '.join(filter(None, shapes))}" if all(shapes) else what
+        what = f"must be a {' or a '.join(filter(None, shapes))}" if all(shapes) else what
     return ApiError(400, f"{param}: {what}"[:500], "invalid_value", param)
 
 

@@ -48,18 +48,18 @@ class Grammar:
         """Compile the schema. Raises UserError if the schema is invalid or too large, or if the tokenizer cannot write JSON."""
         try:
             if len(text := json.dumps(schema)) > MAX_GRAMMAR:
-                raise ValueError(f"it has {len(text):,} characters, more than {MAX_GRAMMAR:,}")
+                raise ValueError(f"{len(text):,} characters exceed the limit of {MAX_GRAMMAR:,}")
             if math.lcm(*_multiples(schema)) > MAX_MULTIPLE:
-                raise ValueError(f"without their decimal points, its multipleOf have a common multiple above {MAX_MULTIPLE:,}")
+                raise ValueError(f"without decimal points, its multipleOf values have a common multiple above {MAX_MULTIPLE:,}")
             if (number := sum(branches := [0, *_branches(schema)])) ** 2 * max(branches) > MAX_BRANCHING:
-                raise ValueError(f"it has {number:,} alternatives in anyOf and oneOf that refer to others")
+                raise ValueError(f"too many alternatives in anyOf and oneOf with $ref: {number:,}")
             grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
             with _lock:
                 if model not in _tokenizers:
                     _tokenizers[model] = LLTokenizer(model.tokenizer.to_str(), eos_token=model.bundle.chat.stop_ids[0])
         except (ValueError, OverflowError, RecursionError) as error:
             why = str(error).splitlines()[0][:200]
-            raise UserError(f"this model cannot write JSON of this schema ({why}); give choices, or another schema") from None
+            raise UserError(f"this model cannot follow this JSON schema ({why}); use choices or another schema") from None
         self._matcher = LLMatcher(_tokenizers[model], grammar, log_level=0, limits=LIMITS)
         self._taken, self._spent_s, self._began = 0, 0.0, 0.0
         self._check()
@@ -75,7 +75,7 @@ class Grammar:
             self._taken, self._allowed = len(token_ids), self._compute()
             self._spent_s += time.thread_time() - before
             if self._spent_s > SPENT_S + SHARE * (now - self._began):
-                raise UserError("the answer cannot follow this: its tokens take too long; give a simpler schema")
+                raise UserError("the answer cannot follow this schema: its tokens take too long; use a simpler schema")
         allowed = self._allowed[self._allowed < len(logits)]
         masked = np.full_like(logits, -np.inf)
         masked[allowed] = logits[allowed]
@@ -88,7 +88,7 @@ class Grammar:
 
     def _check(self) -> None:
         if problem := self._matcher.get_error():
-            raise UserError(f"the answer cannot follow this: {problem.splitlines()[0][:200]}")
+            raise UserError(f"the answer cannot follow this schema: {problem.splitlines()[0][:200]}")
 
 
 def _multiples(schema: Any) -> Iterator[int]:

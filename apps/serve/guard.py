@@ -80,7 +80,7 @@ class Guard:
             try:
                 message = await asyncio.wait_for(receive(), None if deadline is None else deadline - time.monotonic())
             except asyncio.TimeoutError:
-                raise HTTPException(408, f"the body did not come within {BODY_S:g} s", {"connection": "close"}) from None
+                raise HTTPException(408, f"the body did not arrive within {BODY_S:g} s", {"connection": "close"}) from None
             if not message.get("more_body"):
                 deadline = None
             size = len(body := message.get("body", b""))
@@ -88,7 +88,7 @@ class Guard:
             if taken > limit:
                 raise too_large(limit)
             if values > MAX_VALUES:
-                raise ApiError(413, f"the request has more than {MAX_VALUES:,} values, counted by its commas", "too_large")
+                raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values (counted by commas)", "too_large")
             if taken > SMALL and self._held > 4 * limit:
                 raise ApiError(429, "too many large requests at once; try again in a moment", "rate_limit_exceeded")
             if deadline is None and taken > SMALL:
@@ -147,21 +147,21 @@ class Guard:
         now, address = time.monotonic(), request.client.host if request.client else ""
         rested = max(self._rested.get(address, now), now) + 1 / server.max_rate
         if (early := rested - now - BURST_S) > 0:
-            why = "too many requests a second; ask again later"
+            why = "too many requests per second; try again later"
             raise ApiError(429, why, "rate_limit_exceeded", soon=math.ceil(early))
         self._rested[address] = rested
         if len(self._rested) > MANY:
             self._rested = {each: at for each, at in self._rested.items() if at > now}
         host = headers.get("host")  # load balancers' health checks omit this header; browsers always send it
         if host is not None and not is_ours(host, server):
-            raise ApiError(421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host")
+            raise ApiError(421, f"host {host[:100]!r} does not match this server; add it to server.hosts", "wrong_host")
         if not is_own_page(headers, server):
-            why = "requests from pages of other sites are refused; if a proxy serves this page, add its host to server.hosts"
+            why = "requests from other sites' pages are refused; if a proxy serves this page, add its host to server.hosts"
             raise ApiError(403, why, "wrong_origin")
         key = self._service.key
         is_open = key is None or path == "/" or path.startswith(OPEN_PATHS)
         if not is_open and not any(hmac.compare_digest(given.encode(), str(key).encode()) for given in given_keys(headers)):
-            why = "give the server's key: Authorization: Bearer KEY"
+            why = "missing or wrong key; send the header Authorization: Bearer KEY"
             # our page asks for the key itself and sends x-api-key; a challenge would make the browser ask for a password
             raise ApiError(401, why, "invalid_api_key", headers=None if "x-api-key" in headers else CHALLENGE)
         length = headers.get("content-length", "0")
@@ -180,7 +180,7 @@ def plain_path(path: str) -> str:
 
 
 def too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the request has more than {limit} bytes", "too_large")
+    return ApiError(413, f"the request is larger than {limit} bytes", "too_large")
 
 
 def is_ours(header: str, server: ServerSettings) -> bool:

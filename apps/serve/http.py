@@ -56,7 +56,7 @@ MAX_EVENTS = 1000
 
 def wall_time(given: Any) -> float:
     if not isinstance(given, str) or len(given) > 40:
-        raise ValueError("give a time, like 10m, 14:03 or RFC 3339")
+        raise ValueError("must be a time: 10m, 14:03 or RFC 3339")
     try:
         return moment(given)
     except UserError as error:
@@ -76,8 +76,8 @@ class NewStream(Strict):
     id: NamedId
     name: Name | None = None
     source: SourceText
-    username: Words | None = Field(None, description="Login of the source's address; any characters.")
-    password: Words | None = Field(None, description="Login of the source's address; any characters.")
+    username: Words | None = Field(None, description="User name for the source's address; any characters.")
+    password: Words | None = Field(None, description="Password for the source's address; any characters.")
     policy: Words | None = None
     budget: Budget = None
     fps: Fps | None = None
@@ -119,7 +119,7 @@ class Forget(Window, Strict):
 
     def span(self) -> Span:
         if self.all == bool(self.since or self.until):
-            raise FieldError("all", "give since or until, or all")
+            raise FieldError("all", "set either all, or since, until or both")
         return Span(self.since or -math.inf, self.until or math.inf)
 
 
@@ -134,7 +134,7 @@ class WindowQuery(Window):
 
 
 class JournalQuery(WindowQuery):
-    search: Words | None = Field(None, description="Words that must all occur.")
+    search: Words | None = Field(None, description="Only return entries that contain all of these words.")
 
 
 class DigestQuery(JournalQuery):
@@ -144,7 +144,7 @@ class DigestQuery(JournalQuery):
 
 class EventQuery(WindowQuery):
     watch: NamedId | None = None
-    text: Words | None = Field(None, description="Part of the question, or of the watch's or camera's name.")
+    text: Words | None = Field(None, description="Only return events with this text in question, watch name or camera name.")
 
 
 class TestedSource(Strict):
@@ -183,7 +183,7 @@ class Server:
         if self.metrics.unfinished >= settings.max_requests:
             self.metrics.refused.inc()
             soon = max(1, math.ceil(self.metrics.answer_s))  # seconds until an answer has usually finished
-            why = f"{settings.max_requests} questions are being answered or wait; ask again in {soon} s"
+            why = f"{settings.max_requests} questions are already running or waiting; ask again in {soon} s"
             raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
         try:  # questions with pictures or grammars share PREPARING threads, so that plain questions need not wait for them
@@ -289,7 +289,7 @@ class HeadAsGet:
 def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) -> FastAPI:
     """Return the ASGI application that serves a service. ``POST /v1/reload`` calls ``load`` to read the configuration."""
     app = FastAPI(
-        title="edgevlm", version=__version__, description="Cameras that can be asked.", responses=ERRORS,
+        title="edgevlm", version=__version__, description="Ask live cameras questions.", responses=ERRORS,
         docs_url=None, redoc_url=None, redirect_slashes=False, servers=[{"url": "."}],
     )  # fmt: skip
     app.state.server = Server(service, load)
@@ -452,7 +452,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
     def reload() -> dict[str, Any]:
         """Reload the configuration, as on SIGHUP, and reopen changed cameras. `done` lists the changes."""
         if server.load is None:
-            raise ApiError(400, "this server has no configuration to read again", "invalid_value")
+            raise ApiError(400, "this server has no configuration to reload", "invalid_value")
         return {"object": "reload", "done": service.reload(server.load())}
 
 
@@ -484,7 +484,7 @@ def add_events(router: APIRouter, server: Server) -> None:
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
         """Return one picture of an event's evidence. `place` is the picture's number, starting at 0."""
-        return as_picture(service.delivery.store.picture(event, place), "this event has no such picture, or no longer")
+        return as_picture(service.delivery.store.picture(event, place), "picture not found; it may have been deleted")
 
 
 def add_watches(router: APIRouter, server: Server) -> None:
@@ -533,7 +533,7 @@ def add_health(router: APIRouter, server: Server) -> None:
         streams = server.service.streams.values()
         waiting = [stream for stream in streams if not (stream.paused or stream.session.stats.frames)]
         if waiting:
-            raise ApiError(503, f"{len(waiting)} of {len(streams)} streams have not been watched yet", "not_ready")
+            raise ApiError(503, f"{len(waiting)} of {len(streams)} streams have not watched a frame yet", "not_ready")
         return {"status": "ok"}
 
 

@@ -25,7 +25,7 @@ from edgevlm.errors import SourceError, SourceRefused, UserError
 MAX_PIXELS = 1 << 24  # maximum pixels of a picture or a video frame
 FETCH_S = 10.0
 DECODE_S = 10.0
-VIDEO = "give a stream, edgevlm://NAME, data:video/...;base64,... or file:///.. of a video in one of server.media_folders"
+VIDEO = "use edgevlm://NAME, data:video/...;base64,... or file:///PATH of a video in one of server.media_folders"
 BASE64 = re.compile(r"[\w+/=\s-]{64,}")
 _ONE_AT_A_TIME = threading.Lock()  # held while decoding, because a picture may take 50 MB before it is scaled down
 
@@ -34,7 +34,7 @@ def read_picture(url: str, settings: ServerSettings) -> Image:
     """Read a picture, RGB ``[H, W, 3]``, from a ``data:`` or ``http(s):`` URL. Raises UserError."""
     if url[:6].lower().startswith(("http:", "https:")):
         return decode_picture(_fetch(url, settings))
-    return decode_picture(_inline(url, "give a picture as data:image/...;base64,... or at an http address"))
+    return decode_picture(_inline(url, "must be data:image/...;base64,... or an http address"))
 
 
 def decode_picture(data: bytes) -> Image:
@@ -70,7 +70,7 @@ def _inline(url: str, wanted: str) -> bytes:
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except ValueError:
-        raise UserError("the base64 after the comma is broken; encode the file's bytes again") from None
+        raise UserError("invalid base64; encode the file's bytes again") from None
 
 
 def _allowed_file(url: str, settings: ServerSettings) -> Path:
@@ -97,23 +97,23 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
     except ValueError:
         raise UserError("not a valid URL") from None
     if parts.username is not None or not host or not url.isascii() or any(char <= " " for char in url):
-        raise UserError("give an address without credentials and spaces")
+        raise UserError("must be an address without credentials or spaces")
     if (host if port is None else f"{host}:{port}") not in {each.lower() for each in settings.media_hosts}:
-        raise UserError("pictures are not fetched from this host; send the picture itself, or add it to server.media_hosts")
+        raise UserError("fetching from this host is not allowed; send the picture itself or add the host to server.media_hosts")
     # an IP address that the operator listed is allowed as it is; a host name must resolve to public addresses
     hosts = AllowedHosts([host] if settings.media_private or is_listed else None, private=False)
-    late = UserError(f"the picture did not come from {host} within {FETCH_S:g} s")
+    late = UserError(f"the picture could not be fetched from {host} within {FETCH_S:g} s")
     end, data = time.monotonic() + FETCH_S, bytearray()
     try:
         address = httpx.URL(url).copy_with(host=hosts.resolve(host, port or 0))
         named: dict[str, Any] = {"headers": {"host": parts.netloc}, "extensions": {"sni_hostname": host}}
         with httpx.Client(timeout=FETCH_S, trust_env=False) as client, client.stream("GET", address, **named) as response:
             if response.status_code != 200:
-                raise UserError(f"the picture's host answered {response.status_code}; redirects are not followed")
+                raise UserError(f"{host} returned {response.status_code} for the picture; redirects are not followed")
             for piece in response.iter_raw():
                 data += piece
                 if len(data) > settings.max_body:
-                    raise UserError(f"the picture has more than {settings.max_body} bytes")
+                    raise UserError(f"the picture is larger than {settings.max_body} bytes")
                 if time.monotonic() > end:
                     raise late
     except SourceRefused:

@@ -34,14 +34,14 @@ class Metrics(Collector):
         self.unfinished, self.answer_s = 0, 0.0
         of: dict[str, Any] = {"labelnames": ("stream",), "registry": self.registry}
         queued, first = (
-            "Time from a question's arrival until the model starts on it.",
+            "Time from a question's arrival until the model starts processing it.",
             "Time from a question to its first token.",
         )
         self._queued = Histogram("edgevlm_request_queue_time_seconds", queued, buckets=BUCKETS, **of)
         self._ttft = Histogram("edgevlm_time_to_first_token_seconds", first, buckets=BUCKETS, **of)
         self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", **of)
         self.refused = Counter(
-            "edgevlm_requests_refused", "Questions that were refused because too many waited.", registry=self.registry
+            "edgevlm_requests_refused", "Questions refused because too many were waiting.", registry=self.registry
         )
         self._asked: set[str] = set()  # streams whose histograms have values
         self._service, self._resident = service, ResidentMemory()
@@ -61,10 +61,10 @@ class Metrics(Collector):
                 histogram.remove(name)
         running = min(len({stream.model for stream in streams.values()}), self.unfinished)  # a model gives one answer at a time
         yield family("num_requests_running", "Answers being generated.", {(): running})
-        yield family("num_requests_waiting", "Questions that wait.", {(): self.unfinished - running})
+        yield family("num_requests_waiting", "Questions waiting.", {(): self.unfinished - running})
         yield family("process_resident_bytes", "Resident memory.", {(): self._resident.nbytes()})
         if (watts := service.power.watts()) is not None:
-            yield family("power_watts", "Power that the machine's meter measures.", {(): watts})
+            yield family("power_watts", "Power measured by the machine's meter.", {(): watts})
         yield family("camera_up", "1 while frames arrive.", {name: each.state == "running" for name, each in streams.items()})
         for title, (kind, text, value) in OF_STREAMS.items():
             found = {name: value(each) for name, each in streams.items() if each.last is not None}
@@ -79,9 +79,9 @@ class Metrics(Collector):
             counted = delivery.recorded.copy()
             yield family("watch_events", "Openings and closings of watches.", counted, "stream", "watch", "state", kind=COUNTER)
             for title, text, counts, kind in (
-                ("sink_waiting_events", "Events still to be sent.", delivery.store.waiting(), GAUGE),
-                ("sink_sent_events", "Events that were sent.", delivery.delivered, COUNTER),
-                ("sink_failures", "Attempts that failed.", delivery.failures, COUNTER),
+                ("sink_waiting_events", "Events waiting to be sent.", delivery.store.waiting(), GAUGE),
+                ("sink_sent_events", "Events sent.", delivery.delivered, COUNTER),
+                ("sink_failures", "Failed attempts to send an event.", delivery.failures, COUNTER),
             ):
                 yield family(title, text, {sink: counts.get(sink, 0) for sink in delivery.sinks}, "sink", kind=kind)
 

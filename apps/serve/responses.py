@@ -81,13 +81,13 @@ class Item(Lenient):
         if self.type == "function_call_output":
             return Message(role="tool", content=self.output, tool_call_id=self.call_id)
         if self.type == "message" and self.role is None:
-            raise FieldError(f"input.{place}.role", "a message has a role: user, assistant or system")
+            raise FieldError(f"input.{place}.role", "role is missing; set user, assistant or system")
         return Message(role=self.role, content=self.content) if self.type == "message" and self.role else None
 
 
 def nothing_stored(given: str | None) -> str | None:
     if given is not None:
-        raise ValueError("no answers are stored here; send the conversation as input")
+        raise ValueError("answers are not stored; send the whole conversation as input")
     return given
 
 

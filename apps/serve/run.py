@@ -198,6 +198,6 @@ def bound(host: str, port: int) -> socket.socket:
         listening.listen()
     except OSError as error:
         raise UserError(
-            f"--host {host} --port {port}: {error.strerror or error}; choose another, or 0 for a free one"
+            f"--host {host} --port {port}: {error.strerror or error}; choose another address or port (0 picks a free port)"
         ) from None
     return listening

@@ -64,7 +64,7 @@ def field(name: str) -> Iterator[None]:
 def check_client_policy(policy: str | None) -> None:
     """Raise FieldError unless the policy is a registered one. A policy in a file is a program; clients may not run programs."""
     if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
-        raise FieldError("policy", "there is no such policy; GET /v1/policies lists them")
+        raise FieldError("policy", "unknown policy; GET /v1/policies lists all")
 
 
 class Hooks:
@@ -143,14 +143,14 @@ class Service:
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
             if name in self.streams:
-                raise FieldError("id", f"there is a stream {name} already; remove it first, or choose another name")
+                raise FieldError("id", f"stream {name} already exists; remove it first or choose another name")
             if len(self.streams) >= MAX_STREAMS:
-                raise UserError(f"there are {MAX_STREAMS} streams already; remove one first")
+                raise UserError(f"the limit of {MAX_STREAMS} streams is reached; remove one first")
             wanted = self.config.camera(settings)
             with field("source"):
                 address = wanted.address()
             if address == "-":
-                raise UserError(f"stream {name}: a service does not read its stdin; give a camera or an address")
+                raise UserError(f"stream {name}: serve does not support stdin as a source; use a camera or an address")
             with field("source"):
                 check_source(address, None)
             with field("policy"):
@@ -234,12 +234,12 @@ class Service:
         source, server = settings.source, self.config.server
         places = (source, settings.username or "", settings.password or "")
         if any(each.startswith(("env:", "file:")) for each in places) or is_file(source) or source == "-":
-            raise FieldError("source", "secrets, programs and standard input are named in the configuration only")
+            raise FieldError("source", "secrets, programs and standard input are allowed only in the configuration")
         if server.any_source:
             return None
         if not re.fullmatch(CLIENTS_ADD, source):
-            what = "give demo, an index like 0, or an address (rtsp, rtmp, http)"
-            raise FieldError("source", f"{what}; the operator can allow others with server.any_source")
+            what = "must be demo, an index like 0, or an address (rtsp, rtmp, http)"
+            raise FieldError("source", f"{what}; the operator can allow other sources with server.any_source")
         hosts = AllowedHosts(server.source_hosts)
         if "://" in source:
             with field("source"):
@@ -290,7 +290,7 @@ class Service:
             if config.sinks != before.sinks:
                 try:
                     self.delivery.replace({**open_sinks(config.sinks), **self._sinks})
-                    done.append("sinks: opened again")
+                    done.append("sinks: reopened")
                 except UserError as error:
                     done.append(mask_credentials(str(error)))
             return done + self.hooks.replace_watches(self, before.watches, config.watches)
@@ -309,7 +309,7 @@ class Service:
                     self.remove(name, keep_model=True, again=settings is not None)
                 if settings is not None:
                     self.add(name, settings)
-                done.append(f"{name}: {'removed' if settings is None else 'opened again' if running else 'added'}")
+                done.append(f"{name}: {'removed' if settings is None else 'reopened' if running else 'added'}")
             except UserError as error:
                 done.append(f"{name}: {mask_credentials(str(error))}")
         return done
@@ -372,9 +372,9 @@ class Service:
         if name is None:
             if len(self.streams) == 1:
                 return next(iter(self.streams.values()))
-            raise UserError(f"which stream? there are: {', '.join(self.streams) or 'none'}")
+            raise UserError(f"no stream selected; there are: {', '.join(self.streams) or 'none'}")
         if (found := self.streams.get(id_of(name))) is None:
-            raise UserError(f"there is no stream {name!r}; {nearest(name, self.streams)}")
+            raise UserError(f"stream {name!r} not found; {nearest(name, self.streams)}")
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
@@ -396,12 +396,12 @@ class Service:
     def _reopen(self, torn: CameraStream) -> None:
         with self._lock:
             if self.streams.get(torn.name) is torn:
-                torn.notice(Lost("an error has left the memory half changed; continuing from the last snapshot"))
+                torn.notice(Lost("an error left the memory half changed; continuing from the last snapshot"))
                 try:
                     self._open_again(torn, torn.settings, torn.folder)
                 except Exception as error:
                     torn.problem = mask_credentials(str(error) or type(error).__name__)
-                    torn.notice(f"cannot continue: {torn.problem}")
+                    torn.notice(f"cannot reopen: {torn.problem}")
 
     def close(self) -> None:
         """Close all streams, each with a last snapshot. If all streams close within CLOSING_S seconds, close the models."""
@@ -423,7 +423,7 @@ class Service:
             if self._journal is not None:
                 self._journal.close()
             if late := [thread.name for thread in threads if thread.is_alive()]:
-                what = f"not closed within {CLOSING_S:g} s; the snapshot before the last one stays"
+                what = f"not closed within {CLOSING_S:g} s; the previous snapshot is kept"
                 self.notify(Lost(f"{', '.join(late)}: {what}"))
                 return
             self._close_unused_models()
@@ -441,7 +441,7 @@ class Service:
             frame = first = opened.read()
             frames, first_s = 1, time.monotonic() - began
             if frame is None or first is None:
-                raise UserError(f"it was opened, but no picture came within {TEST_S:g} s")
+                raise UserError(f"opened, but sent no picture within {TEST_S:g} s")
             while frames < TEST_FPS and time.monotonic() - began < first_s + LOOK_S and (more := opened.read()) is not None:
                 frame, frames = more, frames + 1
         finally:
@@ -460,11 +460,11 @@ class Service:
         self, name: str, settings: CameraSettings, folder: Path | None, hosts: AllowedHosts | None, paused: bool
     ) -> CameraStream:
         if folder is not None and (folder.is_symlink() or (folder.parent != self.state and folder.parent.is_symlink())):
-            raise UserError(f"{folder}: is a link, and what it leads to is not ours to clean up; put a folder there")
+            raise UserError(f"{folder}: is a symbolic link, whose target edgevlm must not clean up; replace it with a folder")
         options = stream_options(replace(self._options, hosts=hosts), settings)
         if comes_to_an_end(settings.address(), None) and (self.hooks.camera_folder(self, name) / MARK).exists():
             paused = True
-            self.notify(f"{name}: this recording was forgotten, so it is paused; resume it to watch it again")
+            self.notify(f"{name}: paused because this recording was forgotten; resume it to watch it again")
         stream = CameraStream(self, name, settings, options, folder, paused)
         self.streams = {**self.streams, name: stream}
         self.watches.attach(stream.watcher)
@@ -473,7 +473,7 @@ class Service:
 
     def _open_again(self, stream: CameraStream, settings: CameraSettings, folder: Path | None) -> CameraStream:
         stream.close()
-        stream.problem = stream.problem or "its memory is opened again"
+        stream.problem = stream.problem or "its memory is being reopened"
         return self._open(stream.name, settings, folder, stream.hosts, stream.paused)
 
     def model(self, name: str) -> Model:

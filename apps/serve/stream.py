@@ -365,7 +365,8 @@ class CameraStream:
                 self._idle.clear()
                 if not self.paused and not self._closing.is_set():
                     self.loop()
-                ended = "the source has ended" if self._service.hooks.may_watch(self.name) else "another node may watch it"
+                elsewhere = not self._service.hooks.may_watch(self.name)
+                ended = "another node may be watching the camera" if elsewhere else "the source has ended"
                 self.problem = None if self.paused or self._wake.is_set() else ended
             except UserError as error:
                 self.problem = mask_credentials(str(error))
@@ -453,7 +454,7 @@ class JournalWriter(threading.Thread):
                     self._write()
                 except UserError as error:
                     if str(error) != problem and not self._closing.is_set():
-                        stream.notice(Lost(f"no line in the journal: {error}"))
+                        stream.notice(Lost(f"journal line not written: {error}"))
                     problem = str(error)
 
     def _write(self) -> None:

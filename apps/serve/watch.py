@@ -69,7 +69,7 @@ def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: boo
             with progress("opening the camera"):
                 service.open()
             if not quiet:
-                to_stderr(f"watching {mask_credentials(camera.source)}; ctrl-C ends")
+                to_stderr(f"watching {mask_credentials(camera.source)}; press ctrl-C to stop")
             while not is_gone(sys.stdout):
                 time.sleep(LOOK_S)
                 stream = service.streams[name]

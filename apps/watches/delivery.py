@@ -54,7 +54,7 @@ class Delivery:
         self.close()
         for name, count in self.store.waiting().items():
             if name not in sinks:
-                self.notify(Lost(f"sink {name} is no longer configured: {count} events for it are dropped"))
+                self.notify(Lost(f"sink {name} is no longer configured; dropped {count} unsent events"))
                 self.store.drop(name)
         self._senders = {name: Sender(name, sink, self) for name, sink in sinks.items()}
         for sink in sinks.values():
@@ -128,7 +128,7 @@ class Sender(threading.Thread):
                 delivery.failures[name] += 1
                 if not failed:
                     what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-                    delivery.notify(f"sink {name}: {mask_credentials(what)}; what waits for it is tried again")
+                    delivery.notify(f"sink {name}: {mask_credentials(what)}; unsent events will be retried")
                 if self.ending.wait(min(MOST_S, FIRST_S * 2.0 ** min(failed, 30)) * random.uniform(0.5, 1.0)):
                     return
                 failed += 1
@@ -136,5 +136,5 @@ class Sender(threading.Thread):
             delivery.store.sent(name, found[0].id)
             delivery.delivered[name] += 1
             if failed:
-                delivery.notify(f"sink {name}: takes events again")
+                delivery.notify(f"sink {name}: accepts events again")
             failed = 0

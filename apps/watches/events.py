@@ -251,7 +251,7 @@ class EventStore(TimedDatabase):
                 return
             self._write()
             if self._unwritten:
-                self._try_notify(f"{len(self._unwritten)} events are lost: the disk does not take them")
+                self._try_notify(f"{len(self._unwritten)} events are lost: they could not be written to disk")
             super().close()
 
     def _flush(self) -> None:

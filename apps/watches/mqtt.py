@@ -67,13 +67,13 @@ class Mqtt(Sink):
             usual = PORTS[parts.scheme]
             self._host, self._port = parts.hostname or "", parts.port or usual
         except (ValueError, KeyError):
-            raise UserError(f"mqtt {mask_credentials(url)}: give an address like mqtt://HOST:1883") from None
+            raise UserError(f"mqtt {mask_credentials(url)}: invalid URL; use one like mqtt://HOST:1883") from None
         self._prefix = unquote(parts.path).strip("/") or "edgevlm"
         for topic in (self._prefix, discovery):
             if topic and not is_topic(topic):
-                raise UserError(f"mqtt: {topic!r} is not a topic; leave out + and #")
+                raise UserError(f"mqtt: invalid topic {topic!r}; remove + and #")
         if not self._host:
-            raise UserError(f"mqtt {mask_credentials(url)}: names no host; give an address like mqtt://HOST:1883")
+            raise UserError(f"mqtt {mask_credentials(url)}: host is missing; use a URL like mqtt://HOST:1883")
         self._discovery, self._timeout, self._id = discovery.strip("/"), timeout, id
         self._shown, self._problem = f"{parts.scheme}://{self._host}:{self._port}", "not connected yet"
         self._watches: dict[Key, WatchStatus] | None = None
@@ -172,7 +172,7 @@ class Mqtt(Sink):
             self._failed(str(reason))
 
     def _on_connect_fail(self, client: paho.Client, userdata: object) -> None:
-        self._failed("nothing answers")
+        self._failed("no answer")
 
     def _failed(self, problem: str) -> None:
         self._problem, self._connected = problem, False

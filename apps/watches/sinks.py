@@ -119,14 +119,14 @@ class Webhook(Sink):
         except httpx.InvalidURL:
             parsed = httpx.URL()
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise UserError(f"webhook {mask_credentials(url)}: give an address like https://HOST/PATH")
+            raise UserError(f"webhook {mask_credentials(url)}: invalid URL; use one like https://HOST/PATH")
         self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.netloc.decode().rpartition('@')[2]}"
         secret, self._signer = secret or os.environ.get(SECRET_VARIABLE, ""), None
         if secret:
             try:
                 self._signer = standardwebhooks.Webhook(secret if secret.startswith("whsec_") else secret.encode())
             except (ValueError, RuntimeError, standardwebhooks.webhooks.EmptyWebhookSecretError):
-                raise UserError("webhook: what follows whsec_ in its secret is not base64") from None
+                raise UserError("webhook: the secret after whsec_ is not valid base64") from None
         verify = parsed.scheme == "https"
         try:
             direct = None if proxies_for(parsed.host) else httpx.HTTPTransport(verify=verify)
@@ -149,7 +149,7 @@ class Webhook(Sink):
             raise UserError(f"{self._shown} cannot be reached ({error or type(error).__name__})") from None
         if not 200 <= status < 300:
             where = "; redirects are not followed" if 300 <= status < 400 else ""
-            raise UserError(f"{self._shown} answers {status}{where}")
+            raise UserError(f"{self._shown} returned {status}{where}")
 
     def close(self) -> None:
         self._client.close()
@@ -165,9 +165,9 @@ class Exec(Sink):
         try:
             self._arguments = shlex.split(command)
         except ValueError as error:
-            raise UserError(f"exec {command}: cannot be read ({error})") from None
+            raise UserError(f"exec {command}: cannot be parsed ({error})") from None
         if not self._arguments or shutil.which(self._arguments[0]) is None:
-            raise UserError(f"exec {command}: there is no such program; give its path, and its arguments")
+            raise UserError(f"exec {command}: program not found; give its full path")
         self._timeout = timeout
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
@@ -180,12 +180,12 @@ class Exec(Sink):
             try:
                 process.communicate(event.line().encode() + b"\n", self._timeout)
             except subprocess.TimeoutExpired:
-                raise UserError(f"{name} took more than {self._timeout:g} s") from None
+                raise UserError(f"{name} timed out after {self._timeout:g} s") from None
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         if process.returncode:
-            raise UserError(f"{name} ended with {process.returncode}")
+            raise UserError(f"{name} exited with {process.returncode}")
 
 
 class Apprise(Sink):
@@ -198,7 +198,7 @@ class Apprise(Sink):
         logging.getLogger("apprise").disabled = True  # apprise logs addresses, which may contain secrets
         self._apprise = apprise.Apprise()
         if not self._apprise.add(url):
-            raise UserError(f"apprise: {url.partition('://')[0]}:// is not an address that it knows; see https://appriseit.com")
+            raise UserError(f"apprise: {url.partition('://')[0]}:// is not supported; see https://appriseit.com")
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         from apprise.attachment.memory import AttachMemory
@@ -206,7 +206,7 @@ class Apprise(Sink):
         attached = AttachMemory(pictures[0], name=f"{event.id}.jpg", mimetype="image/jpeg") if pictures else None
         title, body = in_words(event, self._names.get(event.camera))
         if not self._apprise.notify(body, title, attach=attached):
-            raise UserError("the service did not take the message")
+            raise UserError("the service did not accept the message")
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
         self._names = {each.camera: each.camera_name for each in watches}
@@ -242,7 +242,7 @@ def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
     for each in settings:
         name = each.name or unused(each.kind if each.kind.isidentifier() else "sink", sinks)
         if name in sinks:
-            raise UserError(f"sinks: there are two that are called {name}")
+            raise UserError(f"sinks: duplicate name {name!r}; rename one")
         try:
             sinks[name] = open_sink(each.kind, each.__pydantic_extra__)
         except UserError as error:
@@ -260,9 +260,9 @@ def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
     parameters = inspect.signature(found, eval_str=True).parameters
     for name, value in options.items():
         if name not in parameters:
-            raise UserError(f"{name}: there is no such option; {nearest(name, parameters)}")
+            raise UserError(f"{name}: unknown option; {nearest(name, parameters)}")
         if any(part in name for part in SECRET_OPTIONS) and not str(value).startswith(("env:", "file:")):
-            raise UserError(f"{name}: give env:NAME or file:PATH; keep secrets out of the file itself")
+            raise UserError(f"{name}: must not be in the file itself; use env:NAME or file:PATH")
         annotation = parameters[name].annotation
         try:
             given[name] = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation).validate_python(value)

@@ -63,11 +63,11 @@ class WatchSettings(BaseModel):
     def _fit(cls, value: Any, info: ValidationInfo) -> Any:
         name, choices, above = info.field_name, info.data.get("choices", []), info.data.get("open_above", 1.0)
         if name == "choices" and len(set(value)) < len(value):
-            raise ValueError("duplicate choice; give each once")
+            raise ValueError("duplicate choice; remove it")
         if name == "answer" and choices and not set(value) < set(choices):
-            raise ValueError(f"give some of the choices, not all: {', '.join(choices)}")
+            raise ValueError(f"must be some of the choices, not all: {', '.join(choices)}")
         if name == "close_below" and value > above:
-            raise ValueError(f"{value:g} is above open_above, {above:g}; set it too")
+            raise ValueError(f"{value:g} is above open_above ({above:g}); change one of them")
         for each in value if name == "schedule" else ():
             covers(each, datetime.now())
         return value
@@ -118,18 +118,18 @@ def covers(hours: str, now: datetime) -> bool:
     """
     match = re.fullmatch(r"(?:([a-z]{3}(?:[-,][a-z]{3})*) ?)?(?:(\d\d):(\d\d)-(\d\d):(\d\d))?", hours.strip().lower())
     if not match or not match[0]:
-        raise ValueError(f"{hours!r}: write it like 'mon-fri 08:00-18:00', 'sat,sun' or '22:00-06:00'")
+        raise ValueError(f"{hours!r}: invalid hours; use a form like 'mon-fri 08:00-18:00', 'sat,sun' or '22:00-06:00'")
     days = set[int]()
     for part in (match[1] or "mon-sun").split(","):
         first, _, last = part.partition("-")
         if first not in DAYS or (last or first) not in DAYS:
-            raise ValueError(f"{hours!r}: the days are {', '.join(DAYS)}")
+            raise ValueError(f"{hours!r}: unknown day; use {', '.join(DAYS)}")
         begin, count = DAYS.index(first), (DAYS.index(last or first) - DAYS.index(first)) % 7
         days |= {(begin + day) % 7 for day in range(count + 1)}
     from_hour, from_minute, to_hour, to_minute = (int(each) for each in match.groups()[1:]) if match[2] else (0, 0, 24, 0)
     start, end = 60 * from_hour + from_minute, 60 * to_hour + to_minute
     if max(from_minute, to_minute) > 59 or max(start, end) > 24 * 60:
-        raise ValueError(f"{hours!r}: a time of day is from 00:00 to 24:00")
+        raise ValueError(f"{hours!r}: times must be between 00:00 and 24:00")
     minute, today = 60 * now.hour + now.minute, now.weekday()
     if start < end:
         return today in days and start <= minute < end

@@ -50,13 +50,13 @@ class Watches:
         self._delivery()  # open it before taking the lock: opening takes the service's lock, whose holder may wait for ours
         with self._lock:
             if watch.name in self.watches:
-                raise FieldError("name", f"there is a watch {watch.name} already; remove it first, or choose another name")
+                raise FieldError("name", f"watch {watch.name} already exists; remove it first or choose another name")
             if len(self.watches) >= MAX_WATCHES:
-                raise UserError(f"there are {MAX_WATCHES} watches already; remove one first")
+                raise UserError(f"the limit of {MAX_WATCHES} watches is reached; remove one first")
             there = {*self._watchers(), *self._hooks().cameras_elsewhere()}
             for camera in watch.cameras:
                 if camera not in there:
-                    raise FieldError("cameras", f"there is no camera {camera!r}; {nearest(camera, there)}")
+                    raise FieldError("cameras", f"camera {camera!r} not found; {nearest(camera, there)}")
             chosen = self._chosen(watch)
             for watcher in chosen:
                 watcher.check(watch)
@@ -86,7 +86,7 @@ class Watches:
     def watch(self, name: str) -> Watch:
         """Return a watch by its id or original name. Raises UserError for an unknown watch."""
         if (found := self.watches.get(id_of(name))) is None:
-            raise UserError(f"there is no watch {name!r}; {nearest(name, self.watches)}")
+            raise UserError(f"watch {name!r} not found; {nearest(name, self.watches)}")
         return found
 
     def attach(self, watcher: Watcher) -> None:
@@ -96,7 +96,7 @@ class Watches:
                 try:
                     watcher.add(watch)
                 except UserError as error:
-                    self._notify(f"{watcher.camera}: watch {watch.name} is not asked: {error}")
+                    self._notify(f"{watcher.camera}: cannot ask watch {watch.name}: {error}")
         self.announce()
 
     def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:

@@ -16,7 +16,7 @@ async function api(path, options = {}) {
   let response;
   try { response = await fetch(`.${path}`, { ...options, headers }); } catch (error) { if (error.name !== "AbortError") offline(true); throw error; }
   offline(false);
-  if (response.status === 401) { if (key === state.key) askForKey(); throw new Error(key ? "This is not the server's key." : "This server asks for its key."); }
+  if (response.status === 401) { if (key === state.key) askForKey(); throw new Error(key ? "The key is wrong." : "This server requires a key."); }
   if (!response.ok) {
     const body = await response.json().catch(() => null);
     throw new Error(body?.error?.message || `${response.status} ${response.statusText}`);
@@ -34,7 +34,7 @@ function offline(is) {
 }
 
 function askForKey() {
-  tell($("key-problem"), state.key ? "This is not the server's key." : "");
+  tell($("key-problem"), state.key ? "The key is wrong." : "");
   if (!$("login").open) $("login").showModal();
 }
 
@@ -128,7 +128,7 @@ function showState() {
 }
 
 function words({ state, problem }) {
-  const said = { paused: "Paused. Its memory can still be asked.", initialising: "Connecting…", ended: "The recording has ended. Its memory can still be asked." }[state];
+  const said = { paused: "Paused. You can still ask about what it has seen.", initialising: "Connecting…", ended: "The recording has ended. You can still ask about it." }[state];
   return said || `${state[0].toUpperCase()}${state.slice(1)}${problem ? `: ${problem}` : "…"}`;
 }
 
@@ -162,9 +162,9 @@ async function change(name, body) {
 function showFigures() {
   const now = stream(), stats = now?.stats, speed = state.speed[state.stream] || {};
   const rows = !stats ? [] : [
-    ["frames a second", stats.fps.toFixed(1)],
+    ["frames per second", stats.fps.toFixed(1)],
     ["first token", speed.ttft_ms ? `${Math.round(speed.ttft_ms)} ms` : "–"],
-    ["tokens a second", speed.tpot_ms ? (1000 / speed.tpot_ms).toFixed(speed.tpot_ms < 100 ? 0 : 1) : "–"],
+    ["tokens per second", speed.tpot_ms ? (1000 / speed.tpot_ms).toFixed(speed.tpot_ms < 100 ? 0 : 1) : "–"],
     ["KV cache, fixed", `${(stats.cache_bytes / 1e6).toFixed(1)} MB`],
     ["patches encoded", percent(stats.encoded)],
     ["tokens appended", percent(stats.appended)],
@@ -224,7 +224,7 @@ async function refreshHappened() {  // when watches were open and what the journ
   const { data } = await json(`/v1/digest?${new URLSearchParams({ ...wanted, limit: HAPPENED })}`);
   if (search !== searched) return;
   if (data.length) $("happened-card").hidden = false;
-  tell($("happened-when"), `${data.length ? "" : "Nothing "}${search ? `with “${search}”` : "in the last 8 hours"}`);
+  tell($("happened-when"), `${data.length ? "" : "Nothing "}${search ? `matching “${search}”` : "in the last 8 hours"}`);
   redraw($("happened"), data.reverse().map(({ event, time, opened, camera, question, text, seconds, evidence }) => [
     event === "line" ? time : opened, called(camera), event === "line" ? text : `${question} ${seconds === null ? "still open" : `for ${duration(seconds)}`}`,
     evidence.find(({ jpeg_url: url }) => url)]), happenedItem);
@@ -246,7 +246,7 @@ function watchItem([name, question, cameras]) {
   const item = element("li"), title = element("span", question, "name"), about = element("span", undefined, "about"), buttons = element("span", undefined, "buttons");
   const paused = cameras.length > 0 && cameras.every(([, how]) => how === "paused");
   title.prepend(element("span", undefined, `dot ${cameras.some(([, how]) => how === "open") ? "open" : ""}`));
-  tell(about, cameras.map(([camera, how, answer, opened]) => `${camera}: ${how}${opened ? ` since ${clock(opened)}` : ""}${answer && answer !== (how === "open" ? "yes" : "no") ? `, ${answer}` : ""}`).join(" · ") || "on no camera");
+  tell(about, cameras.map(([camera, how, answer, opened]) => `${camera}: ${how}${opened ? ` since ${clock(opened)}` : ""}${answer && answer !== (how === "open" ? "yes" : "no") ? `, ${answer}` : ""}`).join(" · ") || "not on any camera");
   const add = (text, act) => {
     const button = element("button", text);
     button.type = "button";
@@ -354,7 +354,7 @@ function evidence() {  // frames that the newest answer was read from
 
 function find(frame) {
   const found = state.memory?.frames.find((each) => each.frame === frame);
-  if (!found) { toast("news", frame > (state.memory?.frames.at(-1)?.frame ?? -1) ? "That frame waits for its chunk." : "That frame has no tokens in memory now."); return; }
+  if (!found) { toast("news", frame > (state.memory?.frames.at(-1)?.frame ?? -1) ? "That frame is still waiting for its chunk." : "That frame has no tokens in memory."); return; }
   showFrame(found);
   showMemory();
   $("frames").querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest", inline: "center" });
@@ -498,7 +498,7 @@ function showMap({ frames, frames_watched: watched, frames_waiting: waiting, gri
   }
   const first = frames.find((each) => each.frame === 0 && each.time);
   tell($("map-from"), first ? clock(first.time) : "first frame");
-  canvas.setAttribute("aria-label", `What is remembered of all ${watched.toLocaleString()} frames, from the first to now. The list below has the same frames.`);
+  canvas.setAttribute("aria-label", `How much of each of the ${watched.toLocaleString()} frames is remembered, from the first to now. The list below shows the same frames.`);
 }
 
 function frameItem(frame, grid, item, seen) {
@@ -590,7 +590,7 @@ function showFrame(frame) {  // of the memory, large, in place of the live pictu
   if (before !== state.chosen && state.memory?.frames.length) showMap(state.memory);
   if (!frame) return;
   const { layer_groups: groups, grid } = state.memory, canvas = $("past");
-  canvas.setAttribute("aria-label", `The frame, ${percent(frame.fraction)} of it remembered: those patches are lit`);
+  canvas.setAttribute("aria-label", `The frame. The ${percent(frame.fraction)} still in memory is lit`);
   $("layers").replaceChildren(element("span", `${percent(frame.fraction)} remembered`), ...groups.map(([first, last], place) => {
     const span = element("span", first === last ? `layer ${first + 1}` : `layers ${first + 1}–${last + 1}`), bar = element("meter");
     bar.value = frame.layer_fractions[place];
@@ -671,12 +671,12 @@ $("test").onclick = async () => {
   if (!given.source) { $("source").reportValidity(); return; }
   $("test").disabled = true;
   tell($("add-problem"), "");
-  result.replaceChildren("Opening it…");
+  result.replaceChildren("Opening the source…");
   try {
     const seen = await (await send("/v1/streams/test", "POST", given)).json(), image = element("img");
     image.alt = "What the camera shows";
     image.src = `data:image/jpeg;base64,${seen.jpeg}`;
-    result.replaceChildren(image, `It works: ${seen.width} × ${seen.height}${seen.fps ? `, ${seen.fps} frames a second` : ""}, the first after ${Math.round(seen.first_frame_ms)} ms.`);
+    result.replaceChildren(image, `It works: ${seen.width} × ${seen.height}${seen.fps ? `, ${seen.fps} frames per second` : ""}, first frame after ${Math.round(seen.first_frame_ms)} ms.`);
   } catch (error) { result.replaceChildren(); tell($("add-problem"), error.message); }
   $("test").disabled = false;
 };
@@ -702,7 +702,7 @@ async function openSwitch(name) {
     list.onchange();
     $("budget").value = now.budget;
     tell($("switch-title"), `Memory of ${called(name)}`);
-    tell($("switch-warning"), `This forgets what ${called(name)} remembers and begins an empty memory. After a restart the configured one continues.`);
+    tell($("switch-warning"), `${called(name)} forgets what it has seen and starts with an empty memory. After a server restart, it continues with its configured memory.`);
     tell($("switch-problem"), "");
     $("switch").dataset.name = name;
     $("switch").showModal();

@@ -60,7 +60,7 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch):
         await receive()
 
     async def ask():
-        with pytest.raises(StarletteHTTPException, match="the body did not come"):
+        with pytest.raises(StarletteHTTPException, match="the body did not arrive"):
             await guard.Guard(app, service())(SCOPE, asyncio.Event().wait, None)
 
     asyncio.run(asyncio.wait_for(ask(), 60))

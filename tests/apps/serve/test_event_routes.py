@@ -64,7 +64,7 @@ def test_a_reload_changes_sinks_and_says_what_is_wrong(service):
     config = service.config
     other = check_config({"state": config.state, "sinks": [{"kind": "exec", "command": "false"}]}, "test")
     wrong = check_config({"state": config.state, "sinks": [{"kind": "mqtt", "url": "mqtt://h", "topic": "x"}]}, "test")
-    for each, line in ((other, "sinks: opened again"), (wrong, "sinks.mqtt: topic: there is no such option")):
+    for each, line in ((other, "sinks: reopened"), (wrong, "sinks.mqtt: topic: unknown option")):
         (done,) = service.reload(each.model_copy(update={"cameras": {}}))
         assert done.startswith(line)
     assert list(service.delivery.sinks) == ["exec"]
@@ -116,7 +116,7 @@ def test_edgevlm_digest_reads_it_from_a_server(client, service, capsys, tmp_path
         reading.show_digest({"since": "x"}, url, None, False)
     out, err = capsys.readouterr()
     *words, parcel, line, dog = out.splitlines()
-    assert re.match("nothing happened since .*: no watch was open, no line was written", err)
+    assert re.match("nothing happened since .*: no watch was open and no line was written", err)
     assert re.fullmatch(r"[\w ]*\d\d:\d\d:\d\d \(\d+ \w+ ago\)  door  is there a parcel\?  for 110 min \(0.97\)", words[0])
     assert words[1] == f"  {url}/v1/events/{EVENT.id}/0.jpg"
     assert words[2].endswith("door  a van stands there")

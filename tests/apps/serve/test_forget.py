@@ -53,11 +53,11 @@ def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
         eventually(lambda: len(list((folder / "demo").glob("*.snapshot"))) == 2)
         shown, paused = pictures(server), time.time()
         span = server.get("/v1/streams/demo/memory")["frames"]
-        refused("add --yes", "--last", "1h", "--url", server.url)
+        refused("give --yes", "--last", "1h", "--url", server.url)
         refused("choose what to forget", "--yes", "--url", server.url)
         status, _, answer = server.request("POST", "/v1/forget", {"all": True})
         assert (status, json.loads(answer)["error"]["param"]) == (400, "confirm")
-        refused("there is no stream 'yard'", "--all", "--yes", "--stream", "yard", "--url", server.url)
+        refused("stream 'yard' not found", "--all", "--yes", "--stream", "yard", "--url", server.url)
         middle = next(each["time"] for each in span if each["frame"] >= max(shown) - 8 and each["time"])
         counts = json.loads(forget("--until", middle, "--yes", "--url", server.url, "--json"))
         assert (counts["stream"], counts["rows"] > 0, counts["thumbnails"] > 0) == ("demo", True, True)
@@ -198,13 +198,13 @@ def test_links_in_the_state_folder_are_not_followed(tmp_path):
         (other / name).write_text("mine")
     before = {path.name: path.read_text() for path in other.iterdir()}
     (state / "demo").symlink_to(other)
-    with pytest.raises(RuntimeError, match="demo: is a link"):
+    with pytest.raises(RuntimeError, match="demo: is a symbolic link"):
         Served(tmp_path, "--state", state)
     (state / "yard").symlink_to(other)
     (tmp_path / "edgevlm.toml").write_text(f'state = "{state}"\n[cameras.gate]\nsource = "demo"\n')
     with serving(tmp_path / "one", tmp_path / "edgevlm.toml") as server:
         status, _, body = server.request("POST", "/v1/streams", {"id": "yard", "source": "demo"})
-        assert (status, b"is a link" in body) == (400, True)
+        assert (status, b"is a symbolic link" in body) == (400, True)
         forget("--all", "--yes", "--url", server.url)
     forget("--all", "--yes", "--state", state)
     assert {path.name: path.read_text() for path in other.iterdir()} == before

@@ -69,9 +69,9 @@ def test_a_reload_applies_key_and_limits_and_says_what_waits_for_a_restart(tmp_p
     wanted = ServerSettings(key=f"file:{tmp_path / 'key'}", host="0.0.0.0", port=9, max_requests=5)
     for _ in range(2):
         assert service.reload(ServeConfig(state="/else", server=wanted)) == [
-            "state: it changes when the server is restarted",
-            "server.host: it changes when the server is restarted",
-            "server.port: it changes when the server is restarted",
+            "state: restart the server to apply the change",
+            "server.host: restart the server to apply the change",
+            "server.port: restart the server to apply the change",
         ]
     assert (service.key, service.config.server.max_requests, service.config.server.host) == ("correct-horse", 5, "127.0.0.1")
     (tmp_path / "key").write_text("schlüssel")
@@ -91,7 +91,7 @@ def test_any_key_is_set_on_the_command_line(tmp_path):
     assert config.cameras["demo"] == CameraSettings(fps=1.0, policy="last-seen")
     assert [config.cameras[name].source for name in ("yard", "door", "camera", "camera-2")] == ["rtsp://a/b=c", "0", "1", "2"]
     assert [each.name for each in settings_of(None, ["Front Door=demo"]).cameras.values()] == ["Front Door"]
-    with pytest.raises(UserError, match="two cameras have this name"):
+    with pytest.raises(UserError, match="duplicate camera name"):
         settings_of(None, ["a=demo", "a=0"])
     for wrong in ("server.max_rate", "=5", "server..port=1", "fps.x=1", "server=head"):
         with pytest.raises(UserError):
@@ -135,7 +135,7 @@ def test_a_question_whose_stream_is_closed_is_refused_with_the_reason(tmp_path, 
         eventually(lambda: service.stream("demo").session.stats.frames)
         reply = asyncio.run(asked_meanwhile())
         assert reply.status_code == (200 if streamed else 409)
-        assert "demo was switched, forgotten, opened again or removed" in reply.text
+        assert "demo was changed, forgotten, reopened or removed" in reply.text
     finally:
         gate.set()
         service.close()

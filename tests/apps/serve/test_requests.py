@@ -71,11 +71,11 @@ def test_conversations_of_any_shape_are_answered(server, messages):
 @pytest.mark.parametrize(
     ("path", "body", "param", "rule"),
     [
-        ("chat/completions", {"messages": SAID, "n": 2}, "n", "one answer"),
+        ("chat/completions", {"messages": SAID, "n": 2}, "n", "must be 1"),
         ("chat/completions", {"messages": SAID, "stop": ["x"] * 65}, "stop", "64"),
         ("chat/completions", {"messages": SAID, "stop": [5]}, "stop.0", "string"),
         ("chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "a string or a list"),
-        ("chat/completions", {"messages": [{"role": "user", "content": ""}]}, "messages", "neither a text nor a picture"),
+        ("chat/completions", {"messages": [{"role": "user", "content": ""}]}, "messages", "no text or picture"),
         ("chat/completions", {"messages": SAID, "tool_choice": {"type": "function"}}, "tool_choice.function", "required"),
         (
             "chat/completions",
@@ -86,7 +86,7 @@ def test_conversations_of_any_shape_are_answered(server, messages):
         ("chat/completions", {"messages": SAID, "presence_penalty": 3}, "presence_penalty", "2"),
         ("responses", {"input": NOW, "previous_response_id": "resp_1"}, "previous_response_id", "stored"),
         ("responses", {"input": [{"content": NOW}]}, "input.0.role", "role"),
-        ("responses", {"input": " "}, "input", "neither a text nor a picture"),
+        ("responses", {"input": " "}, "input", "no text or picture"),
         (
             "responses",
             {"instructions": "x", "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},

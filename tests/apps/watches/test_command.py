@@ -84,7 +84,7 @@ def test_the_opening_of_a_watch_that_was_removed_has_ended(watching, tmp_path):
     ("arguments", "line"),
     [
         (["is it raining?"], "question: The demo model was never taught this question. Nearest: is there"),
-        (["is there a red square?", "--open-above", "0.3"], "--close-below: 0.4 is above open_above, 0.3; set it too"),
+        (["is there a red square?", "--open-above", "0.3"], "--close-below: 0.4 is above open_above (0.3); change one of them"),
         (["is there a red square?", "--camera", "nowhere.mp4"], "nowhere.mp4"),
     ],
 )

@@ -93,5 +93,5 @@ def test_a_sink_that_fails_is_tried_again_in_order_and_told_of_once(store):
     first, again = said
     assert first.startswith(f"sink phone: send failed: {__file__}, line ")
     assert "OSError: https://***@host/x took nothing" in first
-    assert again == "sink phone: takes events again"
+    assert again == "sink phone: accepts events again"
     assert (delivery.failures["phone"], delivery.delivered["phone"]) == (4, 5)

@@ -166,7 +166,7 @@ def test_an_hour_without_a_broker_loses_nothing(tmp_path, full):
     """``python tests/faults/outage.py`` is the whole of it."""
     found = outage(tmp_path, 16, full, scale=3000)
     assert (found.lost, found.out_of_order, found.left, found.kept) == (0, 0, 0, 16)
-    assert found.said[-1 - full] == "sink mqtt: takes events again"
+    assert found.said[-1 - full] == "sink mqtt: accepts events again"
     assert [line.rpartition("events.sqlite: ")[2][:17] for line in found.said if "events.sqlite" in line] == (
         ["cannot be written"] if full else []
     )

@@ -72,7 +72,7 @@ def test_a_webhook_is_signed_and_refusals_hangs_and_redirects_are_failures(recei
     sink.send(EVENT, [])
     assert receiver.got == [json.loads(EVENT.line())]
     for each, does, said in (
-        (sink, 500, "answers 500"),
+        (sink, 500, "returned 500"),
         (sink, 302, "redirects are not followed"),
         (hasty, "hang", "timed out"),
     ):
@@ -103,7 +103,7 @@ def test_a_program_gets_the_event_on_its_stdin_without_a_shell(tmp_path, capfd):
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("raise SystemExit(3)", "ended with 3"), ("import time; time.sleep(30)", "took more than 0.5 s"), ("", None)],
+    [("raise SystemExit(3)", "exited with 3"), ("import time; time.sleep(30)", "timed out after 0.5 s"), ("", None)],
 )
 def test_a_program_that_fails_or_hangs_is_a_failure(code, said):
     sink = open_sink("exec", {"command": f'{sys.executable} -c "{code}"', "timeout": 0.5 if "sleep" in code else 120})
@@ -119,7 +119,7 @@ def test_apprise_sends_words_and_a_picture(receiver):
     pytest.importorskip("apprise")
     receiver.does += [500, 200]
     sink = open_sink("apprise", {"url": receiver.url.replace("http://", "json://")})
-    with pytest.raises(UserError, match="did not take"):
+    with pytest.raises(UserError, match="did not accept"):
         sink.send(EVENT, [b"jpeg"])
     sink.send(replace(EVENT, state="close", time=NOW + 300), [b"jpeg"])
     (got,) = receiver.got
@@ -133,13 +133,13 @@ def test_apprise_sends_words_and_a_picture(receiver):
     [
         ({"kind": "webhok", "url": "http://x"}, "unknown sink 'webhok'; did you mean 'webhook'?"),
         ({"kind": "webhook"}, "sinks.webhook: url: is missing"),
-        ({"kind": "webhook", "url": "http://x", "secrt": "y"}, "secrt: there is no such option; did you mean 'secret'?"),
-        ({"kind": "webhook", "url": "http://x", "secret": "y"}, "secret: give env:NAME or file:PATH"),
-        ({"kind": "webhook", "url": "env:EDGEVLM_NOT_SET"}, "environment variable EDGEVLM_NOT_SET is not set"),
-        ({"kind": "exec", "command": "/no/such/program x"}, "there is no such program"),
-        ({"kind": "apprise", "url": "nosuch://secret"}, "nosuch:// is not an address that it knows"),
-        ({"kind": "mqtt", "url": "ssl://user:secret@host:8883"}, "ssl://***@host:8883: give an address like"),
-        ({"kind": "mqtt", "url": "mqtt://host/a+b"}, "leave out"),
+        ({"kind": "webhook", "url": "http://x", "secrt": "y"}, "secrt: unknown option; did you mean 'secret'?"),
+        ({"kind": "webhook", "url": "http://x", "secret": "y"}, "secret: must not be in the file itself; use env:NAME"),
+        ({"kind": "webhook", "url": "env:EDGEVLM_NOT_SET"}, "the variable EDGEVLM_NOT_SET is not set"),
+        ({"kind": "exec", "command": "/no/such/program x"}, "program not found; give its full path"),
+        ({"kind": "apprise", "url": "nosuch://secret"}, "nosuch:// is not supported"),
+        ({"kind": "mqtt", "url": "ssl://user:secret@host:8883"}, "ssl://***@host:8883: invalid URL; use one like"),
+        ({"kind": "mqtt", "url": "mqtt://host/a+b"}, "invalid topic"),
     ],
 )
 def test_wrong_settings_are_one_line(settings, said):
