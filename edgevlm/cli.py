@@ -47,7 +47,7 @@ HELPS = {  # advice by the errno of a failed system call
     errno.EMFILE: "raise the limit on open files: ulimit -n",
     errno.ENFILE: "raise the system's limit on open files: sysctl fs.file-max",
     errno.EAGAIN: str(NoThreads()),
-    errno.ENOMEM: "end other programs",
+    errno.ENOMEM: "stop other programs",
     errno.EPERM: "a sandbox (seccomp, AppArmor) may forbid it",
     errno.ENOSYS: "a sandbox (seccomp, AppArmor) may forbid it",
 }
@@ -105,12 +105,12 @@ def main() -> None:
     except UnicodeEncodeError as error:
         _fail(f"{error.object} (not UTF-8: rename the file, or link to it under another name)")
     except MemoryError:
-        _fail("there is not enough memory; end other programs, or give a smaller --budget or --chunk")
+        _fail("not enough memory; stop other programs, or use a smaller --budget or --chunk")
     except OSError as error:
         silence(sys.stdout)
         _fail(_failure(error))
     except ImportError as error:
-        _fail(f"a part of the installation cannot be loaded ({error}); edgevlm doctor finds what to install again")
+        _fail(f"part of the installation cannot be loaded ({error}); run edgevlm doctor to see what to reinstall")
     except RuntimeError as error:
         if not NoThreads.is_in(error):
             raise
@@ -120,7 +120,7 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, Exception) or not is_fault(error):
             raise
-        _fail(str(UserError(f"a library has failed ({error}); EDGEVLM_DEBUG=1 shows where")))
+        _fail(str(UserError(f"a library failed ({error}); set EDGEVLM_DEBUG=1 to see where")))
     if code == 130:  # also typer's exit code after ctrl-C
         note_stopped()
     sys.exit(code if isinstance(code, int) else 0)
@@ -138,9 +138,12 @@ def _failure(error: OSError) -> str:
     why = error.strerror or str(error)
     if error.filename:
         return f"{os.fsdecode(error.filename)}: cannot be read or written ({why})"
-    frame, helps = traceback.extract_tb(error.__traceback__)[-1], HELPS.get(error.errno or 0, "EDGEVLM_DEBUG=1 shows where")
+    frame, helps = (
+        traceback.extract_tb(error.__traceback__)[-1],
+        HELPS.get(error.errno or 0, "set EDGEVLM_DEBUG=1 to see where"),
+    )
     if frame.filename.endswith("tempfile.py"):
-        helps = "name a folder that can be written in TMPDIR"
+        helps = "set TMPDIR to a writable folder"
     return f"{os.path.basename(frame.filename)}: {frame.name} failed ({why}); {helps}"
 
 

@@ -136,7 +136,7 @@ _shown: Step | None = None  # rich draws one display at a time
 def note_stopped() -> None:
     """If ctrl-C ended a download, print that the same command resumes it."""
     if Step.doing.startswith("downloading"):
-        to_stderr("stopped; the same command resumes the download")
+        to_stderr("stopped; run the same command to resume the download")
 
 
 def show(what: str) -> None:

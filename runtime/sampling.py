@@ -130,7 +130,7 @@ class OneOf:
     def __init__(self, model: Model, texts: Sequence[str]) -> None:
         """Encode the texts. Raises UserError unless there are 2 to MAX_CHOICES texts, no two of them with the same tokens."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise UserError("choices are a list of texts")
+            raise UserError("choices must be a list of texts")
         if not 2 <= len(texts) <= MAX_CHOICES:
             raise UserError(f"give 2 to {MAX_CHOICES} choices, not {len(texts)}")
         self.probabilities = dict.fromkeys(texts, 0.0)
@@ -140,9 +140,9 @@ class OneOf:
         for text in texts:
             for written in (model.encode(text), model.encode(f" {text}")):
                 if not text.strip() or unknown_id in written or model.bundle.chat.placeholder_id in written:
-                    raise UserError(f"choice {text!r}: the model has no words for it")
+                    raise UserError(f"choice {text!r}: the tokenizer does not support it")
                 if self._text.setdefault(tuple(written), text) != text:
-                    raise UserError(f"choices {text!r} and {self._text[tuple(written)]!r} are the same to the model")
+                    raise UserError(f"choices {text!r} and {self._text[tuple(written)]!r} have the same tokens")
         if len(self.probabilities) < len(texts):
             raise UserError("duplicate choice")
         self.max_tokens = max(map(len, self._text))

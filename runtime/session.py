@@ -328,7 +328,7 @@ class Session:
 
     def _check_memory(self) -> None:
         if self.is_torn:
-            raise UserError("an error has left the memory half changed; open the session again")
+            raise UserError("an error left the memory inconsistent; open the session again")
 
     def _add_frame(self, pixels: Pixels, timestamp: float | None) -> None:
         chunk, memory = self._chunk, self._memory
@@ -345,7 +345,7 @@ class Session:
 
     def _check_later(self, timestamp: float) -> None:
         if self._memory.frames and timestamp < self._memory.time_s:
-            what = f"{timestamp:g} s comes after {self._memory.time_s:g} s, and time does not run backwards"
+            what = f"timestamp {timestamp:g} s is before {self._memory.time_s:g} s"
             raise UserError(f"{what}; give timestamps in order, or open another session")
 
     def _skip_to(self, timestamp: float) -> None:
@@ -381,7 +381,7 @@ class Session:
 
     def _check_length(self, question: str | Dialogue, most: int) -> int:
         if (tokens := len(self._chat.suffix([], question))) > most:
-            raise UserError(f"this question takes {tokens} tokens and {most} have room; shorten it")
+            raise UserError(f"this question has {tokens} tokens, but only {most} fit; shorten it")
         return tokens
 
     def most_pictures(self, question: str | Dialogue) -> int:
@@ -449,16 +449,16 @@ class Session:
         penalty = chat.repetition_penalty if repetition_penalty is None else repetition_penalty
         repetition = Repetition(penalty, chat.no_repeat_ngram_size, presence_penalty, frequency_penalty)
         if isinstance(question, Dialogue) and (conversation is not None or history):
-            raise UserError("a dialogue has its own turns; leave out conversation and history")
+            raise UserError("a dialogue already contains its turns; remove conversation and history")
         asked = question if isinstance(question, Dialogue) else Dialogue.of(history, question)
         if len(pictures) > (most := self.most_pictures(asked.without(max(asked.turns - 1, 0)))):
-            raise UserError(f"{most} pictures have room beside this question, not {len(pictures)}; leave some out")
+            raise UserError(f"only {most} pictures fit with this question, not {len(pictures)}; remove some")
         if choices:
             logits_processor = OneOf(self.model, choices)
         if isinstance(logits_processor, OneOf):
             max_tokens = logits_processor.max_tokens
             if max_tokens > budget.answer:
-                raise UserError(f"a choice takes {max_tokens} tokens and an answer {budget.answer}; shorten it")
+                raise UserError(f"a choice has {max_tokens} tokens, but an answer at most {budget.answer}; shorten it")
         one_of = logits_processor if isinstance(logits_processor, OneOf) else None
         shown, answer = [self._pixels(picture) for picture in pictures], Answer(asked.text, self.time_s)
 
@@ -828,7 +828,7 @@ def _checked_window(since: float | None, until: float | None) -> TimeWindow:
 
 def _checked_size(size: object) -> tuple[int, int]:
     if not (isinstance(size, tuple) and len(size) == 2 and all(isinstance(side, int | np.integer) for side in size)):
-        raise UserError(f"frame_size is (height, width) in pixels, not {size!r}")
+        raise UserError(f"frame_size must be (height, width) in pixels, not {size!r}")
     return int(size[0]), int(size[1])
 
 

@@ -68,11 +68,11 @@ def parse_append(text: str) -> tuple[str, float | None, int, int]:
     name, values = _split_changed("append", text, {"tau": TAU, "refresh": 0, "present": 1})
     tau, refresh, present = values.get("tau"), values.get("refresh", 0), values.get("present", 1)
     if tau is not None and not 0 < tau <= 1:
-        raise UserError(f"append {text!r}: tau is a cosine above 0, at most 1")
+        raise UserError(f"append {text!r}: tau must be above 0 and at most 1")
     if refresh != int(refresh):
-        raise UserError(f"append {text!r}: refresh is an integer (frames)")
+        raise UserError(f"append {text!r}: refresh must be an integer (frames)")
     if present != int(present) or present < 1:
-        raise UserError(f"append {text!r}: present is an integer (frames), 1 or more")
+        raise UserError(f"append {text!r}: present must be an integer (frames), 1 or more")
     return name, tau, int(refresh), int(present)
 
 
@@ -84,7 +84,7 @@ def parse_encode(text: str) -> tuple[str, EncodeChanged]:
     name, values = _split_changed("encode", text, {"interval": INTERVAL, "threshold": THRESHOLD})
     interval, threshold = values.get("interval", 0), values.get("threshold", THRESHOLD)
     if values.get("interval", 1) < 1 or interval != int(interval) or threshold > 255:
-        raise UserError(f"encode {text!r}: interval is an integer (frames), 1 or more, threshold 0 to 255 levels")
+        raise UserError(f"encode {text!r}: interval must be an integer (frames), 1 or more, and threshold 0 to 255")
     return name, EncodeChanged(int(interval), threshold)
 
 
@@ -124,7 +124,7 @@ def _number(text: str, units: str, says: str) -> int:
 def check_policy(policy: Any) -> Any:
     """Return ``policy``. Raises UserError unless ``policy`` is ``auto`` or the name, class or instance of a policy."""
     if isinstance(policy, str) and policy.startswith(f"{AUTO}:"):
-        raise UserError(f"policy {policy}: auto takes no settings; a setting goes with the policy's own name")
+        raise UserError(f"policy {policy}: auto has no settings; set them with the policy's own name")
     if policy != AUTO:
         from edgevlm.runtime.policies import as_policy  # imported here because it imports numpy, which --help does not need
 

@@ -99,8 +99,8 @@ def test_version_and_help_load_neither_numpy_nor_any_bench(arguments):
 @pytest.mark.parametrize(
     ("raised", "line"),
     [
-        (MemoryError("std::bad_alloc"), "there is not enough memory; end other programs"),
-        (type("PanicException", (BaseException,), {})("range end\nindex"), "a library has failed (range end index)"),
+        (MemoryError("std::bad_alloc"), "not enough memory; stop other programs"),
+        (type("PanicException", (BaseException,), {})("range end\nindex"), "a library failed (range end index)"),
     ],
 )
 def test_too_little_memory_and_a_panic_are_one_line(monkeypatch, raised, line):

@@ -33,4 +33,4 @@ def test_long_questions_and_the_frames_beside_them():
     assert [line["bench"] for line in found] == ["serve-questions"] * 3
     assert all(line["ttft_ms"] > 0 and line["frame_ms"] > 0 for line in found[:2])
     assert found[0]["prompt_tokens"] < found[1]["prompt_tokens"] < found[2]["prompt_tokens"]
-    assert "have room" in found[2]["stopped"], "the demo has 2,368 positions"
+    assert "shorten it" in found[2]["stopped"], "the demo has 2,368 positions"

@@ -229,8 +229,8 @@ def test_sessions_of_one_model_watch_frames_of_their_own_shape(checkpoint, model
     [
         ((0, 640), "frames of 640 x 0 pixels are not supported"),
         ((1, 640), "aspect ratio of at most 200"),
-        ((480.0, 640), "frame_size is"),
-        ("640x480", "frame_size is"),
+        ((480.0, 640), "frame_size must be"),
+        ("640x480", "frame_size must be"),
     ],
 )
 def test_frame_sizes_that_are_none(model, size, says):

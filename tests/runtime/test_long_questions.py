@@ -75,7 +75,7 @@ def test_positions_are_made_dense_for_a_question_that_needs_them(model):
 def test_what_has_no_room_is_refused_and_named(model):
     with watched(model, 3) as session:
         most = session.max_question_tokens
-        with pytest.raises(UserError, match=f"{most} have room"):
+        with pytest.raises(UserError, match=f"only {most} fit"):
             session.ask(LONG * 10)
         fits = session.most_pictures(NOW)
         frame = next(iter(open_source("demo"))).image

@@ -53,7 +53,7 @@ def test_a_picture_is_seen_by_its_question_alone(append):
             assert answer.evidence is None, "a picture is no frame of the stream"
             assert answer.prompt_tokens > session.model.bundle.vision.tokens_per_frame
             assert session.ask(now).text.strip() == watched[-1].scene.truth(now)
-        with pytest.raises(UserError, match="1 pictures have room beside this question, not 2"):
+        with pytest.raises(UserError, match="only 1 pictures fit with this question, not 2"):
             session.ask(now, pictures=[other.image] * 2)
         with pytest.raises(UserError, match="frame"):
             session.ask(now, pictures=[other.image[0]])

@@ -112,9 +112,9 @@ def test_time_does_not_run_backwards(model):
         first, second, third = frames(3, model)
         session.watch(first, 3)
         for earlier in (1, None):  # the frame's number, 1, comes before 3 s as well
-            with pytest.raises(UserError, match="1 s comes after 3 s"):
+            with pytest.raises(UserError, match="1 s is before 3 s"):
                 session.watch(second, earlier)
-        with pytest.raises(UserError, match="2 s comes after 3 s"):
+        with pytest.raises(UserError, match="2 s is before 3 s"):
             session.skip(2)
         session.watch(second, 3)
         session.watch(third, 4)

@@ -84,8 +84,8 @@ def test_choices_of_several_tokens_under_a_byte_level_tokenizer(session, byte_le
 @pytest.mark.parametrize(
     ("choices", "says"),
     [
-        (["yes"], "2 to 256"), (["yes"] * 300, "2 to 256"), (["yes", "yes"], "duplicate"), (["yes", "YES"], "the same to"),
-        (["yes", ""], "no words"), (["yes", "perhaps"], "no words"), (["yes", "<image>"], "the video token"), ("yes", "list"),
+        (["yes"], "2 to 256"), (["yes"] * 300, "2 to 256"), (["yes", "yes"], "duplicate"), (["yes", "YES"], "the same tokens"),
+        (["yes", ""], "tokenizer"), (["yes", "perhaps"], "tokenizer"), (["yes", "<image>"], "the video token"), ("yes", "list"),
         (["no", "yes " * 300], "shorten"),
     ],
 )  # fmt: skip

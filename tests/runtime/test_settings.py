@@ -19,11 +19,11 @@ def test_typed_values_are_read():
     ("field", "value", "says"),
     [
         ("polcy", "full", "no setting 'polcy'; did you mean 'policy'"),
-        ("policy", "hermez", "did you mean 'hermes'"), ("policy", "auto:x=1", "auto takes no settings"),
+        ("policy", "hermez", "did you mean 'hermes'"), ("policy", "auto:x=1", "auto has no settings"),
         ("policy", 3, "policy must be a name"), ("budget", "half", "give a number of tokens"), ("budget", 1.5, "^budget: "),
         ("chunk", 0, "^chunk: "), ("chunk", True, "^chunk: "), ("reindexing", "never", "^reindexing: "),
-        ("append", "changed:tau=2", "tau is a cosine"), ("append", "chanced", "did you mean 'changed'"),
-        ("append", "all:tau=1", "all has no settings"), ("encode", "changed:interval=1.5", "interval is an integer"),
+        ("append", "changed:tau=2", "tau must be above 0"), ("append", "chanced", "did you mean 'changed'"),
+        ("append", "all:tau=1", "all has no settings"), ("encode", "changed:interval=1.5", "interval must be an integer"),
         ("encode", "changed:treshold=1", "give changed:interval=64,threshold=6"), ("host_bytes", "lots", "^host_bytes: "),
     ],
 )  # fmt: skip

@@ -296,11 +296,11 @@ def test_a_memory_left_half_changed_is_never_written(model, tmp_path, monkeypatc
         watch(session, images[8:])
     monkeypatch.undo()
     for use in (lambda: session.watch(images[0]), lambda: session.ask(ASKED).wait(), session.flush):
-        with pytest.raises(UserError, match="half changed; open the session again"):
+        with pytest.raises(UserError, match="inconsistent; open the session again"):
             use()
     session.close()
     assert "no snapshot" in said[-1]
-    assert "half changed" in said[-1]
+    assert "inconsistent" in said[-1]
     with opened(model, tmp_path, said) as again:
         assert again.stats.frames == 8
         assert str(again.ask(ASKED))
