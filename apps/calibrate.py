@@ -88,7 +88,7 @@ def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) ->
         return None
     labels = evicting() if policies == "all" else [variant.label for variant in parse_variants([policies])]
     if not labels or any(label in (AUTO, ORACLE) or "@" in label for label in labels):
-        raise UserError(f"--policies {policies}: name policies that have a budget, separated by commas, or all, or none")
+        raise UserError(f"--policies {policies}: must be all, none or policies that have a budget, separated by commas")
     return ComparisonRequest(labels, parse_budgets(budget) if budget else (), ask)
 
 
@@ -98,9 +98,9 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
     A run that is stopped leaves its results so far next to the bundle, and the next run continues from them. Raises UserError.
     """
     if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
-        raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
+        raise UserError(f"{request.bundle}: calibration requires clips; add --video FILE once or more")
     if not request.layers and request.comparison is None:
-        raise UserError("--no-layers and --policies none leave nothing to measure; leave out one of them")
+        raise UserError("--no-layers and --policies none leave nothing to measure; remove one of them")
     clips = clips_of(request.videos)
     progress("loading the model")
     model = Model.load(request.bundle, engine=request.engine, threads=request.threads)
@@ -200,7 +200,7 @@ def as_json(written: Path, found: Findings) -> str:
 
 def describe(written: Path, found: Findings) -> str:
     """Return a readable report."""
-    lines = ["layers: left as they were"]
+    lines = ["layers: unchanged"]
     if (layers := found.layers) is not None:
         tau = "/".join(f"{threshold:.4f}" for threshold in layers.thresholds)
         bounds = f"middle from layer {layers.middle_from}, deep from {layers.deep_from}"
@@ -220,7 +220,7 @@ def describe(written: Path, found: Findings) -> str:
                 setting = (
                     changed.tau and f"changed:tau={changed.tau:g}" if isinstance(changed, AppendChoice) else changed.setting
                 )
-                chosen = setting or f"all, as no trial's loss surely stays within {changed.bound:g}"
+                chosen = setting or f"all, because no trial's loss is reliably within {changed.bound:g}"
                 lines.append(f"{way} auto: {chosen}")
         lines.append("")
     measured = f"calibrated {layers.described}" if layers else "compared"

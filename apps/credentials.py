@@ -70,7 +70,7 @@ def with_login(address: str, username: str | None, password: str | None) -> str:
         return address
     scheme, found, rest = address.partition("://")
     if not found or "@" in rest.partition("/")[0]:
-        raise UserError("username and password are for an address without a login, like rtsp://HOST/PATH")
+        raise UserError("username and password require an address without a login, like rtsp://HOST/PATH")
     return f"{scheme}://{quote(username or '', safe='')}:{quote(password or '', safe='')}@{rest}"
 
 
@@ -86,7 +86,7 @@ def secret(reference: str) -> str:
     kind, _, name = reference.partition(":")
     if kind == "env" and re.fullmatch(r"\w+", name):
         if name not in os.environ:
-            raise UserError(f"{reference}: the variable {name} is not set")
+            raise UserError(f"{reference}: environment variable {name} is not set")
         return os.environ[name]
     if kind == "file":
         try:

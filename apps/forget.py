@@ -25,8 +25,8 @@ Forgotten = dict[str, int]
 
 
 def in_words(name: str, counts: Forgotten) -> str:
-    """Return ``front-door: 120 rows of a layer, 40 thumbnails, 2 events, 3 lines of the journal deleted``."""
-    called = {"rows": "rows of a layer", "journal": "lines of the journal"}
+    """Return ``front-door: 120 rows of a layer, 40 thumbnails, 2 events, 3 journal lines deleted``."""
+    called = {"rows": "rows of a layer", "journal": "journal lines"}
     said = ", ".join(f"{count:,} {called.get(what, what)}" for what, count in counts.items())
     return f"{name or 'all cameras'}: {said} deleted"
 
@@ -43,7 +43,7 @@ def forget_folder(state: str, span: Span, stream: str | None = None, key: Snapsh
     found = {path: name for path, name in cameras(folder) if stream in (None, name)}
     stores = [kind for kind in (EventStore, Journal) if (folder / kind.FILE).exists()]
     if not (found or stores):
-        raise UserError(f"{folder}: no state of {stream or 'a run or a server'} is kept there")
+        raise UserError(f"{folder}: no state of {stream or 'a run or a server'} found")
     forgotten = {name: forget_camera(path, span, key) for path, name in found.items()}
     for kind in stores:
         with closing(kind(folder)) as store:
@@ -69,7 +69,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
         found = [snapshot for _, snapshot in directory.verified() if isinstance(snapshot, Snapshot)]
         if not found:
             if directory.storage.snapshots():
-                raise UserError(f"{where}: no snapshot can be read; --all deletes them")
+                raise UserError(f"{where}: no snapshot can be read; use --all to delete them")
             directory.clear()  # deletes what other versions left behind
             return {"rows": 0, **counts}
         about, arrays = dict(found[0].about), {name: array.copy() for name, array in found[0].arrays.items()}

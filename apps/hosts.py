@@ -96,7 +96,7 @@ def addresses(host: str, port: int) -> list[str]:
 def unresolved(host: str, error: Exception) -> str:
     if getattr(error, "errno", None) == socket.EAI_AGAIN:
         return f"no name server answers for {host[:253]}; check this machine's network, or give an IP address"
-    return f"there is no host of that name, {host[:253]}; check the address, or give an IP address"
+    return f"host {host[:253]} not found; check the address or give an IP address"
 
 
 def is_network(text: str) -> bool:

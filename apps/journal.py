@@ -38,7 +38,7 @@ class Journal(TimedDatabase):
 
     FILE, TABLE, DAYS, CAP = "journal.sqlite", "lines", 365.0, 64 << 20
     TABLES = "CREATE VIRTUAL TABLE IF NOT EXISTS lines USING fts5(text, camera UNINDEXED, time UNINDEXED, evidence UNINDEXED);"
-    MEANWHILE = "no lines are kept meanwhile"
+    MEANWHILE = "new lines are lost until it can be written"
     SPARE = (
         "DELETE FROM lines WHERE rowid IN "
         "(SELECT rowid FROM lines ORDER BY rowid LIMIT 1 + (SELECT count(*) FROM lines) / 4)",

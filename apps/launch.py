@@ -91,7 +91,9 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
     if settings.is_demo_source and endless and (not interactive or plan.end):
         plan.frames = DEMO_FRAMES
     elif endless and plan.end:
-        raise UserError("--ask is answered at the end of the stream, and a camera has none: add --seconds or --frames")
+        raise UserError(
+            "--ask is answered at the end of the stream, but a camera's stream has no end; add --seconds or --frames"
+        )
     drawn, is_paced = interactive and can_draw, settings.realtime
     compares = drawn and settings.is_demo_source and (settings.model, settings.state, plan.questions) == ("demo", None, [])
     options = SourceOptions(
@@ -123,7 +125,7 @@ def open_run(start: Start) -> RunLoop:
             size = frame_size(bundle, choice, asked=settings.frame_size is not None)
         if choice.asks and choice.plan is None and settings.engine == DEFAULT_ENGINE:
             asked = "--precision, --vision-precision and --kv"
-            raise UserError(f"{asked} are for a checkpoint that is exported; {settings.model} is as it was made")
+            raise UserError(f"{asked} apply only to an export, but {settings.model} is already a bundle; remove them")
         source = opened.enter_context(closing(start.open_source()))
         with progress("verifying and loading the model"):  # large bundles take seconds to load
             model = Model.load(bundle, engine=settings.engine, threads=settings.threads)
@@ -189,7 +191,7 @@ def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, in
         return choice.size
     if asked and choice.plan is None:
         height, width = bundle.vision.size
-        raise UserError(f"{path}: takes only frames of {width}x{height}; leave out --frame-size")
+        raise UserError(f"{path}: supports only frames of {width}x{height}; remove --frame-size")
     return None
 
 
@@ -224,6 +226,6 @@ def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> N
     if about.get("source", source.name) not in ("", source.name) and not source.live:
         plan.since = time_s  # watch a different video from its beginning
         return
-    with progress(f"going to {time_s:.1f} s of {source.name}"):
+    with progress(f"skipping to {time_s:.1f} s of {source.name}"):
         if not source.skip(time_s):
             plan.since = time_s + Instant.now().since(written_at(about))

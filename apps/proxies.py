@@ -39,7 +39,7 @@ def environment_problem(error: Exception) -> str:
     why, proxies = " ".join(str(error).split())[:200], proxy_variables("http", "https")
     files = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
     if isinstance(error, ssl.SSLError | FileNotFoundError | PermissionError) and error.filename is None and files:
-        return f"the certificates that {' and '.join(files)} names cannot be read ({why}); unset it, or set a readable file"
+        return f"the certificates in {' and '.join(files)} cannot be read ({why}); unset it or set it to a readable file"
     if proxies and ("proxy" in why.lower() or type(error).__name__ == "InvalidURL"):
-        return f"the proxy in {proxies} cannot be used ({why}); give it as http://HOST:PORT, or unset it"
+        return f"the proxy in {proxies} cannot be used ({why}); set it to http://HOST:PORT or unset it"
     return ""

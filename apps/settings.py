@@ -50,7 +50,7 @@ def _one_line(parse: Any) -> Any:
 
 def _question(text: str) -> str:
     if not text.strip():
-        raise ValueError("give a question")
+        raise ValueError("must not be empty")
     return text
 
 
@@ -77,13 +77,13 @@ class RunSettings(SessionSettings):
     )
     fps: Annotated[float, Metavar("N")] = Field(2.0, description="Watch this many frames a second.")
     state: Annotated[str | None, Metavar("DIR")] = Field(None, description="Keep snapshots in this folder or URL, and resume.")
-    state_from: Annotated[str | None, Metavar("SRC")] = Field(None, description="Resume snapshots of this other source.")
+    state_from: Annotated[str | None, Metavar("SRC")] = Field(None, description="Resume from another source's snapshots.")
     frames: Annotated[int | None, Metavar("N")] = Field(None, ge=1, description="Stop after this many frames.")
     seconds: Annotated[float | None, Metavar("S")] = Field(None, ge=0, description="Stop S seconds into the stream.")
     realtime: bool | None = Field(None, description="Play recordings at their own speed.")
     frame_size: Annotated[Size, Metavar("auto|WxH")] = Field(None, description="Expect frames of this size.")
     seed: Annotated[int, Metavar("N")] = Field(0, ge=0, description="Seed the demo world.")
-    wait: bool = Field(False, description="Wait for a camera that is not there yet.")
+    wait: bool = Field(False, description="Wait for a camera that is not available yet.")
     rule: Annotated[Literal["block", "drop-oldest"] | None, Metavar("block|drop-oldest"), Shown("live: drop-oldest")] = Field(
         None, description="While busy, wait or drop frames."
     )
@@ -94,11 +94,13 @@ class RunSettings(SessionSettings):
     read_timeout: Seconds = Field(10.0, description="Reconnect after this long without a frame.")
     stall_timeout: Seconds = Field(3.0, description="Report a stall after this long.")
     state_every: Seconds = Field(30.0, description="Take a snapshot this often.")
-    state_key_file: Annotated[Path | None, Metavar("FILE")] = Field(None, description="Encrypt snapshots with this key.")
+    state_key_file: Annotated[Path | None, Metavar("FILE")] = Field(None, description="Encrypt snapshots with this file's key.")
     precision: Annotated[Name | None, Shown("by plan")] = Field(None, description="Export weights as fp32, int8, int4, ..")
-    vision_precision: Annotated[Name | None, Shown("by plan")] = Field(None, description="Export vision weights as this.")
+    vision_precision: Annotated[Name | None, Shown("by plan")] = Field(
+        None, description="Export vision weights in this precision."
+    )
     kv: Annotated[Literal["fp32", "fp16", "int8"] | None, Metavar("NAME"), Shown("by plan")] = Field(
-        None, description="Export a cache of fp32, fp16 or int8."
+        None, description="Export with a cache in fp32, fp16 or int8."
     )
     threads: Annotated[int | None, Metavar("N"), Shown("physical cores")] = Field(
         None, ge=1, le=256, description="Use this many CPU threads."

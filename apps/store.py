@@ -72,7 +72,9 @@ class TimedDatabase:
             self._mended(self._open)
         except (sqlite3.Error, OSError) as error:
             if isinstance(error, BlockingIOError):
-                raise UserError(f"{folder}: another process uses it; end that one, or choose another --state") from None
+                raise UserError(
+                    f"{folder}: is in use by another process; stop that process or choose another --state"
+                ) from None
             raise UserError(f"{self.path}: cannot be written ({error}); choose another --state") from None
 
     def delete(self, camera: str | None = None, since: float = -math.inf, until: float = math.inf) -> int:
@@ -161,7 +163,7 @@ class TimedDatabase:
                 raise sqlite3.DatabaseError(state)
             ((version,),) = database.execute("PRAGMA user_version").fetchall()
             if version > VERSION:
-                raise UserError(f"{self.path}: was written by a newer edgevlm; install that one, or choose another --state")
+                raise UserError(f"{self.path}: was written by a newer edgevlm; upgrade edgevlm or choose another --state")
             database.executescript(f"BEGIN; {self.TABLES} {CLOCK} PRAGMA user_version = {VERSION}; COMMIT;")
         except BaseException:
             database.close()
@@ -185,7 +187,7 @@ class TimedDatabase:
             for name in ("", "-wal", "-shm", "-journal"):
                 with suppress(FileNotFoundError):
                     os.replace(f"{self.path}{name}", f"{self._damaged}{name}")
-            self._try_notify(f"{self.path}: is damaged ({damage}); it is now {self._damaged.name}, and a new file is begun")
+            self._try_notify(f"{self.path}: is damaged ({damage}); renamed to {self._damaged.name}, and started a new file")
         return work()
 
     @contextmanager

@@ -35,7 +35,7 @@ def build(
     capacity = capacity_for(name, None if budget is None else parse_budget(budget))
     settings = BuildSettings(capacity, workspace << 20, probes=probes, force=force)
     for made in builder.build_engines(bundle, settings, open_driver(), to_stderr):
-        line = f"{made.path}  {made.bytes / 1e6:.0f} MB{'  (was there)' if made.kept else ''}"
+        line = f"{made.path}  {made.bytes / 1e6:.0f} MB{'  (kept)' if made.kept else ''}"
         yield line, asdict(made) | {"capacity": settings.capacity}
 
 
@@ -48,7 +48,7 @@ def capacity_for(bundle: str, budget: int | None) -> int:
     tokens = default_budget(model) if budget is None else budget
     least, most = model.tower.rows, model.most_budget
     if not least <= tokens <= most:
-        raise UserError(f"a budget of {tokens} tokens does not suit {bundle}: give --budget {least} to {most}")
+        raise UserError(f"a budget of {tokens} tokens is out of range for {bundle}; use --budget {least} to {most}")
     return -(-model.capacity(tokens) // ROUND) * ROUND
 
 
@@ -74,7 +74,9 @@ def target_for(
     releases = {release["jetpack"]: release["tensorrt"] for release in device["releases"]}
     if jetpack is not None and jetpack not in releases:
         known = " or ".join(release for release in releases if release)
-        raise UserError(f"{name} has no JetPack {jetpack}; {f'give --jetpack {known}' if known else 'leave --jetpack out'}")
+        raise UserError(
+            f"{name} does not support JetPack {jetpack}; {f'use --jetpack {known}' if known else 'remove --jetpack'}"
+        )
     if device.kind != "jetson":
         return ExportTarget(ONNXRUNTIME, precision, kept, f"{name}: profile {ONNXRUNTIME}")
     jetpack = jetpack or list(releases)[-1]

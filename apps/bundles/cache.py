@@ -48,7 +48,7 @@ def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: 
         if force or not is_complete(target):
             export_apart(checkpoint, target, progress=progress, notify=notify, **DEFAULTS | options | {"force": True})
             size = sum(record.bytes for record in Bundle.load(target, verify="size").files.values())
-            notify(f"the bundle takes {size / 1e6:,.0f} MB in {target}; edgevlm bundles remove {target.name} frees them")
+            notify(f"the bundle takes {size / 1e6:,.0f} MB in {target}; run edgevlm bundles remove {target.name} to free them")
     return target
 
 
@@ -103,7 +103,7 @@ def remove_bundles(name: str) -> list[Path]:
     """Remove a cached bundle, or ``all`` bundles and unfinished exports; return the removed paths. Raises UserError."""
     folders = [folder for folder in cached() if name in ("all", folder.name)]
     if not folders and name != "all":
-        raise UserError(f"no bundle {name!r} in {cache_folder()}; edgevlm bundles list names them")
+        raise UserError(f"bundle {name!r} not found in {cache_folder()}; run edgevlm bundles list")
     for folder in cache_folder().glob(".*.edgevlm-*") if name == "all" else ():
         handle = os.open(folder, os.O_RDONLY)
         with suppress(BlockingIOError):  # a running export keeps its unfinished folder locked
@@ -122,7 +122,7 @@ def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
             loaded = Bundle.load(folder, progress=progress)
             if loaded.profile == ONNXRUNTIME:
                 import_module("edgevlm.engines.inputs").check_graphs(loaded)
-            yield f"{folder}: {len(loaded.files)} files are as {MANIFEST} says", True
+            yield f"{folder}: {len(loaded.files)} files match {MANIFEST}", True
         except BundleError as error:
             yield str(error), False
 
@@ -151,7 +151,7 @@ def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
         made.parent.mkdir(parents=True, exist_ok=True)
         file = open(made.with_name(f".{made.name}.lock"), "a")  # noqa: SIM115
     except OSError as error:
-        how = "name another folder in EDGEVLM_CACHE (bundles) or HF_HOME (checkpoints)"
+        how = "set EDGEVLM_CACHE (bundles) or HF_HOME (checkpoints) to another folder"
         raise UserError(f"{made.parent}: cannot be written ({error.strerror}); {how}") from None
     with file:
         try:

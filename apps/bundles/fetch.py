@@ -48,7 +48,7 @@ def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
         return checkpoint_folder(model)
     repository = Repository(name, notify)
     if repository.is_bundle:
-        raise HubError(f"{name} is a bundle already", "run it as it is (--model)")
+        raise HubError(f"{name} is already a bundle", "run it with --model")
     return fetch_config(repository, progress)
 
 
@@ -57,7 +57,7 @@ def fetch_config(repository: Repository, progress: Report) -> Path:
     if not (folder / CONFIG).exists():
         repository.fetch([ADAPTER], progress)
         refuse_files(folder, repository.files, repository.name)
-        raise HubError(f"{repository.name} has no {CONFIG}", "give the repository of a checkpoint or of a bundle")
+        raise HubError(f"{repository.name} has no {CONFIG}", "use the repository of a checkpoint or a bundle")
     return folder
 
 
@@ -76,8 +76,8 @@ def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify
         raise repository.problem
     if missing == weights and not any(file in repository.files for file in weights):
         refuse_files(folder, repository.files, repository.name)
-        what = f"{repository.name} has no {weights[0]}; only safetensors are read, since pickled weights can run code"
-        raise HubError(what, "look for a conversion of it")
+        what = f"{repository.name} has no {weights[0]}; only safetensors are supported, because pickled weights can run code"
+        raise HubError(what, "look for a safetensors version")
     repository.fetch(weights, progress)
     repository.remember()
 
@@ -100,13 +100,13 @@ def pull(repository: Repository, progress: Report, notify: Notify, out: Path | N
 def _pull(repository: Repository, target: Path, force: bool, progress: Report) -> Path:
     snapshot = repository.fetch([MANIFEST], progress)
     if not (snapshot / MANIFEST).exists():
-        raise HubError(f"{repository.name} is not a bundle: it has no {MANIFEST}", "edgevlm bundles push makes one")
+        raise HubError(f"{repository.name} is not a bundle: it has no {MANIFEST}", "upload one with edgevlm bundles push")
     records, files = Bundle.load(snapshot, verify="manifest").files, repository.files
     if repository.problem is not None:
         raise repository.problem
     for name, record in records.items():
         if name not in files or files[name].bytes != record.bytes:
-            raise HubError(f"{repository.name} lacks the {name} that its {MANIFEST} lists", "push the bundle again")
+            raise HubError(f"{repository.name}: {name} is missing or does not match {MANIFEST}", "push the bundle again")
     check = partial(check_target, force=force)
     with atomic_directory(target, check, key=repository.commit, keep=(KeyboardInterrupt, HubError)) as folder:
         shutil.copyfile(snapshot / MANIFEST, folder / MANIFEST)
@@ -126,7 +126,7 @@ def push(bundle: str, to: str, progress: Report, *, public: bool) -> str:
     name = parse_id(to)
     if get_token() is None:
         page = f"{constants.ENDPOINT}/settings/tokens"
-        raise HubError("pushing needs a token", f"make one that may write at {page} and set HF_TOKEN")
+        raise HubError("pushing requires a token", f"create one with write access at {page} and set HF_TOKEN")
     found, api = Bundle.load(find(bundle), progress=progress), HfApi(library_name="edgevlm")
     try:
         api.create_repo(name.repo, private=not public, exist_ok=True)

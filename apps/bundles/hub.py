@@ -100,7 +100,7 @@ class Repository:
         if self.problem is not None and known is None:
             raise self.problem
         if self.problem is not None and not constants.HF_HUB_OFFLINE:
-            notify(f"{self.problem.what}; using the copy downloaded before, commit {self.commit[:12]}")
+            notify(f"{self.problem.what}; using the earlier download, commit {self.commit[:12]}")
 
     @property
     def folder(self) -> Path:
@@ -151,8 +151,8 @@ class Repository:
         needed = total - sum(part.stat().st_size for part in parts if part.exists())
         try:
             if parts and needed > (free := shutil.disk_usage(next(iter(parts)).parent).free):
-                what = f"{needed / MB:,.0f} MB must be downloaded and {free / MB:,.0f} MB are free on the disk of"
-                raise HubError(f"{self.name}: {what} {self.home}", "make room, or name a folder on another disk in HF_HOME")
+                what = f"needs {needed / MB:,.0f} MB, but only {free / MB:,.0f} MB are free on the disk of"
+                raise HubError(f"{self.name}: {what} {self.home}", "free space, or set HF_HOME to a folder on another disk")
             for part, file in parts.items():
 
                 def tell(arrived: int, before: int = before) -> None:
@@ -163,8 +163,8 @@ class Repository:
                 progress(f"checking {file.name}", before // MB, total // MB)
                 if file.digest != (hash_file(part).sha256 if len(file.digest) == 64 else git_hash(part.read_bytes())):
                     part.unlink()
-                    what = f"{self.name}: what arrived as {file.name} is not what the hub lists (another hash)"
-                    raise HubError(what, "it was changed on the way: run the same command again")
+                    what = f"{self.name}: the downloaded {file.name} does not match the hub's hash"
+                    raise HubError(what, "run the same command again")
                 part.replace(part.with_suffix(""))
         except Exception as error:
             raise explain(error, self.name, self.home) from None
@@ -192,12 +192,12 @@ class Repository:
                 if _PLAIN.fullmatch(each.rfilename)
             ]
             if not all(_HASH.fullmatch(found) for found in (str(info.sha), *(file.digest for file in listed))):
-                raise ValueError("names no commit, or files without a hash")
+                raise ValueError("lists no commit, or files without a hash")
         except Exception as error:
             self.problem = explain(error, self.name, self.home)
             return self._listed
         if info.id != self.name.repo and _ID.fullmatch(info.id) and revision == self.name.revision:
-            self._notify(f"{self.name.repo} is called {info.id} now")
+            self._notify(f"{self.name.repo} was renamed to {info.id}")
         self.commit, self._listed = str(info.sha), {file.name: file for file in listed}
         return self._listed
 
@@ -240,7 +240,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
             if stream.tell() >= file.bytes:
                 return
             if time.monotonic() > end:
-                raise HTTPError(f"less than {SLOW_BYTES // 1000} kB came in {SLOW_S:g} s")
+                raise HTTPError(f"less than {SLOW_BYTES // 1000} kB arrived in {SLOW_S:g} s")
             failures = 0 if stream.tell() > begin else failures + 1
             refused = isinstance(problem, HfHubHTTPError) and problem.response.status_code < 500
             if refused or failures == len(PAUSES_S) or attempt == ATTEMPTS:
@@ -265,10 +265,10 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
     if isinstance(error, errors.GatedRepoError):
         return HubError(f"{name.repo} is gated", f"accept its terms at {page}, set HF_TOKEN to your token, and {again}")
     if status in (401, 403, 404):
-        what = f"{name} is not a folder here, and {host} shows no such model or revision"
+        what = f"{name} is neither a local folder nor a model or revision on {host}"
         return HubError(what, f"check its name at {page}; if it is private, set HF_TOKEN")
     if status:
-        return HubError(f"{host} answers {status} for {name.repo}", f"{again} later")
+        return HubError(f"{host} returned status {status} for {name.repo}", f"{again} later")
     if isinstance(error, errors.HTTPError):
         by = f", through the proxy in {names}" if (names := proxy_variables("https")) else ""
         return HubError(f"{host} cannot be reached ({why}){by}", f"check the network and {again}")
@@ -276,5 +276,5 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
         return HubError(*problem.split("; ", 1))
     if isinstance(error, OSError):
         where = f"{error.filename or folder}: cannot be written ({error.strerror or error})"
-        return HubError(where, "make room, or name another folder in HF_HOME or EDGEVLM_CACHE; downloaded parts are kept")
-    return HubError(f"{host} does not answer as the hub does ({why!a})", "check HF_ENDPOINT")
+        return HubError(where, "free space, or set HF_HOME or EDGEVLM_CACHE to another folder; downloaded parts are kept")
+    return HubError(f"{host} does not answer like the Hugging Face hub ({why!a})", "check HF_ENDPOINT")

@@ -72,10 +72,10 @@ class ExportChoice:
         line, (height, width), rate = plan.line(), plan.roofline.model.tower.size, plan.speed.prefill_fps
         predicted = f"reach {figure(rate)} fps"
         if not plan.fits:
-            predicted = f"need {line['total_mb'] / 1e3:.1f} GB of {line['usable_mb'] / 1e3:.1f}: take a smaller model"
+            predicted = f"need {line['total_mb'] / 1e3:.1f} GB of {line['usable_mb'] / 1e3:.1f}; use a smaller model"
         elif not plan.keeps_up:
-            slower = f"give --fps {figure(0.95 * rate)}, or take a smaller model"
-            predicted += f", {figure(plan.fps - rate)} too few: {slower}"
+            slower = f"use --fps {figure(0.95 * rate)} or a smaller model"
+            predicted += f", {figure(plan.fps - rate)} too few; {slower}"
         self.notify(
             f"chose {line['precision']} weights, {line['vision_precision']} tower, {line['kv']} keys and values, frames of "
             f"{width}x{height}, budget {plan.budget}, {plan.fps:g} fps for {line['device']}; predicted to {predicted}"
@@ -139,7 +139,7 @@ def resolve_model(
             call_in_helper(f"{FETCH}:complete_checkpoint", f"hf:{name}", folder, progress=progress, notify=notify)
         found = cached_bundle(folder, progress, notify, **options)
         if name is not None:
-            notify(f"the download in {folder.parents[1]} is no longer needed; hf cache rm model/{name.repo} frees it")
+            notify(f"the download in {folder.parents[1]} is no longer needed; run hf cache rm model/{name.repo} to delete it")
     return str(found)
 
 
@@ -159,10 +159,10 @@ def find_bundle(
     found = [path for path, bundle in bundles.items() if takes(bundle) and (choice is None or choice.suits(bundle))]
     if len(found) > 1:
         named = "; ".join(f"{path} ({description(bundles[path])})" for path in found)
-        raise UserError(f"{model}: several bundles of it are cached; give one of them as --model: {named}")
+        raise UserError(f"{model}: several cached bundles match; choose one with --model: {named}")
     if found:
-        notify(f"{found[0].name}: the cached bundle of this checkpoint, {description(bundles[found[0]])}")
+        notify(f"using the cached bundle {found[0].name}: {description(bundles[found[0]])}")
         return found[0], options
     if hint:
-        raise UserError(f"{model}: no bundle of it that {engine} runs is cached; make one: {hint.format(model)}")
+        raise UserError(f"{model}: no cached bundle for {engine}; make one: {hint.format(model)}")
     return None, options

@@ -20,7 +20,7 @@ from edgevlm.errors import UserError, reason
 def check_finite(param: typer.CallbackParam, value: Any) -> Any:
     """Return the option's value. Raises UserError for NaN, infinity, and numbers that are too large or too small."""
     if isinstance(value, float) and not (value == 0 or 1e-9 <= abs(value) <= 1e15):
-        raise UserError(f"{param.opts[0]} {value:g}: give an ordinary number")
+        raise UserError(f"{param.opts[0]} {value:g}: must be 0 or a number from 1e-9 to 1e15")
     return value
 
 
@@ -62,12 +62,14 @@ Device = Annotated[
     str | None,
     option("NAME", "Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", "this machine", autocompletion=values_of("device")),
 ]
-Json = Annotated[bool, flag("--json", "Print one JSON object a line.")]
+Json = Annotated[bool, flag("--json", "Print one JSON object per line.")]
 KeyFile = Annotated[Path | None, option("FILE", "Read the server's key from this file.")]
-Snapshots = Annotated[str | None, option("ADDRESS", "Keep snapshots at s3://BUCKET/FOLDER or the like.", "in --state")]
-EncryptWith = Annotated[Path | None, option("FILE", "Encrypt snapshots with this key.")]
-StateKeyFile = Annotated[Path | None, option("FILE", "Read encrypted snapshots with this key.")]
-KV = Annotated[Literal["fp32", "fp16", "int8"] | None, option("fp32|fp16|int8", "Store keys and values as this.", "fp16")]
+Snapshots = Annotated[str | None, option("ADDRESS", "Keep snapshots at this address, such as s3://BUCKET/DIR.", "in --state")]
+EncryptWith = Annotated[Path | None, option("FILE", "Encrypt snapshots with this file's key.")]
+StateKeyFile = Annotated[Path | None, option("FILE", "Decrypt snapshots with this file's key.")]
+KV = Annotated[
+    Literal["fp32", "fp16", "int8"] | None, option("fp32|fp16|int8", "Store keys and values in this precision.", "fp16")
+]
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def cameras(json: Json = False) -> None:
 
     If a camera gives no picture, its line has the reason.
     """
-    with progress("looking through the cameras"):
+    with progress("testing the cameras"):
         from edgevlm.apps.doctor.cameras import list_cameras
 
         lines = list(list_cameras(json))
@@ -104,7 +104,7 @@ def show(
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error})") from None
     if not found:
-        raise UserError(f"{folder}: there are no snapshots; give the folder of edgevlm run --state")
+        raise UserError(f"{folder}: no snapshots found; give the folder used with edgevlm run --state")
     for path, snapshot in found:
         if not isinstance(snapshot, Snapshot):
             facts: dict[str, Any] = {"usable": False, "reason": str(snapshot)}

@@ -35,24 +35,30 @@ Each option has a variable: EDGEVLM_CALIBRATE_VIDEO is --video, and so on. EDGEV
 """,
 }
 LEGEND = (
-    "|M|: the budget, in vision tokens per layer. f: the same in frames. |C|: what a compression leaves. "
-    "A setting is given as in --policy NAME:SETTING=VALUE,SETTING=VALUE"
+    "|M|: the budget, in vision tokens per layer. f: the budget in frames. |C|: the tokens that a compression leaves. "
+    "Set a policy's settings with --policy NAME:SETTING=VALUE,SETTING=VALUE"
 )
 
 
 def plan(
     model: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Plan for this model.")] = "demo",
     device: Device = None,
-    budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.", "as run, or less to fit")] = None,
-    precision: Annotated[str | None, option("NAME", "Store weights as this.", "the most accurate that keeps up")] = None,
+    budget: Annotated[
+        str | None, option("N|6k", "Keep this many vision tokens per layer.", "as for run, or less to fit")
+    ] = None,
+    precision: Annotated[
+        str | None, option("NAME", "Store weights in this precision.", "the most accurate that keeps up")
+    ] = None,
     vision_precision: Annotated[
-        str | None, option("fp32|int8", "Store a CPU's vision tower as this.", "by --precision")
+        str | None, option("fp32|int8", "Store a CPU's vision tower in this precision.", "set by --precision")
     ] = None,
     kv: KV = None,
     fps: Annotated[float, option("N", "Keep up with this many frames a second.")] = 2.0,
     chunk: Annotated[int, option("N", "Encode this many frames at once.", min=1)] = 8,
-    frame_size: Annotated[str, option("WxH", "Expect frames of this size, as export.")] = "640x480",
-    cameras: Annotated[int | None, option("N", "Plan a server of this many cameras.", "a run of one", min=1, max=256)] = None,
+    frame_size: Annotated[str, option("WxH", "Expect frames of this size, as for export.")] = "640x480",
+    cameras: Annotated[
+        int | None, option("N", "Plan a server with this many cameras.", "a run with one", min=1, max=256)
+    ] = None,
     json: Json = False,
 ) -> None:
     """Estimate memory and speed before building anything.
@@ -73,7 +79,7 @@ def plan(
         except HubError as error:
             if model not in (each["id"] for each in published_facts()):
                 raise
-            to_stderr(f"{error.what}; planning from the copy of its config.json that edgevlm has")
+            to_stderr(f"{error.what}; planning from edgevlm's copy of its config.json")
             folder = model
         asked = (device, wanted, precision, kv, fps, chunk, (height, width), vision_precision, cameras)
         lines = list(command.show(command.PlanRequest(folder, *asked), json))
@@ -105,11 +111,11 @@ def export(
     ] = None,
     jetpack: Annotated[str | None, option("VERSION", "Target this JetPack, with --device.", "the newest")] = None,
     precision: Annotated[
-        str | None, option("NAME", "Store decoder weights as fp32, fp16, int8, int4, ..", "fp32, or as the checkpoint")
+        str | None, option("NAME", "Store decoder weights as fp32, fp16, int8, int4, ..", "fp32, or as in the checkpoint")
     ] = None,
     rounding: Annotated[Literal["nearest", "gptq"], option("nearest|gptq", "How to round weights.")] = "nearest",
     vision_precision: Annotated[
-        str | None, option("NAME", "Store vision weights as fp32, fp16 or int8.", "fp32, TensorRT fp16")
+        str | None, option("NAME", "Store vision weights as fp32, fp16 or int8.", "fp32; for TensorRT fp16")
     ] = None,
     kv: KV = None,
     frame_size: Annotated[str, option("WxH", "Expect frames of this size (Qwen families).")] = "640x480",
@@ -118,7 +124,9 @@ def export(
         option("trained|transformers", "Place Qwen's prompts as trained, or as transformers does."),
     ] = "trained",
     st_spattn: Annotated[int | None, option("LAYER", "Prefill sparsely from this layer (PureKV).", "3", min=0)] = None,
-    family: Annotated[str | None, option("NAME|./FILE.py:CLASS", "Read the checkpoint by this.", "by its model_type")] = None,
+    family: Annotated[
+        str | None, option("NAME|./FILE.py:CLASS", "Read the checkpoint as this family.", "by model_type")
+    ] = None,
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs.
 
@@ -126,7 +134,7 @@ def export(
     Without --out the bundle is cached, and edgevlm run --model CHECKPOINT finds it.
     """
     if device is None and jetpack is not None:
-        raise UserError("--jetpack goes with --device; give both")
+        raise UserError("--jetpack requires --device; add --device")
     with progress("starting") as step:
         from edgevlm.apps.bundles.build import ExportTarget, target_for
         from edgevlm.apps.bundles.cache import cached_bundle, export_apart
@@ -156,9 +164,9 @@ def export(
 
 def build(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Build this bundle, exported with --device.")],
-    budget: Annotated[str | None, option("N|6k", "Allow budgets up to this.", "as run")] = None,
+    budget: Annotated[str | None, option("N|6k", "Allow budgets up to this.", "as for run")] = None,
     workspace: Annotated[int, option("MB", "Allow each layer this much workspace.", min=1)] = 1024,
-    probes: Annotated[bool, flag("--probes/--no-probes", "Support policies that look at attention.")] = True,
+    probes: Annotated[bool, flag("--probes/--no-probes", "Support policies that use attention scores.")] = True,
     force: Annotated[bool, flag("--force", "Rebuild existing engines.")] = False,
     json: Json = False,
 ) -> None:
@@ -184,12 +192,12 @@ def list_bundles(json: Json = False) -> None:
     for line in lines:
         to_stdout(line)
     if not lines:
-        to_stderr(f"no bundles in {cache.cache_folder()}; edgevlm export or run --model makes one of a checkpoint")
+        to_stderr(f"no bundles in {cache.cache_folder()}; make one with edgevlm export or run --model")
 
 
 def verify(
     bundles: Annotated[
-        list[str] | None, typer.Argument(metavar="BUNDLE", help="Check these.", show_default="all cached")
+        list[str] | None, typer.Argument(metavar="BUNDLE", help="Check these bundles.", show_default="all cached")
     ] = None,
 ) -> None:
     """Check every byte of bundles against their manifests.
@@ -226,7 +234,7 @@ def pull(
 def push(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Upload this bundle.")],
     name: Annotated[str, typer.Argument(metavar="ORG/NAME[@BRANCH]", help="Upload to this repository.")],
-    public: Annotated[bool, flag("--public", "Let everybody read a new repository.")] = False,
+    public: Annotated[bool, flag("--public", "Make a new repository public.")] = False,
 ) -> None:
     """Upload a bundle to the hub, and print its address.
 
@@ -251,7 +259,7 @@ def remove(
 
 bundles = plain_app(
     {"list": list_bundles, "verify": verify, "pull": pull, "push": push, "remove": remove}, name="bundles",
-    help="List, share, verify and remove bundles.", epilog="EDGEVLM_CACHE names another directory for cached bundles.",
+    help="List, share, verify and remove bundles.", epilog="Set EDGEVLM_CACHE to cache bundles in another directory.",
 )  # fmt: skip
 
 
@@ -274,9 +282,9 @@ def list_policies(as_json: bool, name: str | None = None) -> str:
     from edgevlm.runtime.policies.description import Description, describe
 
     chosen = (
-        f"The policy that edgevlm calibrate found best on the model, else {FALLBACK}; run --verbose shows the measurements."
+        f"The policy that edgevlm calibrate found best for the model, or else {FALLBACK}; run --verbose shows the measurements."
     )
-    described = {AUTO: Description(AUTO, "no policy of its own", chosen, [], "")}
+    described = {AUTO: Description(AUTO, "not a policy itself", chosen, [], "")}
     shown = [*dict.fromkeys([*POLICIES, *names("policies")]), AUTO] if name is None else [name]
     pages = [described[each] if each in described else describe(find_policy(each)) for each in shown]
     if as_json:
@@ -300,8 +308,8 @@ def list_policies(as_json: bool, name: str | None = None) -> str:
 def calibrate(
     bundle: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Measure this model.")],
     video: Annotated[list[Path] | None, option("FILE", "Measure on this clip; repeatable.", "demo: its own world")] = None,
-    frames: Annotated[int | None, option("N", "Use this many frames of each clip.", "what fits", min=1)] = None,
-    out: Annotated[Path | None, option("DIR", "Write a calibrated copy; leave the bundle alone.")] = None,
+    frames: Annotated[int | None, option("N", "Use this many frames of each clip.", "as many as fit", min=1)] = None,
+    out: Annotated[Path | None, option("DIR", "Write a calibrated copy here; leave the bundle unchanged.")] = None,
     policies: Annotated[str, option("all|none|NAME,..", "Choose among these policies.")] = "all",
     budget: Annotated[str | None, option("N|6k|P%,..", "Compare at these budgets.", "run's, and 12.5%")] = None,
     ask: Annotated[

@@ -34,7 +34,7 @@ ASK = """
 Examples:
   edgevlm ask "how many objects are there now?"
   edgevlm ask "who came in?" --since 10m          about the last ten minutes
-  edgevlm digest --since 8h                       what happened in the night
+  edgevlm digest --since 8h                       what happened overnight
   edgevlm journal --search bicycle                what a camera wrote down
   edgevlm forget --since 13:30 --until 14:00      delete half an hour
 """
@@ -65,7 +65,7 @@ Examples:
   edgevlm serve                                   serve the demo camera
   edgevlm serve --camera rtsp://HOST/PATH --model ORG/NAME
   edgevlm serve edgevlm.toml                      several cameras
-  edgevlm serve --cluster head --key-file key     begin a cluster
+  edgevlm serve --cluster head --key-file key     start a cluster
   edgevlm ask "how many objects are there now?"   ask from another shell
 """,
     **dict.fromkeys(("ask", "digest", "journal", "forget"), ASK),
@@ -99,7 +99,7 @@ DEMO_SEED = 10  # the demo world with this seed shows a red square within second
 def run(
     settings: RunSettings,
     json: Json = False,
-    questions: Annotated[bool, flag("--questions", "List what the demo model can be asked.", panel=STREAM)] = False,
+    questions: Annotated[bool, flag("--questions", "List the questions that the demo model knows.", panel=STREAM)] = False,
     quiet: Annotated[bool, flag("--quiet", "Write only answers, errors and data losses.", panel=MACHINE)] = False,
     verbose: Annotated[bool, flag("--verbose", "Show the measurements behind the policy.", panel=MACHINE)] = False,
 ) -> None:
@@ -123,24 +123,24 @@ def watch(
     settings: dict[str, Any],
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="Ask this question repeatedly.")],
     camera: Annotated[
-        str, option("SRC", "Watch demo, 0, /dev/video0, URL or a file.", autocompletion=values_of("camera"))
+        str, option("SRC", "Watch demo, 0, /dev/video0, a URL or a file.", autocompletion=values_of("camera"))
     ] = "demo",
-    state: Annotated[str | None, option("DIR", "Keep memory and events there, and resume.")] = None,
+    state: Annotated[str | None, option("DIR", "Keep memory and events in this folder, and resume.")] = None,
     state_key_file: EncryptWith = None,
     snapshots: Snapshots = None,
     seed: Annotated[int, option("N", "Seed the demo world.", min=0)] = DEMO_SEED,
     json: Json = False,
     quiet: Annotated[bool, flag("--quiet", "Write only events, errors and data losses.")] = False,
-    choice: Annotated[list[str] | None, option("TEXT", "Offer this answer.", "yes, no", panel=RULE)] = None,
-    answer: Annotated[list[str] | None, option("TEXT", "Open at this answer.", "the first", panel=RULE)] = None,
+    choice: Annotated[list[str] | None, option("TEXT", "Offer this answer; repeatable.", "yes, no", panel=RULE)] = None,
+    answer: Annotated[list[str] | None, option("TEXT", "Open on this answer; repeatable.", "the first", panel=RULE)] = None,
     every: Annotated[float | None, option("S", "Ask every S seconds.", "each frame", panel=RULE)] = None,
     changed: Annotated[bool, flag("--changed", "Ask only when the picture changed.", panel=RULE)] = False,
     open_above: Annotated[float | None, option("P", "Open above this probability.", "0.6", panel=RULE)] = None,
     close_below: Annotated[float | None, option("P", "Close below this probability.", "0.4", panel=RULE)] = None,
-    open_after: Annotated[float | None, option("S", "Open once it has lasted S seconds.", "0.1", panel=RULE)] = None,
-    close_after: Annotated[float | None, option("S", "Close once it has lasted S seconds.", "0.1", panel=RULE)] = None,
+    open_after: Annotated[float | None, option("S", "Open once the answer has lasted S seconds.", "0.1", panel=RULE)] = None,
+    close_after: Annotated[float | None, option("S", "Close once the answer has lasted S seconds.", "0.1", panel=RULE)] = None,
     cooldown: Annotated[float | None, option("S", "Do not open again for S seconds.", "0", panel=RULE)] = None,
-    schedule: Annotated[list[str] | None, option("'mon-fri 08:00-18:00'", "Ask at these times.", panel=RULE)] = None,
+    schedule: Annotated[list[str] | None, option("'mon-fri 08:00-18:00'", "Ask only at these times.", panel=RULE)] = None,
     on: Annotated[Literal["open", "close", "both"], option("open|close|both", "Send these events.", panel=SEND)] = "both",
     webhook: Annotated[list[str] | None, option("URL", "Post events to this URL.", panel=SEND)] = None,
     mqtt: Annotated[list[str] | None, option("URL", "Publish to mqtt://HOST, for Home Assistant.", panel=SEND)] = None,
@@ -174,20 +174,18 @@ def serve(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Read this edgevlm.toml.")] = None,
     camera: Annotated[
         list[str] | None,
-        option("[NAME=]SRC", "Watch this camera; may be given again.", "demo", autocompletion=values_of("camera")),
+        option("[NAME=]SRC", "Watch this camera; repeatable.", "demo", autocompletion=values_of("camera")),
     ] = None,
-    host: Annotated[str | None, option("H", "Listen at this address.", "127.0.0.1")] = None,
-    port: Annotated[int | None, option("P", "Listen at this port; 0: any.", "8000")] = None,
+    host: Annotated[str | None, option("H", "Listen on this address.", "127.0.0.1")] = None,
+    port: Annotated[int | None, option("P", "Listen on this port; 0 picks a free one.", "8000")] = None,
     key_file: KeyFile = None,
     cluster: Annotated[str | None, option("head|ADDRESS", "Start a cluster, or join the one at ADDRESS.")] = None,
-    state: Annotated[str | None, option("DIR", "Keep snapshots there.", "the user's state folder")] = None,
+    state: Annotated[str | None, option("DIR", "Keep snapshots in this folder.", "the user's state folder")] = None,
     state_key_file: EncryptWith = None,
     snapshots: Snapshots = None,
     assigned: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Set any key of edgevlm.toml; may be given again.", allow_from_autoenv=False
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set any key of edgevlm.toml; repeatable.", allow_from_autoenv=False),
     ] = None,
     json: Json = False,
     quiet: Annotated[bool, flag("--quiet", "Write only errors and data losses.")] = False,
@@ -200,7 +198,7 @@ def serve(
         server = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")
         configuration = needed("edgevlm.apps.serve.config", "edgevlm serve", "serve")
     if config is None and not camera and Path("edgevlm.toml").is_file():
-        to_stderr("edgevlm.toml is not read; to read it: edgevlm serve edgevlm.toml")
+        to_stderr("edgevlm.toml is ignored; to use it, run edgevlm serve edgevlm.toml")
     typed = {
         **settings, "state": state, "snapshots": snapshots, "state_key": of_file(state_key_file),
         "server": {"host": host, "port": port, "key": of_file(key_file)}, "cluster": {"join": cluster},
@@ -240,7 +238,7 @@ def check(
     if json:
         to_stdout(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))
     else:
-        to_stderr(f"{path}: cameras: {', '.join(settings.cameras)}; nothing wrong")
+        to_stderr(f"{path}: is valid; cameras: {', '.join(settings.cameras)}")
 
 
 config = plain_app({"check": check}, name="config", help="Check a server's configuration.")
@@ -270,11 +268,11 @@ def forget(
     since: Since = None,
     until: Until = None,
     everything: Annotated[bool, flag("--all", "Forget everything.")] = False,
-    state: Annotated[str | None, option("DIR", "Forget in this state folder; no run may use it.")] = None,
+    state: Annotated[str | None, option("DIR", "Forget in this state folder, which must not be in use.")] = None,
     state_key_file: StateKeyFile = None,
     url: Server = LOCAL,
     key_file: KeyFile = None,
-    yes: Annotated[bool, flag("--yes", "Do not ask first.")] = False,
+    yes: Annotated[bool, flag("--yes", "Do not ask for confirmation.")] = False,
     json: Json = False,
 ) -> None:
     """Delete what was seen, from memory and disk.
@@ -288,16 +286,16 @@ def forget(
     from edgevlm.apps.serve.client import forget_served
 
     if last is not None and (since or until):
-        raise UserError("--last is --since until now: give one of them")
+        raise UserError("--last cannot be combined with --since or --until; remove one of them")
     since = last or since
     if everything == bool(since or until):
         raise UserError("choose what to forget: --last 1h, --since and --until, or --all")
     span, where = Span.typed(since, until), stream or ("all cameras" if state is None else state)
     if not yes:
         if not sys.stdin.isatty():
-            raise UserError("this deletes for good: give --yes")
-        what = "all that was seen" if everything else f"what was seen{span}"
-        typer.confirm(f"Delete {what} of {where} for good?", abort=True, err=True)
+            raise UserError("this permanently deletes data; add --yes to confirm")
+        what = "all data" if everything else f"the data{span}"
+        typer.confirm(f"Permanently delete {what} from {where}?", abort=True, err=True)
     if state is not None:
         done = forget_folder(state, span, stream, state_key(of_file(state_key_file)))
     else:
@@ -345,6 +343,6 @@ def journal(
 
     lines = journal_of(url, given(search=search, since=since, until=until, camera=stream, limit=str(limit)), key_file)
     if not lines:
-        to_stderr("no line was found; a server writes a journal where its configuration has [journal] every = MINUTES")
+        to_stderr("no journal lines found; a server writes a journal only if it sets [journal] every = MINUTES")
     for each in reversed(lines):
         to_stdout(json_line("line", each) if json else str(Line(each["camera"], moment(each["time"]), each["text"])))

@@ -50,7 +50,7 @@ def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, capsys):
     assert "fp32 weights, int8 cache, fp32 tower" in capsys.readouterr().out
     bundles.cached_bundle(checkpoint, print, print, kv="fp32")
     said = edgevlm("run", "--model", checkpoint, "--frames", "2").stderr
-    assert "several bundles of it are cached; give one of them as --model" in said
+    assert "several cached bundles match; choose one with --model" in said
     assert f"{of_int8} (fp32 weights, int8 cache, fp32 tower)" in said
     assert str(of_fp32) in said
     assert "fp32 weights, fp32 cache, fp32 tower" in edgevlm("bundles", "list").stdout
@@ -75,7 +75,7 @@ def test_listed_and_removed(made):
         "bytes": facts["bytes"], "path": str(path),
     }  # fmt: skip
     assert facts["bytes"] == sum(file.stat().st_size for file in path.iterdir() if file.name != "bundle.json")
-    assert refused("bundles", "remove", "nothing").startswith("edgevlm: no bundle 'nothing' in ")
+    assert refused("bundles", "remove", "nothing").startswith("edgevlm: bundle 'nothing' not found in ")
     assert edgevlm("bundles", "remove", path.name).stderr == f"removed {path}\n"
     bundles.cached_bundle(made[0], print, print)
     (bundles.cache_folder() / ".shop.edgevlm-left").mkdir()

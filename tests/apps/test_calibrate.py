@@ -101,7 +101,7 @@ def _records(journal):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["BUNDLE"], "say on which clips"),
+        (["BUNDLE"], "calibration requires clips"),
         (["BUNDLE", "--video", "nothing.mp4"], "nothing.mp4: there is no such file"),
         (["nowhere", "--video", __file__], "no such bundle folder"),
         (["BUNDLE", "--video", __file__], "not a video that can be read"),
@@ -110,7 +110,10 @@ def _records(journal):
         (["x" * 300], "File name too long"),
         (["demo", "--out", "BUNDLE"], "bundle already exists"),
         (["demo", "--out", "OUT", "--policies", "unifrom"], "did you mean 'uniform'"),
-        (["demo", "--out", "OUT", "--policies", "oracle"], "--policies oracle: name policies that have a budget"),
+        (
+            ["demo", "--out", "OUT", "--policies", "oracle"],
+            "--policies oracle: must be all, none or policies that have a budget",
+        ),
         (["demo", "--out", "OUT", "--frames", "16", "--budget", "256"], "--budget 256: must lie within a clip's 256 tokens"),
         (["demo", "--out", "OUT", "--frames", "16", "--budget", "8"], "none of the policies can run at it"),
     ],

@@ -67,7 +67,7 @@ MISTAKES = [  # one of each kind
     (["--budget", "1" + 400 * "0"], "--budget '10.*like 512 or 6k"),
     (["--policy", "infinipot"], "did you mean 'infinipot-v'"),
     (["--ask-at", "nan:what?"], "--ask-at nan:what.: give seconds"),
-    (["--seconds", "inf"], "--seconds inf: give an ordinary number"),
+    (["--seconds", "inf"], "--seconds inf: must be 0 or a number from 1e-9 to 1e15"),
     (["--chunk", "0"], "--chunk 0: should be greater than or equal to 1"),
     (["shop.mp4"], r"unexpected argument shop.mp4; did you mean --video shop.mp4\?"),
     (["SmolVLM2"], r"did you mean --model SmolVLM2\?"),

@@ -183,7 +183,7 @@ def test_a_small_model_on_a_fast_machine_stays_exact_and_is_of_the_cameras_shape
     assert f"chose fp32 weights, fp32 tower, fp16 keys and values, frames of {width}x{height}, budget" in said[0]
     slow, said = choice(SLOW)
     assert slow.options(qwen)["precision"] == "int8"
-    assert "too few: give --fps 0." in said[0], "what would help"
+    assert "too few; use --fps 0." in said[0], "what would help"
 
 
 def test_a_cached_bundle_is_what_was_asked_for_or_another_is_made(qwen):
@@ -250,7 +250,7 @@ def test_a_bundle_for_a_device_needs_its_engines(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--jetpack", "6.2"], "--jetpack goes with --device; give both"),
+        (["--jetpack", "6.2"], "--jetpack requires --device; add --device"),
         (["--precision", "int44"], "unknown --precision 'int44'; did you mean 'int4'?"),
         (
             ["--rounding", "gptq"],

@@ -135,12 +135,12 @@ def test_ctrl_c_leaves_what_arrived(world, command):
     assert part.stat().st_size > 0
 
 
-NONE = f"{NAME} is not a folder here, and HOST shows no such model or revision; check its name at "
+NONE = f"{NAME} is neither a local folder nor a model or revision on HOST; check its name at "
 ANSWERS = {
     "no such model": (404, {"X-Error-Code": "RepoNotFound"}, NONE),
     "gated": (403, {"X-Error-Code": "GatedRepo"}, f"{NAME} is gated; accept its terms at http://HOST/{NAME}, set HF_TOKEN"),
-    "rate": (429, {"Retry-After": "77"}, f"HOST answers 429 for {NAME}; run the same command again later"),
-    "no hub": (200, {}, "HOST does not answer as the hub does ("),
+    "rate": (429, {"Retry-After": "77"}, f"HOST returned status 429 for {NAME}; run the same command again later"),
+    "no hub": (200, {}, "HOST does not answer like the Hugging Face hub ("),
 }  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def test_a_token_is_not_shown_and_follows_no_redirect_to_another_host(world, mon
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     world.hub.answer = lambda *_: (401, {}, {"error": "no"})
     said = refused("plan", NAME)
-    assert "shows no such model" in said
+    assert "nor a model or revision" in said
     assert "secret" not in said
     other, world.hub.answer = FakeHub(), lambda *_: None
     other.blobs = world.hub.blobs
@@ -176,7 +176,7 @@ def test_a_file_that_changes_while_it_is_downloaded_or_never_ends_is_refused(wor
     good = world.hub.digest(weights)
     for wrong in (bytes(reversed(weights)), weights + b"x" * 1_000_000):
         world.hub.blobs[good] = wrong
-        with pytest.raises(HubError, match=r"what arrived as model.safetensors is not what the hub lists .*run the same"):
+        with pytest.raises(HubError, match=r"the downloaded model.safetensors does not match the hub's hash; run the same"):
             fetch.resolve_checkpoint(NAME, quiet, quiet)
         assert not list(world.cache.glob("**/*.part"))
     world.hub.blobs[good] = weights
@@ -195,7 +195,7 @@ def test_a_hub_that_sends_other_short_files_is_asked_a_few_times_with_pauses(wor
         world.hub.answer = short
         pauses.clear()
         world.hub.requests.clear()
-        with pytest.raises(HubError, match="is not what the hub lists"):
+        with pytest.raises(HubError, match="does not match the hub's hash"):
             fetch.resolve_checkpoint(NAME, quiet, quiet)
         asked = world.hub.fetched().count("model.safetensors")
         assert asked <= hub.ATTEMPTS
@@ -209,7 +209,7 @@ def test_a_hub_that_sends_a_byte_now_and_then_is_given_up(world, monkeypatch):
     for cuts in ([1] * 1000, []):
         world.hub.cuts[:] = cuts
         world.hub.requests.clear()
-        with pytest.raises(HubError, match=r"less than \d+ kB came in 300 s"):
+        with pytest.raises(HubError, match=r"less than \d+ kB arrived in 300 s"):
             fetch.resolve_checkpoint(NAME, quiet, quiet)
         assert world.hub.fetched().count("model.safetensors") < 4
         monkeypatch.setattr(hub, "SLOW_BYTES", 1 << 30)
@@ -219,7 +219,7 @@ def test_a_hub_that_sends_a_byte_now_and_then_is_given_up(world, monkeypatch):
 
 def test_the_disk_is_looked_at_before(world, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(HubError, match=r"0 MB must be downloaded and 0 MB are free on the disk of .*; make room"):
+    with pytest.raises(HubError, match=r"needs 0 MB, but only 0 MB are free on the disk of .*; free space"):
         fetch.resolve_checkpoint(NAME, quiet, quiet)
     assert not any("model.safetensors" in path for _, path, _ in world.hub.requests)
 
@@ -232,13 +232,15 @@ def test_a_moved_branch_is_followed_and_the_old_copy_serves_while_the_hub_is_awa
     told = []
     world.hub.answer = lambda *_: (500, {}, {})
     assert fetch.resolve_checkpoint(f"{NAME}@v1", quiet, told.append) == old
-    assert told == [f"{world.hub.url[7:]} answers 500 for {NAME}; using the copy downloaded before, commit {world.commit[:12]}"]
+    assert told == [
+        f"{world.hub.url[7:]} returned status 500 for {NAME}; using the earlier download, commit {world.commit[:12]}"
+    ]
 
 
 def test_a_repository_that_was_renamed_is_found_by_its_old_name(world):
     told, world.hub.renamed = [], {"shop/old": NAME}
     fetch.resolve_checkpoint("shop/old", quiet, told.append)
-    assert told == [f"shop/old is called {NAME} now"]
+    assert told == [f"shop/old was renamed to {NAME}"]
 
 
 def test_pickled_weights_alone_are_refused(world):
@@ -292,7 +294,7 @@ def test_a_run_keeps_nothing_of_what_downloads_and_exports_in_memory(world):
 
 def test_a_bundle_goes_from_one_machine_to_another(world, monkeypatch, tmp_path):
     shared, here = "shop/tiny-bundle", tmp_path / "here"
-    assert "pushing needs a token; make one that may write at " in refused("bundles", "push", world.made.bundle, shared)
+    assert "pushing requires a token; create one with write access at " in refused("bundles", "push", world.made.bundle, shared)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     done = edgevlm("bundles", "push", world.made.bundle, shared)
     assert (done.returncode, done.stdout) == (0, f"{world.hub.url}/{shared}\n"), done.stderr
@@ -305,7 +307,7 @@ def test_a_bundle_goes_from_one_machine_to_another(world, monkeypatch, tmp_path)
     (kept,) = cache.cached()
     assert bundle_files(kept) == files
     assert edgevlm("bundles", "pull", shared, "--out", here).stdout == f"{here}\n"
-    assert edgevlm("bundles", "verify", here, kept.name).stdout.count("files are as bundle.json says\n") == 2
+    assert edgevlm("bundles", "verify", here, kept.name).stdout.count("files match bundle.json\n") == 2
     weights = here / "decoder.weights"
     weights.write_bytes(bytes(weights.stat().st_size))
     done = edgevlm("bundles", "verify", here)
@@ -328,10 +330,10 @@ def test_a_pull_that_is_cut_is_taken_up_and_whatever_is_not_the_manifests_is_ref
     assert any("range" in headers for _, _, headers in world.hub.requests)
     changed = files["decoder.weights"][::-1]
     world.hub.add("shop/changed", files | {"decoder.weights": changed})
-    with pytest.raises(HubError, match=r"what arrived as decoder.weights is not what the hub lists"):
+    with pytest.raises(HubError, match=r"the downloaded decoder.weights does not match the hub's hash"):
         fetch.fetch_start("shop/changed", quiet, quiet)
     world.hub.add("shop/short", files | {"decoder.weights": changed[1:]})
-    with pytest.raises(HubError, match=r"shop/short lacks the decoder.weights that its bundle.json lists; push"):
+    with pytest.raises(HubError, match=r"shop/short: decoder.weights is missing or does not match bundle.json; push"):
         fetch.fetch_start("shop/short", quiet, quiet)
     assert len(cache.cached()) == 1
 

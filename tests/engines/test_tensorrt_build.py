@@ -163,7 +163,7 @@ def test_the_capacity_is_that_of_a_session(exported: Any) -> None:
     capacity = capacity_for(str(made.bundle), 64)
     assert rows <= capacity < rows + 64
     assert capacity % 64 == 0
-    with pytest.raises(UserError, match=r"a budget of 9000000 tokens does not suit .*: give --budget"):
+    with pytest.raises(UserError, match=r"a budget of 9000000 tokens is out of range for .*; use --budget"):
         capacity_for(str(made.bundle), 9_000_000)
 
 
@@ -182,7 +182,7 @@ def test_the_command_line(folder: Path) -> None:
     assert "building decoder, engine 2 of 2" in done.stderr
     done = edgevlm(VERSION, "--", "build", str(folder), "--budget", "64")
     assert [line.split("  ")[0] for line in done.stdout.splitlines()] == [one["path"] for one in found]
-    assert done.stdout.count("(was there)") == 2
+    assert done.stdout.count("(kept)") == 2
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

@@ -53,7 +53,7 @@ def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
         eventually(lambda: len(list((folder / "demo").glob("*.snapshot"))) == 2)
         shown, paused = pictures(server), time.time()
         span = server.get("/v1/streams/demo/memory")["frames"]
-        refused("give --yes", "--last", "1h", "--url", server.url)
+        refused("add --yes", "--last", "1h", "--url", server.url)
         refused("choose what to forget", "--yes", "--url", server.url)
         status, _, answer = server.request("POST", "/v1/forget", {"all": True})
         assert (status, json.loads(answer)["error"]["param"]) == (400, "confirm")

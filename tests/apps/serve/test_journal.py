@@ -114,7 +114,7 @@ def test_a_server_writes_one_that_outlives_it(tmp_path):
         assert {json.loads(line)["camera"] for line in shown.splitlines()} == {"demo"}
         none = CliRunner().invoke(app, ["journal", "--search", "elephants", "--url", server.url])
         assert (none.exit_code, none.stdout) == (0, "")
-        assert "no line was found; a server writes a journal where" in none.stderr
+        assert "no journal lines found; a server writes a journal only if" in none.stderr
         server.end(signal.SIGKILL)
     with serving(tmp_path / "two", config) as server:
         assert lines[-1]["time"] in [line["time"] for line in server.get("/v1/journal?limit=1000")["data"]]

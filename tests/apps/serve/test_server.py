@@ -260,7 +260,7 @@ def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
     ("text", "says"),
     [
         ("[cameras.a]\nsuorce = 'demo'", "cameras.a.suorce: unknown key; did you mean 'source'?"),
-        ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "line 2: server.key: env:NOT_SET_ANYWHERE: the variable"),
+        ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "line 2: server.key: env:NOT_SET_ANYWHERE: environment variable"),
         ("[[watches]]\nquestion = 'is there a red square?'\ncameras = ['door']", "camera 'door' not found"),
         ("[server]\nprot = 1\n[journal]\nprompt = '''\n[...]'''\n", "line 2: server.prot: unknown key"),
         ("port = 1", "line 1: port: unknown key; it belongs in [server]"),
@@ -299,7 +299,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path, demo, monkeypatch):
     monkeypatch.chdir(tmp_path)
     taken = edgevlm("serve", "--state", tmp_path / "s", "--port", demo.port)
     assert (taken.returncode, taken.stderr.count("\n")) == (2, 2)
-    assert "edgevlm.toml is not read" in taken.stderr
+    assert "edgevlm.toml is ignored" in taken.stderr
     assert f"--port {demo.port}" in taken.stderr
 
 

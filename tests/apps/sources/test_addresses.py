@@ -158,7 +158,7 @@ def test_failures_are_told_in_the_words_of_a_cameras_owner(served):
     assert "sends is not a video that can be read" in says(served(answering(b"12:00:01 up 3 days" * 99, "text/plain")))
     for scheme in ("rtsp", "http", "rtmp", "tcp"):
         assert says(f"{scheme}://no-such-camera.invalid/live").startswith(
-            ("there is no host of that name, no-such-camera.invalid", "no name server answers for no-such-camera.invalid")
+            ("host no-such-camera.invalid not found", "no name server answers for no-such-camera.invalid")
         )
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]

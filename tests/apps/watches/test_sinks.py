@@ -135,7 +135,7 @@ def test_apprise_sends_words_and_a_picture(receiver):
         ({"kind": "webhook"}, "sinks.webhook: url: is missing"),
         ({"kind": "webhook", "url": "http://x", "secrt": "y"}, "secrt: unknown option; did you mean 'secret'?"),
         ({"kind": "webhook", "url": "http://x", "secret": "y"}, "secret: must not be in the file itself; use env:NAME"),
-        ({"kind": "webhook", "url": "env:EDGEVLM_NOT_SET"}, "the variable EDGEVLM_NOT_SET is not set"),
+        ({"kind": "webhook", "url": "env:EDGEVLM_NOT_SET"}, "environment variable EDGEVLM_NOT_SET is not set"),
         ({"kind": "exec", "command": "/no/such/program x"}, "program not found; give its full path"),
         ({"kind": "apprise", "url": "nosuch://secret"}, "nosuch:// is not supported"),
         ({"kind": "mqtt", "url": "ssl://user:secret@host:8883"}, "ssl://***@host:8883: invalid URL; use one like"),
