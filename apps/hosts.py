@@ -30,7 +30,7 @@ class AllowedHosts:
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
         """Parse ``allowed``. Raises ValueError. ``also`` is a host that is always allowed.
 
-        ``private`` is whether private networks are allowed when ``allowed`` is None.
+        ``private`` is true if private networks are allowed when ``allowed`` is None.
         """
         self._private, self._also = private, also.lower().rstrip(".")
         self._names: set[str] | None = None

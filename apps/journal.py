@@ -19,7 +19,7 @@ WORDS = 64  # largest number of words in a search
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line about what a camera saw at ``time`` (seconds since 1970). ``evidence`` has moments as in an answer's JSON."""
+    """A line about what a camera saw at ``time`` (seconds since 1970). ``evidence`` lists moments as in an answer's JSON."""
 
     camera: str
     time: float

@@ -40,7 +40,7 @@ DEMO_SPEED = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run's settings, resolved for this terminal. ``compares`` is whether the demo shows three memories side by side."""
+    """A run's settings, resolved for this terminal. ``compares`` is true if the demo shows three memories side by side."""
 
     settings: RunSettings
     plan: RunPlan

@@ -46,7 +46,7 @@ class Score:
     spurious: int = 0
     missed: int = 0
     again: int = 0
-    delays: list[int] = field(default_factory=list)  # of the right openings and closings, in frames
+    delays: list[int] = field(default_factory=list)  # frames by which right openings and closings were late
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
         """Count a watch's openings and closings. ``truth``: whether the watch should be open at each frame."""

@@ -121,7 +121,7 @@ def _stored(
 ) -> LayerWeights:
     """Return the layer with its matrices rounded, unless the checkpoint's are rounded already.
 
-    ``done`` tells whether the layer is in the weights file already.
+    ``done`` is true if the weights file already holds the layer.
     """
     w = read if rotations is None or done else rotations.layer(read)
 
@@ -298,7 +298,7 @@ class PerLayerGraphs:
 
         per-layer0    inputs_embeds [1, S, E]   cos, sin [1, S, D/2]
         per-layer{l}  layer{l-1}.attention [1, S, Hq D]   the residual of the graph before (inputs_embeds for l = 1)
-                      cos, sin, but for l = L: logit_rows int64 [R]   with DeepStack features{l-1} [1, S, E]
+                      cos, sin (l < L) or logit_rows int64 [R] (l = L)   with DeepStack features{l-1} [1, S, E]
         outputs       query [1, S, Hq D], key, value [1, S, Hkv D] and the residual of layer l, in this order; for l = L:
                       logits [1, R, V]
 

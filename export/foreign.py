@@ -53,7 +53,7 @@ def refuse_files(path: Path, names: Collection[str] | None = None, where: object
 
 
 def refuse_quantised(where: object, settings: Mapping[str, Any]) -> None:
-    """Raise UserError if the settings in MODELOPT, modelopt's file next to the weights, name a quantisation."""
+    """Raise UserError if the settings from the file MODELOPT name a quantisation."""
     found = settings.get("quantization")
     if isinstance(found, dict) and (method := found.get("quant_algo")) is not None:
         raise UserError(f"{where}: quantization.quant_algo {str(method)[:40]!r} is not supported; {_BEFORE}")

@@ -21,7 +21,7 @@ def frame_preparation(
 ) -> dict[str, Any]:
     """Return the bundle's ``vision`` fields for preparing frames for a tower that takes ``size`` (height, width) pixels.
 
-    The first existing one of ``processors`` is used. If ``is_sized``, the processor's pixel budget has determined ``size``, and
+    Uses the first of ``processors`` that exists. If ``is_sized``, the processor's pixel budget has determined ``size``, and
     frames are stretched to ``size``. Raises UserError without a processor, or if a bundle cannot express a processor's setting.
     """
     file, config = processor(checkpoint, processors)

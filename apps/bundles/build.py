@@ -40,7 +40,7 @@ def build(
 
 
 def capacity_for(bundle: str, budget: int | None) -> int:
-    """Return the number of rows in each layer's cache at ``budget``, by default that of a run.
+    """Return the number of rows in each layer's cache at ``budget``; None means a run's usual budget.
 
     Raises UserError for a budget that is impossible with this model.
     """

@@ -23,7 +23,7 @@ class ClusterState:
     """The head's state, which is saved.
 
     A forget note in ``notes`` is kept until all nodes and cameras have deleted what the note names. A removed camera's epochs
-    are in ``removed``: a new camera of the same name continues from them. ``instances`` has the id of each node's process.
+    are in ``removed``: a new camera of the same name continues from them. ``instances`` holds the id of each node's process.
     ``nodes_forgot`` and ``cameras_forgot`` have the number of the last forget note that each node and camera has followed.
     """
 
@@ -137,7 +137,7 @@ class Director:
         """Return the cameras that a node must watch until LEASE_S after its request.
 
         The reply's ``view`` is None if ``mark`` identifies the newest view. ``open`` names the cameras whose memory the node
-        has open. ``needs`` has the fields of a :class:`Need` for each model. The node has followed the forget notes up to
+        has open. ``needs`` holds the fields of a :class:`Need` for each model. The node has followed the forget notes up to
         number ``forgot`` in its files, and up to the numbers in ``cameras_forgot`` in the cameras' memories. Raises UserError
         if the node has to join again.
         """

@@ -24,7 +24,7 @@ class Need:
 
 @dataclass
 class Node:
-    """A machine of the cluster. Its last request came at ``seen``. A node that is ``leaving`` gets no new cameras."""
+    """A machine of the cluster. ``seen`` is the time of its last request. A node that is ``leaving`` gets no new cameras."""
 
     name: str
     memory_bytes: int
@@ -41,7 +41,7 @@ class Camera:
     A camera that is plugged into a node can run only there: ``only`` is that node's name. A moving camera goes to the node
     ``moves_to`` once ``node`` has written a last snapshot. ``epoch`` counts the camera's placements, so that late writes from
     earlier placements can be ignored. Epoch ``begins`` started with an empty memory; older epochs are not read.
-    ``problem`` is the reason why no node watches the camera. ``switched`` has later changes to ``settings``.
+    ``problem`` is the reason why no node watches the camera. ``switched`` holds later changes to ``settings``.
     """
 
     name: str

@@ -30,7 +30,7 @@ class PlainCommand(PlainHelp, TyperCommand):
 
 
 class LazyGroup(PlainHelp, TyperGroup):
-    """A group of commands. ``targets`` has each command's ``module:attribute``, a function or a Typer."""
+    """A group of commands. ``targets`` holds each command's ``module:attribute``, a function or a Typer."""
 
     targets: ClassVar[Mapping[str, str]] = {}
 
@@ -53,7 +53,7 @@ class LazyGroup(PlainHelp, TyperGroup):
 
 
 def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.Typer:
-    """Return a Typer of ``commands``: by name, a ``module:attribute``, a summary and perhaps a heading."""
+    """Return a Typer. ``commands`` maps names to ``module:attribute``, a summary and an optional heading."""
 
     class Group(LazyGroup):
         targets: ClassVar[Mapping[str, str]] = {name: about[0] for name, about in commands.items()}

@@ -81,7 +81,7 @@ def extension(machine: Machine) -> Outcome:
 
 
 def import_problem(machine: Machine, module: str) -> str:
-    """Import a module in a separate process, in case the import crashes. Return why the import fails, or an empty text."""
+    """Import a module in a separate process, in case the import crashes. Return the reason if it fails, else ``""``."""
     said = machine.run([sys.executable, "-c", IMPORT.format(path=sys.path, module=module)])
     if said is None:
         return f"importing {module} crashes, or takes more than {machine.limit_s:g} s"
@@ -373,7 +373,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def report(as_json: bool, machine: Machine | None = None, more: Sequence[Finding] = ()) -> tuple[list[str], bool]:
-    """Return the lines that ``edgevlm doctor`` prints, and whether this machine is ready. ``more`` has additional findings."""
+    """Return the lines that ``edgevlm doctor`` prints, and whether this machine is ready. ``more`` adds findings."""
     found = [*examine(machine), *more]
     statuses = [finding.status for finding in found]
     if as_json:

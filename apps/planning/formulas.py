@@ -36,7 +36,7 @@ MOST_CAMERAS = 256
 class PlannedMemory:
     """Predicted memory in bytes: each part while a stream runs, and the peaks of an export and of TensorRT's builder.
 
-    ``activations`` is the decoder's working memory. ``vision`` is that of the tower, with pixels and features.
+    ``activations`` is the decoder's working memory. ``vision`` is the tower's memory, including pixels and features.
     ``snapshots`` counts a server's snapshot copies and thumbnails.
     """
 
@@ -246,7 +246,7 @@ class Roofline:
     def _rate(self, integer: bool, wide: bool) -> float:
         """Return how many operations per second the device does in matrix products.
 
-        ``integer`` is whether a CPU multiplies the matrices as int8. ``wide`` is whether a GPU multiplies in float32, not
+        ``integer`` is true if a CPU multiplies the matrices as int8. ``wide`` is true if a GPU multiplies in float32, not
         float16.
         """
         if self.device.kind == "cpu":

@@ -37,11 +37,11 @@ class PlannedModel:
     """The numbers of a model that a plan needs.
 
     ``matrices`` and ``vectors`` count the parameters in the layers' matrices, and in norms and biases.
-    ``tied`` is whether the head shares the embedding's weights.
+    ``tied`` is true if the head shares the embedding's weights.
     ``limit`` is the largest number of positions in a stream.
-    ``group`` is the number of rounded weights that share a scale, if any.
+    ``group`` is the number of rounded weights that share a scale, or None.
     ``floats`` is how many of the matrices' parameters a rounded checkpoint stores as floats.
-    ``files`` has the bytes of a bundle's ``decoder``, ``embedding`` and ``vision`` weights.
+    ``files`` holds the bytes of a bundle's ``decoder``, ``embedding`` and ``vision`` weights.
     """
 
     name: str

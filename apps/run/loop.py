@@ -30,9 +30,9 @@ REMEMBERED = 64  # keep the right answers of this many frames, for questions tha
 
 @dataclass(slots=True)
 class RunPlan:
-    """A run's planned questions and its end. ``at`` has questions with their stream times in seconds.
+    """A run's planned questions and its end. ``at`` lists questions with their stream times in seconds.
 
-    ``end`` has the questions for the end of the stream.
+    ``end`` lists the questions for the end of the stream.
     """
 
     frames: int | None = None
@@ -194,7 +194,7 @@ class RunLoop:
         return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:
-        """Return the current figures. ``since`` has the time in seconds and the frames when the rate's interval began."""
+        """Return the current figures. ``since`` holds the time and the frame count at which the rate's interval began."""
         session, source = self.session.stats, self.source
         self._last = now, frames = time.monotonic(), session.frames
         drops = dict(source.drops)

@@ -30,8 +30,8 @@ FACTS = 8  # number of departed objects that a comparison asks about
 class MemoryView:
     """A session's memory.
 
-    ``frames`` has the numbers of the frames in memory, ascending. If frames share tokens, only the first is listed.
-    ``groups`` has the first and last layer of each group of layers.
+    ``frames`` holds the numbers of the frames in memory, ascending. If frames share tokens, only the first is listed.
+    ``groups`` holds the first and last layer of each group of layers.
     ``patches``, ``[frames, groups, tokens]``, is the fraction of a group's KV heads that hold each token.
     ``waiting`` is the number of frames in the unfinished chunk.
     """

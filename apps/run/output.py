@@ -23,7 +23,7 @@ class AnswerEvent:
     """A finished answer about the stream up to ``time_s``.
 
     ``truth`` is the right answer, in the demo world only.
-    ``evidence`` has the moments that the answer is based on.
+    ``evidence`` lists the moments that the answer is based on.
     ``offset`` is the wall-clock time of stream time 0; None for a recording.
     ``fits`` is False if the demo model watches anything except the demo world.
     """

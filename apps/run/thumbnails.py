@@ -23,7 +23,7 @@ TINY = 160
 class Taken:
     """When a frame was taken: its stream time and ``wall`` (seconds since 1970).
 
-    ``held`` is whether the memory, when last inspected, held any of the frame's tokens.
+    ``held`` is true if the memory, when last inspected, held any of the frame's tokens.
     """
 
     time_s: float

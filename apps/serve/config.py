@@ -134,7 +134,7 @@ class JournalSettings(KeptSettings):
 
     Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. A line answers ``prompt`` in at most
     ``max_tokens`` tokens. With ``append = "changed"`` the next line comes early, but not before a tenth of ``every``, once
-    ``changed`` frames' worth of tokens have changed. Up to ``context`` tokens of journal lines are put before a question that
+    the changed tokens would fill ``changed`` frames. Up to ``context`` tokens of journal lines are put before a question that
     shares words with them.
     """
 
@@ -288,7 +288,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class ConfigError(UserError):
-    """Raised for an invalid configuration. ``faults`` has a line for each fault."""
+    """Raised for an invalid configuration. ``faults`` holds a line for each fault."""
 
     def __init__(self, faults: list[str]) -> None:
         more = f" ({len(faults) - 1} more: edgevlm config check shows all)" if len(faults) > 1 else ""

@@ -154,7 +154,7 @@ class TestedSource(Strict):
 
 
 class Server:
-    """State that the routes share, including the number of questions that run or wait."""
+    """Holds the state that the routes share, including the number of questions that run or wait."""
 
     def __init__(self, service: Service, load: Callable[[], ServeConfig] | None) -> None:
         self.service, self.metrics, self.load = service, Metrics(service), load

@@ -267,7 +267,7 @@ class CameraStream:
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """Describe the memory by frame. ``patches`` has a hexadecimal digit per token: the fraction of heads that keep it."""
+        """Describe the memory by frame. ``patches`` holds a hexadecimal digit per token: the fraction of heads that keep it."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)

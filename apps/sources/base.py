@@ -59,7 +59,7 @@ class StageTimer:
 class Frame:
     """A sampled frame: uint8 RGB ``[H, W, 3]`` and its stream time in seconds, which never decreases.
 
-    ``scene`` has the demo's right answers at this frame; None for other sources.
+    ``scene`` holds the demo's right answers at this frame; None for other sources.
     ``pixels`` is the image after :attr:`Source.prepare`.
     """
 
@@ -94,7 +94,7 @@ class SourceOptions:
     ``realtime`` plays a recording at ``speed`` times its own pace.
     ``rule`` is what happens to frames while the reader is busy: ``drop-oldest`` (the default for live sources) or ``block``.
     ``wait`` keeps trying to connect instead of failing when the first attempt fails.
-    ``backoff_s`` has the first and the longest pause between attempts to connect.
+    ``backoff_s`` holds the first and the longest pause between attempts to connect.
     ``seed`` determines the demo world and the random part of the pauses in ``backoff_s``.
     ``open_timeout_s`` limits an attempt to connect.
     ``stall_timeout_s`` and ``read_timeout_s`` are the seconds without a frame until a source is STALLED or reconnects.
@@ -207,7 +207,7 @@ class FrameSampler:
 class Grabbed:
     """A picture before its conversion. ``stamp_s`` is the picture's timestamp in the source, in seconds.
 
-    ``intra`` is whether the picture can be decoded without earlier pictures.
+    ``intra`` is true if the picture can be decoded without earlier pictures.
     ``decoded`` is False if data arrived but no new picture, for example before the first keyframe.
     """
 

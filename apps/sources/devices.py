@@ -58,7 +58,7 @@ def devices(root: Path = ROOT) -> list[Device]:
 
 
 def problem_of(path: Path, root: Path = ROOT) -> str | None:
-    """Return why, according to Linux, a node cannot be opened or gives no pictures; else None."""
+    """Return Linux's reason why a node cannot be opened or gives no pictures, or None."""
     for process in (root / "proc").glob("[0-9]*"):
         try:
             if process.name != str(os.getpid()) and any(os.readlink(each) == str(path) for each in (process / "fd").iterdir()):

@@ -40,7 +40,7 @@ def load_gst() -> Any:
 
 
 def csi_problem() -> str | None:
-    """Return why no CSI sensor can be opened; None if a sensor can be opened."""
+    """Return the reason why no CSI sensor can be opened, or None if one can."""
     try:
         found = load_gst().ElementFactory.find(CSI_ELEMENT)
     except SourceRefused as error:
@@ -103,7 +103,7 @@ class GstPipeline(Connection):
 
 
 def csi_pipeline(target: str, options: SourceOptions) -> str:
-    """Return the pipeline that reads the sensor with number N in ``csi://N``. Raises SourceError if the address is invalid.
+    """Return the pipeline that reads CSI sensor N, for the address ``csi://N``. Raises SourceError if the address is invalid.
 
     The Jetson's converter (nvvidconv) scales pictures and converts them to BGRx before they reach the CPU's memory.
     """

@@ -179,7 +179,7 @@ class BoundHandler(http.AbstractHTTPHandler):
     def http_open(self, request: http.Request) -> HTTPResponse:
         def dialled(*arguments: Any, **options: Any) -> HTTPConnection:
             made = (HTTPSConnection if request.type == "https" else HTTPConnection)(*arguments, **options)
-            vars(made)["_create_connection"] = self._hosts.connect  # http.client opens its sockets with this, for TLS too
+            vars(made)["_create_connection"] = self._hosts.connect  # http.client opens all sockets, including TLS, by this
             return made
 
         return self.do_open(dialled, request)

@@ -172,7 +172,7 @@ class StdinSource(Recording):
         self._item: Any = None
 
     def _take(self, count: int) -> bytes:
-        """Read up to ``count`` bytes. Return no bytes at the end or once the source is closed."""
+        """Read up to ``count`` bytes. Return empty bytes at the end or once the source is closed."""
         if taken := self._ahead[:count]:
             self._ahead = self._ahead[count:]
             return taken

@@ -159,7 +159,7 @@ def open_video(path: Path, **options: Any) -> Video:
 class Feed:
     """A file of received bytes, for PyAV. Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
 
-    At a limit or a read error, the file ends and ``problem`` has the reason. No exception is raised, because PyAV would print
+    At a limit or a read error, the file ends and ``problem`` holds the reason. No exception is raised, because PyAV would print
     its traceback.
     """
 

@@ -137,7 +137,7 @@ class EventStore(TimedDatabase):
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
         """Write an event and its deliveries in one transaction. An event whose id is already stored changes nothing.
 
-        ``pictures`` has a JPEG or None for each moment of the event's evidence; the moment's ``jpeg_url`` points to it.
+        ``pictures`` holds a JPEG or None for each moment of the event's evidence; the moment's ``jpeg_url`` points to it.
         """
         urls = [f"/v1/events/{event.id}/{place}.jpg" if jpeg else None for place, jpeg in enumerate(pictures)]
         evidence = [{**moment, "jpeg_url": url} for moment, url in zip_longest(event.evidence, urls) if moment is not None]

@@ -90,7 +90,7 @@ class Sink:
         raise NotImplementedError
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Handle the list of all watches, without blocking. A new list comes when a watch is added, removed or changed."""
+        """Handle the list of all watches, without blocking. Called whenever a watch is added, removed or changed."""
 
     def close(self) -> None:
         """Close connections."""

@@ -126,7 +126,7 @@ def stateful(model: TextModel) -> Any:
     batch = opset13.gather(opset13.shape_of(converted.input("input_ids"), "i64"), opset13.constant([0]), opset13.constant(0))
     rest = opset13.constant(np.array([s.kv_heads, 0, s.head_dim], np.int64))
     for node in converted.get_ops():
-        if node.get_type_name() == "ReadValue":  # make states start without rows
+        if node.get_type_name() == "ReadValue":  # make states start empty
             shape = opset13.concat([batch, rest], 0)
             node.set_arguments([opset13.broadcast(opset13.constant(np.float32(0)), shape)])
     converted.validate_nodes_and_infer_types()

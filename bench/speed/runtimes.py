@@ -45,7 +45,7 @@ class RuntimeKind:
     install: str = ""
 
     def lacks(self, precision: str) -> str:
-        """Return why the runtime cannot be measured (a package or the precision is missing), or ``""`` if it can."""
+        """Return the reason why the runtime cannot be measured (no such package or precision), or ``""``."""
         try:
             import_module(self.path.partition(":")[0])
         except ModuleNotFoundError as error:

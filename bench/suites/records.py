@@ -98,7 +98,7 @@ class Dataset:
         return list(dict.fromkeys(path.relative_to(self.root).as_posix() for path in found))
 
     def read(self, name: str) -> Any:
-        """Return a file's JSON. Raises UserError."""
+        """Read and parse a JSON file. Raises UserError."""
         path = self.root / name
         try:
             return json.loads(path.read_text(encoding="utf-8-sig"))

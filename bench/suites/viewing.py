@@ -45,7 +45,7 @@ class Viewer:
 
     @property
     def over(self) -> bool:
-        """Whether no question is left to ask."""
+        """Whether all questions have been asked."""
         return not self._due
 
     def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:

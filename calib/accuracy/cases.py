@@ -171,7 +171,7 @@ class EvidenceScore:
 
     ``hit1``: whether the evidence's first frame shows the answer. ``hit3``: whether any of the evidence's frames shows the
     answer. ``overlap``: intersection over union of the first frame's box and the patches that show the answer. ``held``:
-    whether any layer holds a token that shows the answer. ``said_held``: the evidence's own claim about ``held``, or None.
+    whether any layer holds a token that shows the answer. ``said_held``: the ``held`` that the evidence reports, or None.
     """
 
     hit1: bool

@@ -121,7 +121,7 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the fastest-compressing policy of those as good as the best, or None for FALLBACK.
 
     A policy is as good as the one with the largest mean if the interval of their paired differences includes 0.
-    FALLBACK is chosen if it is as good as the best, or if all of several policies are equally good.
+    FALLBACK is chosen if it is as good as the best, or if several policies were measured and all are equally good.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]

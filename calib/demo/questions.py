@@ -66,7 +66,7 @@ def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, s
 
 
 def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Question, str] | None:
-    """Return a random question of this kind and its answer, or None if no question of the kind has an answer.
+    """Return a random question of this kind and its answer, or None if no such question has an answer.
 
     ``past_*`` questions are about objects that have left.
     """

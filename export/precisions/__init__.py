@@ -28,7 +28,7 @@ class Layouts(NamedTuple):
     """The layouts of a precision: ``matrices`` for the layers' matrices, ``table`` for the embedding and the head.
 
     The engine gathers rows from the embedding, so ``table`` must store rows: numbers, or 8-bit codes with scales and no zeros.
-    ``rotated`` tells whether the layers' rows are rotated.
+    ``rotated`` is true if the layers' rows are rotated.
     """
 
     matrices: Layout
@@ -40,7 +40,7 @@ class Layouts(NamedTuple):
 class Precision:
     """A weight precision, named by an entry point in ``edgevlm.precisions``.
 
-    ``tensorrt`` is None if TensorRT's parser does not support the type. ``least_opset`` is the first ONNX opset with the type.
+    ``tensorrt`` is None if TensorRT's parser does not support the type. ``least_opset`` is the first ONNX opset with this type.
     """
 
     onnxruntime: Layouts

@@ -26,7 +26,7 @@ class WeightTable:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the names of the table's files: the file of numbers or codes, then the file of scales, if any."""
+        """Return the names of the table's files: the file of numbers or codes, then any file of scales."""
         return tuple(tensor.external_data[0].value for tensor in self.tensors)
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:

@@ -199,7 +199,7 @@ class VisionGraph:
     ) -> str:  # fmt: skip
         """Return ``activation(rows @ weight.T + bias)`` for rows that are ``columns`` wide.
 
-        ``reads`` names the norm that made the rows, or is "residual" if they are the residual stream. ``writes`` tells whether
+        ``reads`` names the norm that made the rows, or is "residual" if they are the residual stream. ``writes`` is true if
         the result is added to the residual stream. Raises UserError if a weight is too large for fp16.
         """
         shape, vector = (width, columns), ""
