@@ -24,7 +24,7 @@ class ClusterState:
 
     A forget note in ``notes`` is kept until all nodes and cameras have deleted what the note names. A removed camera's epochs
     are in ``removed``: a new camera of the same name continues from them. ``instances`` holds the id of each node's process.
-    ``nodes_forgot`` and ``cameras_forgot`` have the number of the last forget note that each node and camera has followed.
+    ``nodes_forgot`` and ``cameras_forgot`` hold the number of the last forget note that each node and camera has followed.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)

@@ -27,7 +27,7 @@ Note = Mapping[str, Any]
 class NoteFollower:
     """Follows the forget notes in the head's last answer, ``view()``.
 
-    The agent holds its camera lock when it calls a method. Other threads read four fields without the lock. ``counts`` holds the
+    The agent holds its camera lock when it calls a method. Other threads read four fields without it. ``counts`` holds the
     number of deletions, by note and camera. ``refused`` holds the reason why a memory could not forget a note's period. The
     number of the last note followed is ``kept`` for files, and in ``cameras`` for each camera's memory.
     """

@@ -18,7 +18,7 @@ from edgevlm.runtime.plugins import names
 
 @dataclass(frozen=True, slots=True)
 class CameraEntry:
-    """A camera. ``camera`` is the value for ``--camera``. ``problem`` is why the camera cannot be used, or None."""
+    """A camera. ``camera`` is the value for ``--camera``. ``problem`` is the reason why the camera cannot be used, or None."""
 
     camera: str
     kind: str

@@ -86,7 +86,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options for opening and reading a source, which ignores those that do not apply. Raises SourceError for invalid values.
+    """Options for a source. Sources ignore options that do not apply. Raises SourceError for invalid values.
 
     ``fps`` is the number of frames a second to take, by their timestamps.
     ``size`` (width, height), ``pixel_format`` (a FourCC like ``MJPG``) and ``camera_fps`` are requested from a camera.

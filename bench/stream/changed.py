@@ -112,7 +112,7 @@ def changed(
 
 
 def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> float:
-    """Return the highest ratio of frames per second to ``full``'s that the encoded and appended fractions allow."""
+    """Return the highest speedup over ``full`` that the encoded and appended fractions allow."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
     frame = fmean(once.wall for once in first.took[1:])  # a mean, because the stages' times are means

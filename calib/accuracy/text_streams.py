@@ -31,7 +31,7 @@ KINDS = {
 }
 TOKENS = 24
 SLOTS, PEOPLE = 4, 10
-STAY, EMPTY = (8, 16), (1, 4)  # the least and the most frames that a person stays, and that the slot is empty afterwards
+STAY, EMPTY = (8, 16), (1, 4)  # (least, most) frames of a person's stay, and of the empty time after it
 SWAPS = 0.1
 VISITORS, NEAR = 8, 2  # visitors in a stream, and visitors in its newest eighth
 QUESTION_BUDGET = TextBudget(0, 64, 2)
