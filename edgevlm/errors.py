@@ -69,7 +69,7 @@ class SnapshotError(UserError):
 
 
 class CacheError(RuntimeError):
-    """A caller misused the KV cache. This error is raised before any byte changes."""
+    """A caller misused the KV cache. This error is raised before the cache is changed."""
 
 
 class CacheFull(CacheError):
@@ -95,7 +95,7 @@ def reason(message: str) -> str:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return briefly where and why a value breaks its schema."""
+    """Return a short text that says where and why a value breaks its schema."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     first = max((each for each in found if each["loc"][:1] == found[0]["loc"][:1]), key=lambda each: len(each["loc"]))
     fields = (str(part) for part in first["loc"] if not re.search(r"\[|constrained-", str(part)))  # omits a union's variants

@@ -57,7 +57,7 @@ class StandardOutput(io.FileIO):
 
 
 class StandardError(io.FileIO):
-    """Standard error that drops text if writing fails (disk full, reader gone) or takes over SLOW_MS (reader stuck)."""
+    """Standard error that drops text if writing fails (disk full, reader gone) or takes more than SLOW_MS (reader stuck)."""
 
     wait_ms = SLOW_MS
 
@@ -149,7 +149,7 @@ def show(what: str) -> None:
 def progress(what: str) -> Iterator[Step]:
     """Show ``what`` in a line on stderr while the block runs, if stderr is a terminal.
 
-    Text printed meanwhile appears above this line. A nested block changes the line's text.
+    Text printed meanwhile appears above the progress line. A nested block changes the line's text.
     """
     global _shown
     if _shown is not None:

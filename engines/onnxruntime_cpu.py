@@ -211,10 +211,10 @@ class OnnxRuntimeCpu:
 
     @cached_property
     def _row_parts(self) -> list[Any]:
-        """Return, for each part of the decoder, the C++ extension's version, or None if ONNX Runtime computes the part.
+        """Return, for each part of the decoder, the C++ extension's code, or None if ONNX Runtime computes the part.
 
         The extension's int8 parts compute single rows only. Calls with more rows go to ONNX Runtime's session for the part,
-        which reads weights from the file; this makes an int8 call for a whole frame 7 % slower.
+        which reads weights from the file and not from a copy. This makes an int8 call for a whole frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))

@@ -45,7 +45,7 @@ class Meter:
 
 
 def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]:
-    """Return the machine's meter, if any, and one line for each kind of meter that is missing."""
+    """Return the machine's meter or None, and one line for each kind of meter that is missing."""
     missing = list[str]()
     for name, find in METERS.items():
         found = find(machine or Machine())

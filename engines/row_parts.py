@@ -23,7 +23,7 @@ BLOCKS = re.compile(r"rotation\.1\.(\d+)\.inner")  # the block-wise rotation of 
 
 
 def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any | None:
-    """Return the extension's version of part ``index`` of a decoder, or None if ONNX Runtime must compute the part.
+    """Return the extension's code for part ``index`` of a decoder, or None if ONNX Runtime must compute the part.
 
     Raises ValueError for a damaged graph, and OSError if the weights cannot be read.
     """

@@ -29,9 +29,9 @@ INTERVAL = 1.0  # seconds between two checks of the free memory
 class TextBudget:
     """The tokens set aside at the start for the conversation, the question and the answer, in addition to the memory.
 
-    ``pictures``: how many pictures have room set aside. ``most``: the maximum number of tokens in a question, including its
-    conversation and any further pictures; 0 allows only what is set aside. If a question needs more, the session allocates the
-    extra memory when the question is asked and frees it afterwards.
+    ``pictures``: the number of pictures to set room aside for. ``most``: the maximum number of tokens in a question, including
+    its conversation and any further pictures; 0 allows only what is set aside. If a question needs more, the session allocates
+    the extra memory when the question is asked and frees it afterwards.
     """
 
     conversation: int
@@ -53,7 +53,7 @@ class TextBudget:
 
 
 def longest_question(text: TextBudget, spare: int) -> int:
-    """Return the maximum number of tokens in a question. ``spare``: how many of the model's positions nothing else uses."""
+    """Return the maximum number of tokens in a question. ``spare``: the number of the model's positions still unused."""
     return max(text.question, min(text.most, text.conversation + text.question + spare))
 
 
@@ -138,7 +138,7 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
 
 
 class Pressure:
-    """Sets the number of frames in a chunk, at first ``most``.
+    """Sets the number of frames in a chunk, starting from ``most``.
 
     The number is halved while the free fraction of memory is below LOW, and doubled, up to ``most``, while that fraction is
     above ENOUGH. ``group``: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. ``notify``:

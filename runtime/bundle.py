@@ -1,7 +1,7 @@
 """A bundle: the folder that ``edgevlm export`` writes and everything else reads.
 
-``bundle.json`` describes the model and lists every file with its size and SHA-256. Its ``checksum`` is the SHA-256 of
-``bundle.json`` with the checksum's own 64 digits replaced by zeros.
+``bundle.json`` describes the model and lists every file with its size and SHA-256. The manifest's ``checksum`` is the SHA-256
+of ``bundle.json`` with the checksum's own 64 digits replaced by zeros.
 """
 
 from __future__ import annotations

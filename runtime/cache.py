@@ -1,7 +1,7 @@
 """The KV cache, one block of memory per stream: rows are appended in place, and rows from the tail replace evicted ones.
 
 ``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md explains why rows are unordered. Every misuse raises
-CacheError before it changes a byte. Appending rows that do not fit raises CacheFull.
+CacheError before the cache is changed. Appending rows that do not fit raises CacheFull.
 """
 
 from __future__ import annotations
@@ -212,7 +212,8 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return the position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``.
 
-    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. Once axis 1 or 2 has filled its section, axis 0 takes its turns.
+    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. After axis 1 or 2 has filled its section, the pairs that would be next
+    for that axis go to axis 0.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

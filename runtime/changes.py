@@ -42,7 +42,7 @@ class References(Stateful):
     minus the cosine similarity. The camera's noise is the median distance of a frame whose references come from the previous
     frame; a smaller median found later replaces it. A token has changed if its distance exceeds both 1 - tau and the noise
     limit: STANDS_OUT times the noise, but at most MOST_NOISE times the distance between a frame's patches. Because the noise
-    limit is capped, a scene that moves everywhere is appended.
+    limit is capped, a frame in which everything moves is still appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")

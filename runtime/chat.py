@@ -184,7 +184,7 @@ def video_mark(tokenizer: Tokenizer, spec: ChatSpec) -> str:
 
 
 def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
-    """Encode text that follows a token of the video in a prompt. Raises UserError as :func:`encode` does."""
+    """Encode text that follows the video token in a prompt. Raises UserError as :func:`encode` does."""
     mark = video_mark(tokenizer, spec)
     ids = encode(tokenizer, mark + text)
     return ids[_place(ids, spec) + 1 :] if mark else ids

@@ -118,7 +118,7 @@ class Decoder(Protocol):
 
         For a ``by_layer`` engine, ``rows[l][h]`` (int32, without duplicates) lists the valid rows of layer ``l`` and KV head
         ``h`` that the new rows see. With ``fetch``, the new rows follow the fetched rows. ``sight`` is required if the decoder
-        is not causal. Raises CacheFull or CacheError before a byte is changed.
+        is not causal. Raises CacheFull or CacheError before the cache is changed.
         """
         ...
 
@@ -152,7 +152,7 @@ class ChangedTower(Protocol):
         values. The returned tokens are those that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
 
         The first call on fresh memory must have all patches. A call with all patches returns the same features as
-        :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before a byte is changed.
+        :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before the cache is changed.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
-Every engine returns that row's query as a probe, like the queries for policies. On the demo model, two heads of the last layer
-attend to the object in question (docs/internals/evidence.md); for other models, no such heads are known.
+Every engine returns the query of a question's last row as a probe, like the queries for policies. On the demo model, two heads
+of the last layer attend to the object in question (docs/internals/evidence.md); for other models, no such heads are known.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class QuestionAttention:
         return found, last_shown, np.bincount(place, np.concatenate(weight)) / heads
 
     def evidence(self) -> Evidence:
-        """Return at most MOMENTS frames, those with the most weight, without frames below LEAST."""
+        """Return at most MOMENTS frames, those with the most weight; frames whose weight is below LEAST are left out."""
         rule, times, (rows, columns) = self._heads, self._times, self._grid
         if self.blind:
             return Evidence((), False if rule.weights else None)

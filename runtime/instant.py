@@ -19,7 +19,7 @@ def boot_id() -> str:
 
 
 class Instant(NamedTuple):
-    """A point in time. ``boot``: the boot's id. ``boot_s``: seconds since boot, with sleep. ``wall``: seconds since 1970."""
+    """A moment. ``boot``: the boot's id. ``boot_s``: seconds since boot, including sleep. ``wall``: seconds since 1970."""
 
     boot: str
     boot_s: float
@@ -32,7 +32,7 @@ class Instant(NamedTuple):
     def since(self, then: Instant, most: float = math.inf) -> float:
         """Return the seconds from ``then`` to this instant, 0 or more.
 
-        If the machine was restarted in between, the result is the difference of the wall clocks, at most ``most``.
+        If the machine was restarted since ``then``, the result is the difference of the wall clocks, at most ``most``.
         """
         if self.boot and self.boot == then.boot:
             return max(0.0, self.boot_s - then.boot_s)

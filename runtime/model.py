@@ -96,7 +96,7 @@ class Model:
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
-        """Encode text that follows a token of the video in a prompt. Raises UserError for text with a lone surrogate."""
+        """Encode text that follows the video token in a prompt. Raises UserError for text with a lone surrogate."""
         return encode_inside(self.tokenizer, self.bundle.chat, text)
 
     def embed(self, text: str) -> NDArray[np.float32]:

@@ -43,7 +43,7 @@ GROUPS = {
 
 
 def names(group: str, *, own: bool = False) -> list[str]:
-    """Return the names in ``group``, edgevlm's own first, sorted. ``own``: whether to omit the names of other packages."""
+    """Return the names in ``group``, edgevlm's own first, sorted. ``own``: return only edgevlm's names."""
     ours = sorted(_own(group))
     return ours if own else ours + sorted({point.name for point in entry_points(group=f"edgevlm.{group}")} - set(ours))
 

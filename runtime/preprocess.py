@@ -122,7 +122,8 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
 def resize_bands(size: int, to: int, method: str, start: int = 0, count: int | None = None) -> list[Band]:
     """Return the weights of Pillow's antialiasing filter ``method``, in bands, that resize ``size`` pixels to ``to``.
 
-    Only ``count`` output pixels from ``start`` on are made, by default all. A band has weights only for the pixels it uses.
+    Makes weights only for the ``count`` output pixels from ``start`` on, by default for all. A band has weights only for the
+    pixels it uses.
     """
     scale, bands = size / to, list[Band]()
     stretch = max(scale, 1.0)

@@ -48,11 +48,11 @@ class Task(NamedTuple):
 class Scheduler:
     """Runs one task at a time: urgent tasks first, then watches, then the sessions' other tasks, the earliest deadline first.
 
-    A session's task is due one period after the session's previous task. Under overload, every session therefore runs at the
-    same fraction of its rate (start-time fair queueing). An idle session accumulates no credit. After an urgent task, a waiting
-    task that is not urgent runs, so endless questions to one camera do not stop the others. Watches take at most WATCH_FRACTION
-    of the time: after a watch of t seconds, the next watch starts 5.7 t seconds later. Only the scheduler's thread uses a
-    model's engine, caches and policies, so no lock is needed. The thread starts with the first task.
+    A session's task is due one period after the session's previous task. Under overload, every session runs at the same
+    fraction of its rate (start-time fair queueing). An idle session accumulates no credit. After an urgent task, a waiting task
+    that is not urgent runs, so endless questions to one camera do not stop the others. Watches take at most WATCH_FRACTION of
+    the time: after a watch of t seconds, the next watch starts 5.7 t seconds later. Only the scheduler's thread uses a model's
+    engine, caches and policies, so no lock is needed. The thread starts with the first task.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Scheduler:
     def give_way(self, session: object, takes: Callable[[Task], bool]) -> None:
         """Run one task of each waiting session. A long task calls this method on the model's thread between two of its parts.
 
-        ``session``: the long task's session. ``takes``: returns whether that session's next task may run now.
+        ``session``: the long task's session. ``takes``: a function that returns whether ``session``'s next task may run now.
         """
         with self._changed:
             waiting = sorted(self._queues, key=lambda each: self._queues[each][0].due)
@@ -220,7 +220,8 @@ class Scheduler:
     def _returns(self) -> bool:
         """Return whether the session that ran last would run again if its next task were already queued.
 
-        If so, the scheduler waits RETURN_S for the session's next task. Otherwise, two sessions would alternate at any rates.
+        If so, the scheduler waits RETURN_S for the session's next task. Without this wait, two sessions would alternate,
+        whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

@@ -52,7 +52,7 @@ KNOWN_QUESTIONS = 256
 
 @dataclass(eq=False)
 class SessionMemory:
-    """The part of a session that a snapshot holds, and why ``auto`` chose the policy.
+    """The part of a session that a snapshot holds, and the reason for ``auto``'s choice of policy.
 
     ``frames``: the number of frames watched. ``chunks``: the number of chunks appended. ``time_s``: the stream's time at the
     newest frame. ``asked``: the number of questions. ``resumed``: how many of ``frames`` came from a snapshot. ``started``:
@@ -421,15 +421,15 @@ class Session:
         ``question``: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. ``conversation``:
         the name of a conversation that this turn continues and is added to. ``history``: earlier turns (question, answer),
         oldest first, instead of a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget
-        for answers. ``temperature``: 0 decodes greedily. At higher temperatures, ``top_p`` keeps the smallest set of tokens
-        whose probability reaches it, ``top_k`` the likeliest k, and ``min_p`` the tokens with at least ``min_p`` times the
-        highest probability. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of
-        the prompt and the answer; 1 means none, and the default is the model's (generation_config.json). ``presence_penalty``,
+        for answers. ``temperature``: 0 decodes greedily. Above temperature 0, ``top_p`` keeps the smallest set of tokens whose
+        probability reaches it, ``top_k`` the likeliest k, and ``min_p`` the tokens with at least ``min_p`` times the highest
+        probability. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of the prompt
+        and the answer; 1 means none, and the default is the model's (generation_config.json). ``presence_penalty``,
         ``frequency_penalty``: OpenAI's penalties for tokens of the answer. ``logprobs``: record the log-probabilities, before
         penalties and temperature, of each token and of this many likeliest tokens. ``choices``: answer with one of these texts,
-        uncut by ``max_tokens`` and drawn without any penalty, and give the ``probabilities`` of all. ``logits_processor``: a
-        function called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread, unless there
-        are ``choices``. The token is drawn from the logits that the function returns, where minus infinity excludes a token.
+        and give the ``probabilities`` of all; ``max_tokens`` and penalties do not apply. ``logits_processor``: a function
+        called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread, unless there are
+        ``choices``. The token is drawn from the logits that the function returns, where minus infinity excludes a token.
         ``pictures``: frames for this question only, placed after the watched frames; at most :meth:`most_pictures`. ``since``,
         ``until``: attend only to frames from this period, in seconds of the stream.
 
@@ -604,7 +604,7 @@ class Session:
         return standing
 
     def memory(self) -> HeldFrames:
-        """Return which frames have tokens in the memory, without the newest frame if only changes are appended."""
+        """Return which frames have tokens in the memory. If only changes are appended, the newest frame is left out."""
         self._check_open()
         return self.model.scheduler.run(self, self._step, self._held_frames, urgent=True)
 
@@ -632,10 +632,10 @@ class Session:
     def forget(self, since: float | None = None, until: float | None = None) -> int:
         """Delete what was seen from ``since`` to ``until``, in seconds of the stream. Return the most rows that any layer lost.
 
-        Rows from the period leave the memory, as do older rows that were confirmed in it, and all conversations are forgotten.
-        A new snapshot replaces all earlier ones. Rows of later frames that attended to deleted rows still reflect them. Raises
-        UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if
-        the new snapshot cannot be written; the old snapshots then remain.
+        Rows from the period leave the memory, as do older rows that were confirmed during the period, and all conversations are
+        forgotten. A new snapshot replaces all earlier ones. Rows of later frames that attended to deleted rows still reflect
+        them. Raises UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises
+        UserError if the new snapshot cannot be written; the old snapshots then remain.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:

@@ -36,7 +36,7 @@ class Stateful:
         return {name: array for field in self.state_fields for name, array in _arrays(field.lstrip("_"), getattr(self, field))}
 
     def restore(self, state: State) -> None:
-        """Copy into the fields what :meth:`state` returned for an object with the same settings.
+        """Restore the fields from what :meth:`state` returned for an object with the same settings.
 
         Raises KeyError for a missing field, and ValueError for an undeclared field or a wrong type or shape. A field that holds
         an empty array accepts any shape.

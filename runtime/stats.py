@@ -11,7 +11,7 @@ from edgevlm.runtime.store import StoreUse
 class MemoryStats:
     """Immutable counters since the stream was opened, with times in milliseconds.
 
-    ``compressions``: policy calls that evicted rows. ``compress_ms``: the time in the policy and in evictions, without
+    ``compressions``: policy calls that evicted rows. ``compress_ms``: the time spent in the policy and on evictions, excluding
     guidance. ``guidance_ms``: the time in forward passes of the policy's guidance texts. ``evicted``: rows evicted, summed over
     layers and KV heads. ``reindexings``, ``reindex_ms``: how often positions were re-indexed, and the time this took.
     ``prefill_ms``: the time in forward passes that append frames. ``tokens_seen``, ``tokens_appended``: the tokens of the

@@ -154,7 +154,7 @@ class Stream:
         return StoreUse(self.store.host_bytes, self.store.file_bytes, self.store.index_bytes, replace(self.store.stats))
 
     def close(self) -> None:
-        """Release the policy and close the store, if any."""
+        """Release the policy, and close the store if there is one."""
         self.policy._stream = None
         if self.store is not None:
             self.store.close()
@@ -222,9 +222,9 @@ class Stream:
 
         Here a frame is one grid of tokens; a tower that merges frames makes one grid from a group. ``seconds``: the times ``[F,
         2]`` of each group's first and last frame, by default the group's number. A piece has as many frames as fit without a
-        compression, or else as one compression makes room for, but at least one. ``coming``: how many frames of the chunk are
-        still to come. A piece that later frames of the chunk would complete waits for them. Raises UserError if an unbounded
-        policy's budget is used up.
+        compression or, if none fits, as one compression makes room for, but at least one. ``coming``: how many frames of the
+        chunk are still to come. A piece that later frames of the chunk would complete waits for them. Raises UserError if an
+        unbounded policy's budget is used up.
 
         If only changes are appended, a piece has the changes of as many frames as fit. Frames after the last piece become the
         *present*: they are held back, but count as appended.
@@ -256,7 +256,7 @@ class Stream:
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
         """Append the changes of all frames but the newest. Return how many of the new frames were appended or became present.
 
-        If more frames are ``coming``, the last piece waits, because the coming frames may still join it.
+        If more frames are ``coming``, the last piece waits, because those frames may still join it.
         """
         done, last, held = 0, len(queue) - max(self._most_present - coming, 0), len(self.present)
         while done < last:
@@ -319,7 +319,7 @@ class Stream:
         return parts, frames, shown, references
 
     def _piece(self, left: int) -> int:
-        """Return how many of ``left`` frames are in the next piece: as many as fit, or as one compression makes room for.
+        """Return how many of ``left`` frames are in the next piece: as many as fit, or else as one compression frees.
 
         If later frames always see frame 0, then frame 0 is a separate, dense piece.
         """
@@ -446,12 +446,12 @@ class Stream:
 
         ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` exceed the reserved room,
         the memory is copied to a larger cache. ``waiting``: frames that the block sees and that are appended permanently later.
-        Room for all waiting frames is made at once, so that the later memory is the same as without the question. If
-        ``present`` frames are kept, the block sees the newest frames whole, and older waiting frames only where they changed.
-        ``pictures``: arrays ``[1, tokens_per_frame, width]``, which the block sees after all frames, at intervals of one second
-        from ``now``, the stream's time. ``window``: the block's rows see only rows from this time window. Raises NothingHeld if
-        the memory has no rows from ``window``, the errors of :meth:`check_window`, and UserError if the copy does not fit in
-        the free memory.
+        Room for all waiting frames is made at once, so that the memory later is the same as if the question had not been asked.
+        If ``present`` frames are kept, the block sees the newest frames whole, and older waiting frames only where they
+        changed. ``pictures``: arrays ``[1, tokens_per_frame, width]``, which the block sees after all frames, at intervals of
+        one second from ``now``, the stream's time. ``window``: the block's rows see only rows from this time window. Raises
+        NothingHeld if the memory has no rows from ``window``, the errors of :meth:`check_window`, and UserError if the copy
+        does not fit in the free memory.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references

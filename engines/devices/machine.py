@@ -73,7 +73,7 @@ class Machine:
         return found
 
     def within(self, call: Callable[[], T]) -> T | None:
-        """Return ``call()``, or None if the call exceeds the time limit and is abandoned. Raises what the call raises."""
+        """Return ``call()``, or None if the call exceeds the time limit and is abandoned. Raises the errors of ``call``."""
         found: Future[T] = Future()
 
         def work() -> None:

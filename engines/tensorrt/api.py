@@ -129,7 +129,7 @@ class Loaded:
         self.dtypes: Mapping[str, np.dtype] = {name: DTYPES[engine.get_tensor_dtype(name)] for name in names}
 
     def most(self, tensor: str, kind: int) -> Dims:
-        """Return the largest shape of the input ``tensor`` in calls of the kind with the number ``kind``."""
+        """Return the largest shape of the input ``tensor`` in calls of kind number ``kind``."""
         return tuple(self.engine.get_tensor_profile_shape(tensor, kind)[2])
 
 

@@ -1,7 +1,7 @@
 """Keep the cache of one stream with its keys and values in device memory.
 
 The rows' metadata stays in host memory, where policies read it as arrays. The ledger, which keeps the metadata, is a C++ cache
-whose rows have only one rotary pair. The ledger checks each call before any byte changes.
+whose rows have only one rotary pair. The ledger checks each call before the cache changes.
 """
 
 from __future__ import annotations

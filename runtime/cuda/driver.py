@@ -61,7 +61,7 @@ class CudaStream:
 
 
 class Driver:
-    """The driver of one CUDA device. Any thread may call the methods, which raise RuntimeError with CUDA's message.
+    """The driver of one CUDA device. Any thread may call the methods. A failed method raises RuntimeError with CUDA's message.
 
     Raises UserError if pycuda or the device is missing.
     """

@@ -191,8 +191,8 @@ class KeySketches(Stateful):
     def normal(self, keys: Float32) -> Float32:
         """Centre and scale the deepest layer's keys ``[kv_heads, n, head_dim]`` per channel, and return ``[n, width + 1]``.
 
-        The last channel is a constant, roughly the norm of the other channels. Without this channel, keys near the mean would
-        point in random directions and not be similar. Raw keys share a large mean, so their cosines would all be near 1.
+        The last channel is a constant, roughly the norm of the other channels. Without the constant channel, keys near the mean
+        would point in random directions and not be similar. Raw keys share a large mean, so their cosines would all be near 1.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))

@@ -252,7 +252,7 @@ class Layer:
         self.keep(~gone)
 
     def add(self, new: NewRows) -> None:
-        """Append rows that represent evicted rows. Each added row counts in ``target``."""
+        """Append rows that represent evicted rows. Each added row counts towards ``target``."""
         self._added = new
 
     def _turned(self, keys: Float32, sign: int) -> Float32:

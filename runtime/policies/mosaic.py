@@ -277,7 +277,7 @@ class MosaicClusters(Stateful):
         self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _over(self, at: At, row: Block, key: Float32) -> None:
-        """Split a cluster over its threshold or, if it is not all in memory, let the new row wait (Alg. 1, lines 3 to 10)."""
+        """Split a cluster above its threshold or, if it is not all in memory, let the new row wait (Alg. 1, lines 3 to 10)."""
         layer, head, slot = at
         blocks = self.pages.block_ids(layer, head, [slot, *self.waiting(*at).tolist()])
         if all(map(self._store.resident, blocks)):

@@ -86,7 +86,8 @@ class PureKV(EvictsOnDemand):
         """Return score times value norm of each row of every layer, ``[kv_heads, n]``, from the ``window`` newest queries.
 
         Up to the CLIE layer, eqs. 1 and 2 give the score. Above the CLIE layer, a token takes its score from the same KV
-        head of the CLIE layer (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last score, 0 if it has none.
+        head of the CLIE layer (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last score, or 0 if it was
+        never scored.
         """
         found, clie = [], layers[self._clie]
         for layer in layers[: self._clie + 1]:

@@ -404,7 +404,7 @@ def is_older(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return why a snapshot does not belong to this session, or an empty string if it does."""
+    """Return the reason why a snapshot does not belong to this session, or an empty string if it does."""
     if found.get("dtype") != wanted["dtype"]:
         return f"holds {_brief(found.get('dtype'))} keys and values, and this model keeps {wanted['dtype']}"
     if found["model"] != wanted["model"]:

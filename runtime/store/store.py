@@ -460,7 +460,7 @@ class Store:
     # writing
 
     def _wait(self) -> bool:
-        """Wait until a block has been written, or return False if no write can succeed. The caller holds ``_changed``."""
+        """Wait until a block has been written, or return False if no write can succeed. Needs the lock ``_changed``."""
         if self._file is None or self._failing or not self._dirty:
             return False
         before = self._handled
