@@ -111,7 +111,7 @@ def refuse_unmapped(path: Path, error: Exception) -> None:
 
 
 def reason(error: OSError, place: Path) -> str:
-    """Describe a failure to write. Without an errno, it counts as a full disk if too little is free at ``place``."""
+    """Describe a failure to write. Without an errno, it is a full disk if under _NO_SPACE bytes are free at ``place``."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))

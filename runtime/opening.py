@@ -69,7 +69,7 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
 def open_stream(
     settings: SessionSettings, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
 ) -> tuple[Stream, str]:
-    """Open a stream and append its prefix. Also returns a line on why ``auto`` chose the policy and which tokens to append.
+    """Open a stream and append its prefix. Also returns a line on ``auto``'s choice of policy and of tokens to append.
 
     ``writer`` writes the snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
     """
