@@ -56,7 +56,7 @@ class CalibrateRequest(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What was measured of the layers, the policies and an int8 cache's scales; None where nothing was measured."""
+    """Measurements of the layers, the policies and an int8 cache's scales; None for those not made."""
 
     layers: Calibration | None
     policies: Choices | None

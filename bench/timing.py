@@ -89,7 +89,10 @@ def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
 
 
 def ratio(ours: Sequence[Took], theirs: Sequence[Took], name: str = "ratio") -> dict[str, Any]:
-    """Return our time divided by theirs, round by round, as ``name``, ``low`` and ``high``; for CPU times, ``cpu_ratio``."""
+    """Return the round-by-round ratio of our time to theirs.
+
+    ``name`` is its median, ``low`` and ``high`` its quartiles. ``cpu_ratio`` is the median ratio of the processor times.
+    """
     pairs = list(zip(ours, theirs, strict=True))
     cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)
     return {**spread((one.wall / other.wall for one, other in pairs), name), "cpu_ratio": round(cpu, 3)}

@@ -33,7 +33,7 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns. ``a`` and ``b`` minimise ``width * (a + b)``, the products for each row.
+        """Return a rotation that mixes all columns. ``a`` and ``b`` minimise ``width * (a + b)``, a row's products.
 
         Raises UserError if the width has so large an odd part that ``b`` exceeds MOST.
         """

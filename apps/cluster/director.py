@@ -86,7 +86,7 @@ class Director:
     ) -> list[str]:
         """Add a node with its configured cameras and watches; return a line for each camera or watch that is refused.
 
-        ``about`` has the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` has the fields of each camera, as for
+        ``about`` holds the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` the fields of each camera, as for
         :meth:`add`. Unplaced cameras, and some cameras of full nodes, move to the new node. Raises UserError while another
         process with the same node name may be watching, for the name of a removed node, and for a different minor version of
         edgevlm.
@@ -226,7 +226,7 @@ class Director:
     def add(self, name: str, given: Fields, *, now: float) -> None:
         """Add a camera to the cluster. Raises UserError if the name is in use or the camera fits on no node.
 
-        ``given`` has the fields ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
+        ``given`` holds the fields ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
         """
         self.tick(now)
         if name in self.state.cameras:

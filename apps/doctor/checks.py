@@ -243,7 +243,7 @@ def gpu(machine: Machine) -> Outcome:
 
 
 def gpu_in_use(machine: Machine) -> Outcome:
-    """Try in a separate process whether ONNX Runtime can use the GPU."""
+    """Test in a separate process whether ONNX Runtime can use the GPU."""
     if (text := machine.run([sys.executable, "-c", ASK])) is None:
         return "warn", "ONNX Runtime gave no answer", f"see what fails: {sys.executable} -c '{ASK}'"
     providers = ", ".join(name for name in text.split() if name in FASTER)

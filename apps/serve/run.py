@@ -76,7 +76,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 gc.freeze()  # otherwise a full garbage collection stops all requests for 50 to 100 ms
                 listening.listen(WAITING)
                 loop = asyncio.get_running_loop()
-                with suppress(ValueError, RuntimeError):  # not in the main thread
+                with suppress(ValueError, RuntimeError):  # this is not the main thread
                     loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, reloads, reload, service, load, notify)
                 line = json_line("serving", {"time": wall_clock(), "url": url})
                 try:

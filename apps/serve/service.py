@@ -178,7 +178,7 @@ class Service:
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
         """Delete what one camera saw in a period or, without ``name``, what all cameras saw, including removed cameras.
 
-        If everything is deleted, the memory is empty, and a camera that plays a video file is paused, even after a restart.
+        Deleting everything empties the memory and pauses each camera that plays a video file, even after a restart.
         Returns the number of deleted items by camera and kind. Raises UserError; earlier deletions are not undone.
         """
         with self._lock:

@@ -86,7 +86,7 @@ class Video:
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
     def decode(self, packet: Any) -> list[Any]:
-        """Decode a packet to PyAV frames. The list has None for a picture that cannot be decoded."""
+        """Decode a packet to PyAV frames. The list holds None for a picture that cannot be decoded."""
         self._lost = packet.is_corrupt or (self._lost and not packet.is_keyframe)
         if self._lost:
             self._spoiled.add(packet.pts)

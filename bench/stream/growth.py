@@ -63,7 +63,7 @@ def growth(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model, policy, chunk and number of frames.
 
-    Full KV is not started if it would not fit in memory. If the system kills a process for lack of memory, its lines have
+    Full KV is not started if it would not fit in memory. If the system kills a process for lack of memory, its lines contain
     ``oom``. Raises UserError for an invalid policy or model.
     """
     for name in policy:

@@ -28,7 +28,7 @@ def _proactive(record: Record) -> bool:
 SCORINGS: dict[str, Callable[[Record], bool]] = {
     # StreamingBench: the response's first character is the right letter
     "first-letter": lambda record: record["response"].strip()[:1] == record["answer"],
-    # OVO-Bench, depending on the task: the response has the right letter, the right digits or the right word
+    # OVO-Bench, depending on the task: the response contains the right letter, the right digits or the right word
     "letter-within": lambda record: record["answer"] in record["response"],
     "digits": lambda record: "".join(re.findall(r"[0-9]+", record["response"])) == record["answer"],
     "yes-no": lambda record: record["response"] == record["answer"][0] or record["answer"] in record["response"],

@@ -22,8 +22,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.evidence import Evidence, Moment
 from edgevlm.runtime.taught import COLORS, SHAPES
 
-DEVELOPMENT = 2_000_000  # starts development seeds (training seeds start with small integers),
-TEST_SEEDS = (3_000_000, 7)  # and these two start test seeds: choose and tune nothing on their streams
+DEVELOPMENT = 2_000_000  # begins each development seed; training seeds begin with small integers
+TEST_SEEDS = (3_000_000, 7)  # begin each test seed: choose and tune nothing on test streams
 LONGSTREAM = "longstream"
 Words = tuple[int, int]
 Drawn = tuple[demo.Question, str]  # a question and its right answer

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgevlm.export.vision import Tower
     from edgevlm.runtime.bundle import PixelBudget, VisionSpec
 
-BLOCKS, WIDENING, HEAD = 24, 4, 64  # a usual tower's blocks, the ratio of its MLP's width to its own, and a head's width
+BLOCKS, WIDENING, HEAD = 24, 4, 64  # a usual tower's number of blocks, MLP width / tower width, and head width
 Config = Mapping[str, Any]
 FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 """A function of (factor, (fewest, most) pixels, frames that share them) that returns (height, width), multiples of factor."""

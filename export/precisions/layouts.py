@@ -43,7 +43,7 @@ class Layout(ABC):
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
         """Return the arrays to store, by name, rounded to nearest or, with a Hessian, by GPTQ.
 
-        ``hessian`` is ``x.T @ x / n`` ``[in, in]`` for n input rows ``x`` of the matrix. Give it only if ``is_integer``.
+        ``hessian`` is ``x.T @ x / n`` ``[in, in]`` for n input rows ``x`` of the matrix; None unless ``is_integer``.
         """
 
     @abstractmethod
