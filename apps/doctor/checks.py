@@ -81,7 +81,7 @@ def extension(machine: Machine) -> Outcome:
 
 
 def import_problem(machine: Machine, module: str) -> str:
-    """Import a module in a separate process, in case the import crashes. Return the reason if it fails, else ``""``."""
+    """Import a module in a separate process, in case the import crashes. Return its error, or ``""`` if it succeeds."""
     said = machine.run([sys.executable, "-c", IMPORT.format(path=sys.path, module=module)])
     if said is None:
         return f"importing {module} crashes, or takes more than {machine.limit_s:g} s"
