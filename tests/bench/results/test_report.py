@@ -69,11 +69,11 @@ def test_the_command_and_its_baseline(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{}\nnot json\n", "line 2: is not JSON"),
+        ("{}\nnot json\n", "line 2: not valid JSON"),
         ("[1]\n", "holds a line that is not an object"),
-        ('{"bench": "x", "ms": NaN}\n', "line 1: is not JSON"),
-        ('{"bench": "x", "ms": 1e999}\n', "line 1: is not JSON"),
-        ("[" * 10**5 + "\n", "line 1: is not"),
+        ('{"bench": "x", "ms": NaN}\n', "line 1: not valid JSON"),
+        ('{"bench": "x", "ms": 1e999}\n', "line 1: not valid JSON"),
+        ("[" * 10**5 + "\n", "line 1: not"),
     ],
 )
 def test_files_that_are_no_results(tmp_path, content, says):
