@@ -99,8 +99,8 @@ def recency(age: Float64) -> float:
 def periodicity(attention: Float64, frames: int) -> float:
     """Return the autocorrelation of detrended log attention ``[n]`` at lag p = n / frames.
 
-    The result is 1 if the pattern is the same in all frames, and 0 without a pattern. The trend, a centred moving mean over one
-    frame, is subtracted so that decay with age does not count.
+    The result is 1 if the pattern is the same in all frames, and 0 if there is no pattern. The trend, a centred moving mean
+    over one frame, is subtracted so that decay with age does not count.
     """
     period = len(attention) // frames
     if period < 2:

@@ -52,7 +52,7 @@ _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # written by tests
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor of the file ``path`` whose rows have not been read yet. ``dtype`` is named as in safetensors."""
+    """A tensor in the file ``path``. Its rows have not been read yet. ``dtype`` is named as in safetensors."""
 
     path: Path
     name: str

@@ -43,7 +43,10 @@ class Memory:
         g.node("Split", [last, ones], [f"last_row{layer}" for layer in range(layers)], axis=0)
 
     def bound(self, layer: int) -> tuple[list[str], list[str]]:
-        """Declare a layer's key and value ``[1, Hkv, C, D]``: inputs, and outputs to be bound to the same addresses."""
+        """Declare a layer's key and value, each ``[1, Hkv, C, D]``, as inputs and outputs.
+
+        Outputs share the inputs' addresses.
+        """
         s, g, kind = self.shape, self.graph, stored_as(self.kv)
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
         past = [g.input(f"{part}{layer}", kind, memory) for part in PARTS]

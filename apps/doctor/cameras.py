@@ -74,7 +74,7 @@ def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
 
 
 def check_cameras(machine: Machine) -> list[Outcome]:
-    """Check that every camera except the demo gives a picture."""
+    """Check that every camera except the demo delivers an image."""
     found = machine.within(lambda: look_around(machine.root))
     if found is None:
         return [("warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again")]

@@ -73,7 +73,7 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
 
 
 class UsbConnection(Capture):
-    """A device opened through OpenCV's V4L2 backend, with a single buffer so that frames are new.
+    """A device opened through OpenCV's V4L2 backend. It has a single buffer, so that frames are never stale.
 
     ``target`` is an index, /dev/videoN, or a persistent name such as /dev/v4l/by-id/.., but existing ``links`` are tried first.
     The driver chooses the nearest mode to the requested size, rate and pixel format; :attr:`mode` describes the choice.

@@ -99,9 +99,9 @@ class Unwritten:
 class EventStore(TimedDatabase):
     """Stores past and unsent events in a file that only this process opens.
 
-    :meth:`record` returns once the event is on the disk. While the disk refuses writes, at most UNWRITTEN events are held in
-    memory and sent from memory. If the file exceeds CAP, the oldest pictures are deleted first, then the oldest events. Unsent
-    events do not expire after DAYS.
+    :meth:`record` returns once the event is on the disk. While the disk refuses writes, events are sent from memory, which
+    holds at most UNWRITTEN of them. If the file exceeds CAP, the oldest pictures are deleted first, then the oldest events.
+    Unsent events do not expire after DAYS.
     """
 
     FILE, TABLE, TIMES, DAYS, CAP = "events.sqlite", "events", ("time", "opened"), 30.0, 64 << 20

@@ -73,7 +73,7 @@ class Viewer:
                 self._add(place, "")
 
     def fail(self, reason: str, **facts: object) -> None:
-        """Record that the remaining questions cannot be answered. ``facts``: more fields of the record, such as ``damaged``."""
+        """Record that the remaining questions cannot be answered. ``facts``: additional fields, such as ``damaged``."""
         left, self._due = self._due, []
         for _, place in left:
             self._add(place, "", error=reason, **facts)

@@ -26,7 +26,7 @@ class WeightTable:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the names of the table's files: the file of numbers or codes, then any file of scales."""
+        """Return the names of the table's files: first the numbers or codes, then the scales if there are any."""
         return tuple(tensor.external_data[0].value for tensor in self.tensors)
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:

@@ -567,7 +567,8 @@ def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> 
     """Return the places in the file of all blocks of ``state`` that are intact there, by block number.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites records in file order, from ``head`` to the
-    end and then from the start to ``head``. Both before and after ``head``, all records after an intact record are intact.
+    end and then from the start to ``head``. On each side of ``head``, damage can only be at the start: all records after the
+    first intact one are intact.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
