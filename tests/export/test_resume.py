@@ -251,7 +251,11 @@ def test_what_is_there_is_not_replaced_unasked(exported: Any, tmp_path: Path) ->
     (tmp_path / "file").write_text("x")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "photo.jpg").write_text("x")
-    cases = [(made.bundle, False, "--force"), (tmp_path / "file", True, "is a file"), (tmp_path / "other", True, "else")]
+    cases = [
+        (made.bundle, False, "--force"),
+        (tmp_path / "file", True, "is a file"),
+        (tmp_path / "other", True, "is not empty"),
+    ]
     for target, force, message in cases:
         said: list[str] = []
         with pytest.raises(UserError, match=message):
