@@ -116,7 +116,7 @@ def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
 
 
 def device_path(target: str, root: Path = ROOT) -> Path:
-    """Return the device node of an index or path. Raises SourceError, with a list of the cameras, if there is no such node."""
+    """Return the device node of an index or path. Raises SourceError, which lists the cameras, if the node does not exist."""
     path = root / "dev" / f"video{target}" if target.isdigit() else Path(target)
     if look(path) == "nothing":
         present = ", ".join(str(device.path) for device in devices(root)) or "none"

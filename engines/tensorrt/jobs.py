@@ -128,7 +128,7 @@ def build_need(weights: int, workspace: int) -> BuildNeed:
     """Return the peak memory for building one engine, from the sizes of the weights and of a layer's workspace in bytes.
 
     ``host`` is COPIES * weights + RUNTIME: the file's weights, the builder's copy and the finished engine are held at once.
-    ``device`` is weights + workspace, both of which TensorRT needs while it times kernels.
+    ``device`` is weights + workspace; TensorRT needs both while it times kernels.
     """
     return BuildNeed(round(COPIES * weights) + RUNTIME, weights + workspace)
 
