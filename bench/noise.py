@@ -58,7 +58,7 @@ class FilledCache:
 
     def __init__(self, shape: CacheShape, dtype: str) -> None:
         self.shape, self.next = shape, 0
-        sizes = shape.layers, shape.kv_heads, shape.head_dim, shape.tokens + 1  # one row beyond the budget, for a summary
+        sizes = shape.layers, shape.kv_heads, shape.head_dim, shape.tokens + 1  # one row beyond the budget, for a summary token
         self.cache = empty_cache(*sizes, dtype, self.kind)
         self._random = np.random.default_rng(0)
         self._noise = as_stored(self.noise(shape.kv_heads, shape.tokens), self.cache.buffers()[0])

@@ -89,7 +89,7 @@ class TextModel:
 def open_text_model(name: str, layers: int | None = None) -> TextModel:
     """Return one of SHAPES with random weights, or the text part of the checkpoint in the directory ``name``.
 
-    ``layers``: keep only this many of the first layers. Raises UserError if the checkpoint does not exist.
+    ``layers``: keep only the first ``layers`` layers. Raises UserError if the checkpoint does not exist.
     """
     if name in SHAPES:
         (backbone, shape), tensors = SHAPES[name], cast(Tensors, SeededTensors())

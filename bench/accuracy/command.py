@@ -27,7 +27,7 @@ def run_suite(
     streams: int, seed: str, noise: float, crf: int | None, engine: str, as_json: bool, out: Path | None, resume: bool,
     workers: int, **_: Any,
 ) -> None:  # fmt: skip
-    """Run the suite and print the report. Raises UserError, usually before measuring anything."""
+    """Run the suite and print the report. Raises UserError for invalid arguments, usually before measuring anything."""
     seed_words(seed)
     if suite in TEXT_SUITES and (encode != ALL or not model.endswith(".gguf")):
         raise UserError(f"--suite {suite}: asks a language model's --model FILE.gguf, without --encode")

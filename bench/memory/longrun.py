@@ -1,6 +1,6 @@
 """Measure the cost and the recall of retrieval and eviction policies on a stream of a hundred thousand frames.
 
-Each policy runs in a separate process, one after another. Every frame is drawn, encoded and appended; no frame is repeated.
+The policies run one after another, each in a separate process. No frame is repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time storing clusters, and fetching them from host memory and from a disk whose pages are not in memory.
+"""Time storing clusters, and fetching clusters from host memory and from a file that is not in the page cache.
 
 Announced and unannounced fetches take turns.
 """
@@ -28,8 +28,8 @@ ROWS, HEADS, HEAD_DIM = 32, 2, 64  # a cluster's shape
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
     """Yield one line: medians over rounds that each fetch ``asked`` of ``clusters`` clusters.
 
-    ``put_ms``: time to store one cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch announced
-    ``disk_ms`` in advance. ``unexpected_ms``: the wait for an unannounced fetch.
+    ``put_ms``: time to store one cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch that was
+    announced ``disk_ms`` earlier. ``unexpected_ms``: the wait for an unannounced fetch.
     """
     rng = np.random.default_rng(0)
     one = _block(rng)

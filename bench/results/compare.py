@@ -23,7 +23,7 @@ TIMED = (
     "write_ms", "joules_per_frame", "joules_per_token", "fps", "fps_ratio", "tokens_ratio",
 )  # fmt: skip
 MORE_IS_BETTER = ("fps", "fps_ratio", "tokens_ratio")
-TWICE = 2.0  # a factor by which single measurements rarely differ by chance
+TWICE = 2.0  # chance alone rarely makes single measurements differ by this factor
 
 Subject = tuple[tuple[str, Any], ...]
 

@@ -83,7 +83,7 @@ def prefill(
     threads: int = 1,
     rounds: int = 3,
 ) -> Iterator[Place]:
-    """Time prefill per frame, in calls of ``frames`` frames after ``held`` tokens. Lines are as in :func:`decode`."""
+    """Time prefill per frame, in calls of ``frames`` frames after ``held`` tokens. Yields lines like :func:`decode`'s."""
     for name in model:
         p, text = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), open_text_model(name)
         works = [Append(rows, count * p, count) for rows in held for count in frames]

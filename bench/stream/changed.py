@@ -28,7 +28,7 @@ BUDGET = 8  # default budget, in frames
 
 @dataclass(slots=True)
 class TimedStream:
-    """A session with each chunk's time and counters. The first chunk is not counted."""
+    """A session with each chunk's time and counters. Medians exclude the first chunk."""
 
     session: Session
     took: list[Took] = field(default_factory=list)
@@ -66,7 +66,7 @@ def changed(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios are relative to the clip's first line.
+    """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios compare with the clip's first line.
 
     Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the time
     of tower and prefill were proportional to the patches encoded and appended. ``model``: a bundle or SEEDED. ``layers``: the

@@ -35,7 +35,8 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GrowthWork:
-    """The work of one process. ``marks``: frames after which to measure, ascending. ``budget``: None for the default."""
+    """The work of one process. ``marks``: measure after these numbers of frames. ``budget``: None for the
+    default."""
 
     model: str
     policy: str
@@ -150,7 +151,7 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:
-    """Ask the same question several times; return ms to the first token and ms per further token. The first answer is cold."""
+    """Ask a question repeatedly; return ms to the first token and per further token. The cold first answer is separate."""
     most, energy = min(ANSWER_TOKENS, session.text_budget.answer), Energy(meter) if meter else None
     cold, answers = session.ask(QUESTION, max_tokens=most), []
     cold.settle()

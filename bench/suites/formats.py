@@ -53,7 +53,7 @@ Options:
 
 The best option is:"""
 POLLED = '{question} Is it the right time to output "{output}"? You can only answer yes or no.'
-POLLED_ON_S = 4.0  # seconds for which polling continues after a proactive question's moment
+POLLED_ON_S = 4.0  # polling continues for this many seconds after a proactive question's right moment
 
 
 def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
@@ -71,7 +71,7 @@ def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
 def streaming_question(
     data: Dataset, part: str, told: defaultdict[str, list[str]], value: Any, name: str
 ) -> Iterator[SuiteQuestion]:
-    """Yield a record's question. ``told``: each video's earlier questions and answers, repeated in a sequential question."""
+    """Yield a record's question. ``told``: each video's earlier questions and answers, which a sequential question repeats."""
     asked = streaming_proactive(value) if part == "proactive" else streaming_choice(value)
     video, text = data.video(asked["video_path"]), asked["question"]
     if part == "proactive":

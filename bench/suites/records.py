@@ -64,8 +64,8 @@ class SuiteQuestion:
     """One question about one video.
 
     ``id``: file and index, unique in the suite. ``video``: the file's path in the data folder. ``options``: the choices' texts,
-    without letters. ``time_s``: when to ask first, in video seconds. ``tokens``: the answer's limit. ``scoring``: a key of
-    :data:`edgevlm.bench.suites.scoring.SCORINGS`.
+    without letters. ``time_s``: when to ask first, in video seconds. ``tokens``: the longest answer, in tokens. ``scoring``: a
+    key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 
     id: str
@@ -84,7 +84,7 @@ class SuiteQuestion:
 
 @dataclass(slots=True)
 class Dataset:
-    """A suite's data. ``findings``: skipped records' files, indices and reasons. ``missing``: absent videos, under ``root``."""
+    """A suite's data. ``findings``: each skipped record's file, index and reason. ``missing``: absent videos."""
 
     root: Path
     findings: list[dict[str, str]] = field(default_factory=list)

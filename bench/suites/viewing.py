@@ -160,7 +160,7 @@ class VideoTask:
 
 
 class VideoWorker:
-    """Shows videos to policies and collects their answers. If ``model`` is None, ``Model.load`` may raise UserError."""
+    """Shows videos to policies and collects their answers. Raises UserError if ``Model.load`` does."""
 
     def __init__(self, settings: VideoSettings, model: Model | None = None) -> None:
         self.settings = settings
