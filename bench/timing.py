@@ -83,7 +83,7 @@ def _quantiles(values: Iterable[float], names: Mapping[str, int], digits: int) -
 
 
 def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
-    """Return ``ms_per_UNIT`` (wall clock) with its ``low`` and ``high``, and ``cpu_ms_per_UNIT``."""
+    """Return ``ms_per_UNIT`` (wall clock) with its quartiles ``low`` and ``high``, and ``cpu_ms_per_UNIT``."""
     cpu = statistics.median(once.cpu for once in took)
     return {**spread([once.wall for once in took], f"ms_per_{unit}"), f"cpu_ms_per_{unit}": round(cpu, 3)}
 
@@ -91,7 +91,7 @@ def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
 def ratio(ours: Sequence[Took], theirs: Sequence[Took], name: str = "ratio") -> dict[str, Any]:
     """Return the round-by-round ratio of our time to theirs.
 
-    ``name`` is its median, ``low`` and ``high`` its quartiles. ``cpu_ratio`` is the median ratio of the processor times.
+    The field ``name`` is the median ratio, ``low`` and ``high`` its quartiles, ``cpu_ratio`` the median for processor times.
     """
     pairs = list(zip(ours, theirs, strict=True))
     cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)

@@ -24,7 +24,7 @@ OF_CHECKPOINTS = ("precision", "against")  # measurements of a checkpoint, not o
 
 @dataclass
 class MeasureOptions:
-    """The options of all measurements. A measurement accepts the options that its function has as parameters."""
+    """Options shared by all measurements. A measurement accepts the options that its function has as parameters."""
 
     model: Annotated[list[str] | None, option("NAME,...", "Measure demo, seeded-0.5b, a bundle, ORG/NAME.")] = None
     policy: Annotated[list[str] | None, option("NAME[:K=V,...],...", "Compare these policies.")] = None

@@ -42,7 +42,7 @@ QUICK, FULL = _PLAN["quick"], _PLAN["full"]
 
 
 def planned(quick: bool, only: str | None) -> dict[str, str]:
-    """Return the plan (name -> arguments of ``edgevlm bench``). ``only``: keep these names or commands, separated by commas.
+    """Return the plan (name -> arguments of ``edgevlm bench``). ``only``: the names or commands to keep, separated by commas.
 
     Raises UserError for a name that is not in the plan.
     """

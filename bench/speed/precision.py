@@ -25,7 +25,7 @@ from edgevlm.runtime.positions import rope_tables
 
 PASSAGE = 500  # tokens per text
 CHUNK = 125
-STEPS = 30  # tokens timed singly, taking turns with float32, after BEFORE tokens of text
+STEPS = 30  # number of single tokens timed, in turns with float32, after BEFORE tokens of text
 BEFORE = 300
 WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 

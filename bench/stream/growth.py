@@ -1,7 +1,7 @@
 """Measure a growing stream's memory, speed, answers and energy at given lengths, for each policy, including full KV.
 
 The measurements follow InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Policies run one after another, each in a
-separate process, so that each policy's peak memory is measured alone. Demo frames are shown as fast as they are watched.
+separate process, so that each policy's peak memory is measured alone. No frame rate limits the demo's frames.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GrowthWork:
-    """The work of one process. ``marks``: measure after these numbers of frames. ``budget``: None for the
-    default."""
+    """The work of one process. ``marks``: after how many frames to measure. ``budget``: None for the default."""
 
     model: str
     policy: str
@@ -64,7 +63,7 @@ def growth(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model, policy, chunk and number of frames.
 
-    Full KV is not started if it would not fit in memory. If the system kills a process for lack of memory, its lines contain
+    Full KV is skipped if it would not fit in memory. If the system kills a process for lack of memory, its lines contain
     ``oom``. Raises UserError for an invalid policy or model.
     """
     for name in policy:
