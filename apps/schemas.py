@@ -52,7 +52,7 @@ class Moment(Record):
     frame: int = field("Number of the first frame.")
     last_frame: int = field("Number of the last frame.")
     time_s: float | None = field("Stream time of the first frame, in seconds.")
-    until_s: float | None = field("Stream time of the last frame.")
+    until_s: float | None = field("Stream time of the last frame, in seconds.")
     weight: float | None = field("The moment's fraction of the attention, from 0 to 1.")
     box: list[float] = field("Left, top, right and bottom of the region, as fractions of the picture.")
     jpeg_url: str | None = maybe("The path of the picture on the server; null without a picture.")
@@ -64,10 +64,10 @@ class Answer(Timed):
     text: str = field("The answer.")
     token_ids: list[int] = field("Token ids of the answer.")
     ttft_ms: float = field("Time to first token, in milliseconds.")
-    tpot_ms: float = field("Mean time of each further token, in milliseconds.")
+    tpot_ms: float = field("Mean time per token after the first, in milliseconds.")
     evidence: list[Moment] = field("The frames on which the answer is based, best first; empty if evidence_held is false.")
     evidence_held: bool | None = field("False if the answer's frames are no longer in memory; null if unknown.")
-    model_fits_source: bool = field("False if the demo model watches anything but the demo world: the answer is a guess.")
+    model_fits_source: bool = field("False if the demo model watches anything but the demo world; its answers are guesses.")
     truth: str = maybe("The correct answer; only for the demo's own questions.")
 
 
@@ -100,7 +100,7 @@ class Serving(Timed):
 
 class Config(Timed):
     path: str = field("The checked file; errors go to stderr instead.")
-    cameras: list[str] = field("Names of the watch's cameras.")
+    cameras: list[str] = field("Names of the configured cameras.")
 
 
 class Completion(Timed):
@@ -109,7 +109,7 @@ class Completion(Timed):
     stream: str | None = field("The stream that was asked about.")
     time_s: float | None = field("Stream time of the newest frame the answer takes into account, in seconds.")
     ttft_ms: float | None = field("Time to first token, in milliseconds, in the server.")
-    evidence: list[Moment] = field("The frames on which the answer is based, as in run.")
+    evidence: list[Moment] = field("The frames on which the answer is based, as in the answer lines of run.")
     evidence_held: bool | None = field("False if the answer's frames are no longer in memory; null if unknown.")
     model_fits_source: bool | None = field("False if the demo model watches anything but the demo world.")
 
@@ -125,7 +125,7 @@ class Forgotten(Record):
     stream: str = field("The camera; empty for events of all cameras.")
     rows: int = maybe("Rows deleted from memory, in the layer with the most deletions.")
     thumbnails: int = maybe("Thumbnails deleted.")
-    snapshots: int = maybe("Snapshots deleted, with --all in a folder.")
+    snapshots: int = maybe("Snapshots deleted; only with --all and a folder.")
     events: int = maybe("Events of watches deleted.")
     journal: int = maybe("Lines of the journal deleted.")
 
@@ -148,7 +148,7 @@ class Plan(Record):
     activations_mb: float = field("The decoder's working memory, in 10^6 bytes.")
     vision_mb: float = field("The tower's working memory, in 10^6 bytes.")
     runtime_mb: float = field("Libraries, graphs and sessions, in 10^6 bytes.")
-    snapshots_mb: float = field("Copies that a server's snapshots are written from; 0 without --cameras, in 10^6 bytes.")
+    snapshots_mb: float = field("Copies in memory from which a server writes snapshots, in 10^6 bytes; 0 without --cameras.")
     total_mb: float = field("The sum of the plan's sizes, in 10^6 bytes.")
     usable_mb: float = field("The device's memory minus what the system uses, in 10^6 bytes.")
     export_peak_mb: float = field("Peak memory of edgevlm export, in 10^6 bytes.")
@@ -166,11 +166,11 @@ class Plan(Record):
     vision_precision: str = field("Precision of the vision tower on a CPU.")
     kv: str = field("Precision of keys and values.")
     budget: int = field("Vision tokens kept per layer.")
-    fps: float = field("Frames per second asked for.")
+    fps: float = field("Requested frames per second.")
     keeps_up: bool = field("Whether camera_fps reaches fps.")
     largest_budget: int = field("Largest budget that fits and keeps up; 0 if none does.")
-    largest_fps: float = field("prefill_fps where it fits, else 0.")
-    tokens_per_frame: float = field("Cache rows used by a frame and the text around it.")
+    largest_fps: float = field("prefill_fps if the plan fits, otherwise 0.")
+    tokens_per_frame: float = field("Cache rows used by a frame and the text around the frame.")
     vision_ms: float = field("Time of the vision tower per frame, in milliseconds.")
     prefill_ms: float = field("Time of the decoder per frame, in milliseconds.")
     compression_ms: float = field("Time of compression per frame, in milliseconds.")
@@ -194,10 +194,10 @@ class Model(Record):
     precision: str = field("Precision chosen for the decoder's weights.")
     kv: str = field("Precision of keys and values.")
     budget: int = field("Vision tokens kept per layer.")
-    total_mb: float = field("Memory of a stream, in 10^6 bytes.")
+    total_mb: float = field("Memory that one stream needs, in 10^6 bytes.")
     fits: bool = field("Whether the model fits in the memory not used by the system.")
     fps: float = field("Maximum frames per second.")
-    keeps_up: bool = field("Whether it fits and keeps up with --fps.")
+    keeps_up: bool = field("Whether the model fits and keeps up with --fps.")
 
 
 class Finding(Record):
@@ -220,7 +220,7 @@ class Camera(Record):
 class Power(Record):
     time_s: float = field("Seconds since the command started.")
     watts: float | None = field("Mean power since the last line, over the rails that are summed; null if not measured.")
-    rails: dict[str, Any] = field("Watts of each rail; null where it was not measured.")
+    rails: dict[str, Any] = field("Watts of each rail; null for a rail that was not measured.")
     mode: str | None = field("A Jetson's power mode.")
     clocks_mhz: dict[str, Any] = field("Clocks of GPU, memory and first CPU core, in MHz.")
     cpu_percent: float = field("CPU use since the last line, over all cores.")
@@ -229,17 +229,17 @@ class Power(Record):
 
 class Energy(Record):
     meter: str = field("The power meter that was used.")
-    joules: float | None = field("Total energy; null if not measured all the time.")
-    watts: float | None = field("Mean power.")
+    joules: float | None = field("Total energy in joules; null unless measured the whole time.")
+    watts: float | None = field("Mean power in watts.")
     summed: list[str] = field("The rails whose sum is the total.")
-    rails: dict[str, Any] = field("Per rail: joules, and gap_s, seconds without a reading.")
+    rails: dict[str, Any] = field("Energy of each rail in joules, and gap_s: seconds without a reading.")
 
 
 class Policy(Record):
     policy: str = field("The policy's name.")
     paper: str = field("Where the policy was published.")
     idea: str = field("What the policy keeps.")
-    settings: list[dict[str, Any]] = field("Per setting: name, default, choices and meaning.")
+    settings: list[dict[str, Any]] = field("Name, default, choices and meaning of each setting.")
     ours: str = field("How the policy differs from the paper; may be empty.")
 
 
@@ -284,7 +284,7 @@ class Snapshot(Record):
     system_prompt: str = maybe("Hash of the system prompt.", alias="system prompt")
     frames: int = maybe("Frames watched.")
     time_s: float = maybe("Stream time of the newest frame, in seconds.")
-    waiting: int = maybe("Frames of an unfinished chunk.")
+    waiting: int = maybe("Number of frames in the unfinished chunk.")
     rows: int = maybe("Tokens in the fullest layer.")
     compressions: int = maybe("Number of times that the policy has compressed the cache.")
     turns: dict[str, Any] = maybe("Turns of each conversation.")
@@ -319,9 +319,9 @@ class Skipped(Record):
 
 class Choice(Record):
     budget: int = field("Vision tokens per layer.")
-    measure: str = field("The measure, as in candidate.")
+    measure: str = field("kl or streamqa, as in candidate lines.")
     policy: str = field("The policy that auto uses at this budget.")
-    clearly_better: bool = field("Whether the policy beat the fallback; if false, it is the fallback.")
+    clearly_better: bool = field("Whether the policy beat the fallback; if false, policy is the fallback.")
 
 
 LINES: dict[str, tuple[type[Record], ...]] = {

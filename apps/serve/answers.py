@@ -14,37 +14,37 @@ from edgevlm.apps.watches.watch import WatchSettings
 
 
 class Health(Record):
-    status: str = field("ok.")
+    status: str = field("Always ok.")
 
 
 class Named(Record):
-    id: str = field("The name.")
-    object: str = field("The object's kind.")
+    id: str = field("The id, as used in paths.")
+    object: str = field("The kind of object, such as stream or watch.")
 
 
 class Model(Named):
-    created: int = field("0.")
-    owned_by: str = field("The model that watches.")
-    max_model_len: int = field("Maximum tokens of a question, its history and its answer.")
+    created: int = field("Always 0.")
+    owned_by: str = field("The model that watches the camera.")
+    max_model_len: int = field("Maximum number of tokens in a question, its history and its answer together.")
 
 
 class Stream(Named):
     name: str = field("The displayed name, in any script.")
     source: str = field("The source, without credentials.")
-    model: str = field("The model that watches.")
-    policy: str = maybe("The policy in use. In a cluster this and other fields are missing while the camera is not open.")
+    model: str = field("The model that watches the camera.")
+    policy: str = maybe("The policy in use. In a cluster, some fields are missing while the camera is not open.")
     budget: int = maybe("Vision tokens kept per layer.")
-    fps: float = field("Frames per second asked for.")
-    frames_watched: int = maybe("Frames watched, including before a restart.")
+    fps: float = field("Configured frames per second.")
+    frames_watched: int = maybe("Frames watched, including those before a restart.")
     watched_fps: float = maybe("Frames per second that the model watches.")
     skipped_fps: float = maybe("Frames per second that are skipped because the model is busy.")
     state: str = field("initialising, running, stalled, reconnecting, ended, failed, paused or, in a cluster, starting.")
-    problem: str | None = field("Why it is not running, without credentials.")
+    problem: str | None = field("Why the camera is not running, without credentials.")
     time_s: float | None = maybe("Stream time of the newest frame, in seconds.")
     frame_time: str | None = maybe("Wall-clock time of the newest frame: RFC 3339, UTC.")
-    stats: dict[str, Any] | None = maybe("The figures of the stats line of edgevlm run --json; null before the first.")
+    stats: dict[str, Any] | None = maybe("The figures of a stats line of edgevlm run --json; null before the first such line.")
     node: str | None = maybe("In a cluster: the node that watches the camera.")
-    epoch: int | None = maybe("In a cluster: how many times the camera was assigned to a node.")
+    epoch: int | None = maybe("In a cluster: number of times that the camera was assigned to a node.")
     lost_s: float | None = maybe("In a cluster: seconds not watched during the camera's last move.")
 
 
@@ -53,32 +53,32 @@ class Policy(Named):
 
 
 class Event(Record):
-    event: str = field("watch.")
-    version: int = field("1, the version of these fields.", alias="schema")
+    event: str = field("Always watch.")
+    version: int = field("Version of the event's fields: 1.", alias="schema")
     id: str = field("32 hexadecimal digits.")
     watch: str = field("The watch's name.")
     camera: str = field("The stream's name.")
     state: str = field("open or close.")
     time: str = field("Time: RFC 3339, UTC.")
-    probability: float = field("Probability of the answer.")
+    probability: float = field("Probability of the answers that open the watch.")
     evidence: list[Moment] = field("The frames on which the answer is based.")
 
 
 class Opening(schemas.Opening):
-    event: str = field("opening.")
+    event: str = field("Always opening.")
 
 
 class Line(schemas.Line):
-    event: str = maybe("line; in a digest only.")
+    event: str = maybe("Always line; present only in a digest.")
 
 
 class WatchOnCamera(Record):
     camera: str = field("The stream's name.")
     state: str = field("open or closed.")
     answer: str | None = field("yes, no or not sure; null before the first answer.")
-    probability: float | None = field("Probability of the newest answer.")
-    opened: str | None = field("When the watch last opened.")
-    paused: bool = field("Whether the watch is paused.")
+    probability: float | None = field("Newest probability of the answers that open the watch; null before the first answer.")
+    opened: str | None = field("When the watch last opened: RFC 3339, UTC; null if it has not opened.")
+    paused: bool = field("Whether the watch is paused on this camera.")
 
 
 class WatchState(WatchSettings, Named):
@@ -87,17 +87,17 @@ class WatchState(WatchSettings, Named):
 
 
 class Forgotten(Record):
-    object: str = field("forget.")
-    streams: dict[str, dict[str, int]] = field("By camera, the number of deleted rows, thumbnails, events, journal lines etc.")
-    waiting: list[str] = maybe("In a cluster: absent nodes and unopened cameras; they delete the period later.")
+    object: str = field("Always forget.")
+    streams: dict[str, dict[str, int]] = field("Number of deleted rows, thumbnails, events, journal lines etc. of each camera.")
+    waiting: list[str] = maybe("In a cluster: absent nodes and unopened cameras, whose data will be deleted later.")
 
 
 class Reloaded(Record):
-    object: str = field("reload.")
-    done: list[str] = field("The changes, one line each.")
+    object: str = field("Always reload.")
+    done: list[str] = field("A line for each change or failure.")
 
 
-WATTS = (float | None, field("Power of the machine in watts, if it has a meter."))
+WATTS = (float | None, field("Power of the machine in watts; null if unknown."))
 SINCE, UNTIL = (str, field("Start of the period: RFC 3339, UTC.")), (str, field("End of the period: RFC 3339, UTC."))
 
 
@@ -111,5 +111,9 @@ def content(*kinds: type[BaseModel] | str, status: int = 200) -> dict[int | str,
 def list_of(*models: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
     """Return FastAPI's ``responses`` for a route that returns a list of ``models`` and the fields ``more``."""
     kinds: Any = reduce(or_, models)
-    fields: dict[str, Any] = {"object": (str, field("list, or digest.")), "data": (list[kinds], field("")), **more}
+    fields: dict[str, Any] = {
+        "object": (str, field("list, or digest from GET /v1/digest.")),
+        "data": (list[kinds], field("")),
+        **more,
+    }
     return content(create_model(f"{models[0].__name__}List", __base__=Record, **fields))

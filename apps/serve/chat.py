@@ -39,13 +39,13 @@ def shallow(value: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """A model in which unknown fields and values of the wrong type are errors."""
+    """A pydantic model that rejects unknown fields and values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Lenient(BaseModel):
-    """A model that ignores unknown fields, such as other servers' fields; :func:`unknown` lists them."""
+    """A pydantic model that ignores unknown fields, such as other servers' fields; :func:`unknown` lists them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -160,7 +160,7 @@ class Message(Lenient):
 
 
 class Function(Lenient):
-    """A function that the answer may call. ``strict`` has no effect: a required call always follows the schema."""
+    """A function that the answer may call. ``strict`` has no effect: a required call follows the schema in either case."""
 
     name: ToolName
     description: Text | None = None
@@ -251,7 +251,7 @@ class ChatRequest(Asked):
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
-        """Return the sampling arguments and pictures for :meth:`Session.ask`, and the ignored fields. Raises FieldError."""
+        """Return :meth:`Session.ask`'s sampling arguments and pictures, and the request's ignored fields. Raises FieldError."""
         given: dict[str, Any] = {
             "temperature": self.temperature or 0.0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
@@ -284,7 +284,7 @@ class ChatRequest(Asked):
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
-        """The field that restricts the answer, the logits processor and its argument; None if no field restricts the answer."""
+        """The field that restricts the answer, its logits processor and the processor's argument; None without one."""
         form = self.response_format
         if self.structured_outputs is not None and self.structured_outputs.choice is not None:
             return "structured_outputs.choice", OneOf, self.structured_outputs.choice
@@ -306,7 +306,7 @@ class ChatRequest(Asked):
 
     @property
     def stream_name(self) -> str | None:
-        """The stream's name, from the last ``edgevlm://`` part or else from ``model``; None for the only stream."""
+        """The stream's name, from the last ``edgevlm://`` part or else from ``model``; None means the only stream."""
         return self._asked[0] or self.model.rpartition("/")[2] or None
 
     @property
@@ -315,7 +315,7 @@ class ChatRequest(Asked):
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
-        """Prepare the newest pictures, up to the limit. Return the pictures, and the fields of older pictures beyond the limit.
+        """Prepare the newest pictures, up to the limit, and return them with the fields of the older pictures that are ignored.
 
         Raises FieldError for a forbidden or unreadable picture, and if the last message has too many pictures.
         """
@@ -364,10 +364,10 @@ class ChatRequest(Asked):
         return self.tool_choice not in (None, "none", "auto") and bool(self.functions)
 
     def dialogue(self, stream: CameraStream) -> tuple[Dialogue, list[str]]:
-        """Return the messages for the chat template, and the known fields that are ignored. Raises FieldError.
+        """Return the messages for the chat template, and the request's known fields that have no effect. Raises FieldError.
 
         If the template does not support tools, tool results become user messages and tool calls become assistant text. If the
-        request has no tools or the template does not support them, the system's text is put before the user's last message.
+        request has no tools or the template does not support them, system messages are put before the user's last message.
         """
         last, is_demo = self.messages[-1], stream.model.is_demo
         shows = isinstance(last.content, list) and not all(part.is_text for part in last.content)
@@ -414,7 +414,7 @@ class ChatRequest(Asked):
 
 
 def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge messages so that user and assistant alternate; put the system's text before the user's last message."""
+    """Merge messages so that user and assistant alternate; put the system messages' text before the user's last message."""
     said: list[dict[str, Any]] = []
     for each in messages:
         calls = [f"{OPENING}{json.dumps(call['function'], ensure_ascii=False)}{CLOSING}" for call in each.get("tool_calls", ())]

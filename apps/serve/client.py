@@ -24,7 +24,7 @@ TIMEOUT_S = 600.0
 
 
 def questions(typed: str | None) -> Iterator[str]:
-    """Yield the typed question or, without one, each non-empty line of stdin. Raises UserError if stdin is a terminal."""
+    """Yield ``typed`` or, if it is None or ``-``, each non-empty line of stdin. Raises UserError if stdin is a terminal."""
     if typed not in (None, "-"):
         yield str(typed)
         return
@@ -38,7 +38,7 @@ def questions(typed: str | None) -> Iterator[str]:
 def ask_server(
     question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
 ) -> None:
-    """Print the answer as it arrives, then the times of its evidence. Raises UserError."""
+    """Print the answer as it arrives, then when its evidence was seen, unless just now. Raises UserError."""
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:

@@ -58,7 +58,7 @@ class Completion:
 
     @contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """Convert a UserError to an ApiError if the stream has been closed meanwhile."""
+        """Convert a UserError raised inside the ``with`` block to an ApiError if the stream is closed by then."""
         try:
             yield
         except UserError:
@@ -145,7 +145,7 @@ class Completion:
         self.evidence = await run_in_threadpool(self.stream.answered, self.answer.question, self.answer)
 
     async def _generated(self, answer: Answer) -> AsyncGenerator[str, None]:
-        """Yield the answer's pieces of text. Raises ApiError if the answer is cancelled."""
+        """Yield the answer's text piece by piece. Raises ApiError if the answer is cancelled."""
         with self._until_closed():
             async for piece in answer:
                 yield piece

@@ -42,9 +42,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PICTURES = 4  # pictures per question for which memory is reserved at startup
+PICTURES = 4  # memory is reserved at startup for this many pictures per question
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# settings whose changes apply after a restart
+# settings whose changes apply only after a restart
 FIXED = ("engine", "threads", "state", "snapshots", "state_key", "events", "thumbnails", "journal", "cluster")
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
@@ -62,11 +62,11 @@ class Section(BaseModel):
 
 
 class CameraSettings(Section):
-    """One camera's settings. Omitted settings are taken from the top of edgevlm.toml.
+    """One camera's settings. An omitted setting has the value of edgevlm.toml's top-level key of the same name.
 
-    ``source`` is what ``edgevlm run --camera`` takes; ``username`` and ``password`` are the login at the source's address.
-    ``env:NAME`` or ``file:PATH`` keeps an address or a login out of edgevlm.toml. ``name`` is the displayed name, by default
-    the table's name.
+    ``source`` is written as for ``edgevlm run --camera``; ``username`` and ``password`` are the source's login. ``env:NAME`` or
+    ``file:PATH`` keeps an address or a login out of edgevlm.toml. ``name`` is the displayed name, by default the name of the
+    camera's table.
     """
 
     source: str = "demo"
@@ -81,7 +81,7 @@ class CameraSettings(Section):
     encode: Encode | None = None
 
     def address(self) -> str:
-        """Return the source with its login and secrets filled in. Raises UserError."""
+        """Return the camera's source with its login and secrets filled in. Raises UserError."""
         login = (None if each is None else secret(each) for each in (self.username, self.password))
         return with_login(secret(self.source), *login)
 
@@ -89,14 +89,15 @@ class CameraSettings(Section):
 class ServerSettings(Section):
     """Settings of the HTTP server.
 
-    Browsers may open the page under the host names in ``hosts``. ``root_path`` is the path under which a proxy serves the page,
-    if the proxy neither removes the path nor names it in a header. ``source_hosts`` lists the hosts whose cameras clients may
-    add, by default all except this machine. ``any_source`` also lets clients add files, devices and pipelines.
+    ``hosts`` lists the host names under which browsers may open the web page. ``root_path`` is the path under which a proxy
+    serves the page, if the proxy neither removes the path nor names it in a header. ``source_hosts`` lists the hosts whose
+    cameras clients may add, by default all except this machine. ``any_source`` lets them add files, devices and pipelines, too.
 
     ``max_requests`` limits the questions that run or wait, ``max_rate`` the requests per second from one address. ``max_body``
-    limits the bytes of a request and of a picture fetched for it. ``max_question_tokens`` limits a question with its history
-    and tools. ``max_pictures`` limits the pictures and video frames in a question. Pictures are fetched only from
-    ``media_hosts``, at private addresses only if ``media_private`` is set. Videos are read only from ``media_folders``.
+    limits the bytes of a request and of a picture fetched for it. ``max_question_tokens`` limits the tokens of a question with
+    its history and tools. ``max_pictures`` limits the pictures and video frames in a question. Pictures are fetched only from
+    ``media_hosts``; private addresses are allowed only if ``media_private`` is set. Videos are read only from
+    ``media_folders``.
     """
 
     host: str = "127.0.0.1"
@@ -118,7 +119,7 @@ class ServerSettings(Section):
 
 
 class KeptSettings(Section):
-    """The number of days and of megabytes to keep. The megabytes include pictures."""
+    """Limits on stored data: its age in days and its size, with pictures, in megabytes."""
 
     days: Days = EventStore.DAYS
     megabytes: Megabytes = EventStore.CAP >> 20
@@ -132,10 +133,10 @@ class ThumbnailSettings(KeptSettings):
 class JournalSettings(KeptSettings):
     """Settings of the journal.
 
-    Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. A line answers ``prompt`` in at most
-    ``max_tokens`` tokens. With ``append = "changed"`` the next line comes early, but not before a tenth of ``every``, once
-    the changed tokens would fill ``changed`` frames. Up to ``context`` tokens of journal lines are put before a question that
-    shares words with them.
+    Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. Each journal line answers ``prompt`` in at
+    most ``max_tokens`` tokens. With ``append = "changed"``, a journal line is written early once as many tokens have changed as
+    ``changed`` frames contain, but never before a tenth of ``every`` has passed. If journal lines share words with a question,
+    up to ``context`` tokens of these lines are put before the question.
     """
 
     days: Days = Journal.DAYS
@@ -164,7 +165,7 @@ class ClusterSettings(Section):
 
 
 def by_id(cameras: Any) -> Any:
-    """Return the cameras by id. A table name that is not a valid id becomes the displayed name."""
+    """Return the cameras by id. If the name of a camera's table is not a valid id, it becomes the displayed name."""
     if not isinstance(cameras, dict):
         return cameras
     found: dict[str, Any] = {}
@@ -181,9 +182,9 @@ def by_id(cameras: Any) -> Any:
 class ServeConfig(Section):
     """All settings in edgevlm.toml.
 
-    ``state`` is the folder for snapshots and events, by default one in the user's state folder. If ``snapshots`` is an address
-    like ``s3://bucket/shop``, snapshots are stored there instead. ``state_key`` names the key that encrypts snapshots
-    (``env:NAME`` or ``file:PATH``).
+    ``state`` is the folder for snapshots and events, by default one in the user's state folder. If ``snapshots`` is set,
+    snapshots are stored at this address, such as ``s3://bucket/shop``, instead of in ``state``. ``state_key`` names the key
+    that encrypts snapshots (``env:NAME`` or ``file:PATH``).
     """
 
     model: str = "demo"
@@ -225,13 +226,13 @@ class ServeConfig(Section):
         return self
 
     def camera(self, settings: CameraSettings) -> CameraSettings:
-        """Return a camera's settings, with omitted settings filled in from the top of the file."""
+        """Return a camera's settings, with omitted settings filled in from the file's top-level keys."""
         shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name in type(self).model_fields}
         return CameraSettings(**{**shared, **settings.model_dump(exclude_none=True)})
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """Return the key that clients must send. Raises UserError for an invalid key, or if others can connect without a key."""
+    """Return the key that clients must send. Raises UserError if the key is invalid, or missing while others can connect."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} accepts connections from other machines; set a key with --key-file")
@@ -363,7 +364,7 @@ def _lines_of(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _assignment(text: str) -> dict[str, Any]:
-    """Parse text such as ``server.max_rate=30`` into a table. A value is TOML or unquoted text. Raises UserError."""
+    """Parse text such as ``server.max_rate=30`` into a table; the value is TOML or unquoted text. Raises UserError."""
     name, equals, value = text.partition("=")
     for line in (text, f"{name}={json.dumps(value.strip())}") if equals else ():
         with suppress(tomllib.TOMLDecodeError):

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import NoThreads, UserError, reason
 
-CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # for errors outside the routes
+CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # codes of errors that no route raises
 STATUSES = {
     400: "A field is invalid; the error names it.",
     401: "The key is missing or wrong.",

@@ -66,8 +66,8 @@ class Grammar:
         self._allowed = self._compute()  # the first mask takes longest; compute it outside the model's thread
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the next token's logits ``[vocabulary]``, with minus infinity for tokens that break the grammar.
-        Raises UserError if the grammar takes more than SPENT_S plus SHARE of the answer's time."""
+        """Return the next token's logits ``[vocabulary]``, with minus infinity for tokens that break the grammar. Raises
+        UserError if the grammar takes more than SPENT_S seconds plus the fraction SHARE of the answer's time."""
         if token_ids:
             before, now = time.thread_time(), time.monotonic()
             self._began = self._began or now
@@ -100,7 +100,7 @@ def _multiples(schema: Any) -> Iterator[int]:
 
 
 def _branches(schema: Any) -> Iterator[int]:
-    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` that may be recursive: those with a reference."""
+    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` that contains a reference and so may be recursive."""
     for part in _parts(schema):
         for among in (part.get("anyOf"), part.get("oneOf")):
             if isinstance(among, list) and any("$ref" in each for each in _parts(among)):

@@ -1,4 +1,4 @@
-"""Check every request's rate, host, origin, key and size before a route sees it, and remove a proxy's prefix from its path."""
+"""Check each request's rate, host, origin, key and size before routing, and remove a proxy's prefix from the request's path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgevlm.apps.serve.errors import ApiError, respond
 from edgevlm.apps.serve.service import Service
 from edgevlm.engines.weights_memory import trim
 
-BURST_S = 10.0  # an address may send this many seconds' worth of requests at once
+BURST_S = 10.0  # a client address may send this many seconds' worth of requests at once
 MANY = 1024
 BODY_S = 30.0
 LINGER_S = 2.0
@@ -52,10 +52,10 @@ class Guard:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
-        self._rested: dict[str, float] = {}  # time from which each address may send a full burst again
+        self._rested: dict[str, float] = {}  # time from which each client address may send a full burst again
         self._held = 0
         self._trimming = False
-        self._parsing = asyncio.Lock()  # held while a large body is parsed and GAP_S longer, so that small requests can pass
+        self._parsing = asyncio.Lock()  # held for GAP_S longer than a large body's parsing, so that small requests can pass
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,7 +96,7 @@ class Guard:
                 loop = asyncio.get_running_loop()
                 loop.call_soon(
                     loop.call_later, GAP_S, self._parsing.release
-                )  # release the lock GAP_S after the body was parsed
+                )  # release the lock GAP_S seconds after the body was parsed
             return message
 
         async def with_headers(message: Message) -> None:
@@ -138,7 +138,7 @@ class Guard:
         await send({"type": "http.response.body"})
 
     def _prefix(self, headers: Headers, path: str) -> str:
-        """Return the prefix under which a proxy serves this server, or ``""`` if ``path`` does not start with it."""
+        """Return the path prefix under which a proxy serves this server, or ``""`` if ``path`` lacks this prefix."""
         prefixes = [named_prefix(headers), self._service.config.server.root_path.rstrip("/")]
         return next((each for each in filter(None, prefixes) if path == each or path.startswith(f"{each}/")), "")
 
@@ -152,7 +152,7 @@ class Guard:
         self._rested[address] = rested
         if len(self._rested) > MANY:
             self._rested = {each: at for each, at in self._rested.items() if at > now}
-        host = headers.get("host")  # load balancers' health checks omit this header; browsers always send it
+        host = headers.get("host")  # load balancers' health checks omit the Host header; browsers always send it
         if host is not None and not is_ours(host, server):
             raise ApiError(421, f"host {host[:100]!r} does not match this server; add it to server.hosts", "wrong_host")
         if not is_own_page(headers, server):
@@ -170,12 +170,12 @@ class Guard:
 
 
 def named_prefix(headers: Headers) -> str:
-    """Return the prefix that a proxy names in a header, or ``""``."""
+    """Return the path prefix that a proxy names in a request header, or ``""``."""
     return (headers.get("x-ingress-path") or headers.get("x-forwarded-prefix") or "").rstrip("/")
 
 
 def plain_path(path: str) -> str:
-    """Remove a path's empty parts. OpenAI's paths get exactly one ``/v1``, which some clients omit or repeat."""
+    """Remove a path's empty parts. Give OpenAI's paths exactly one ``/v1``, which some clients omit or repeat."""
     return ASKING.sub("/v1", re.sub("/+", "/", path).rstrip("/") or "/")
 
 
@@ -184,7 +184,7 @@ def too_large(limit: int) -> ApiError:
 
 
 def is_ours(header: str, server: ServerSettings) -> bool:
-    """Return whether a ``Host`` header is this server's name or an IP address. (DNS rebinding needs a host name.)"""
+    """Return whether a ``Host`` header is this server's name or an IP address, which DNS rebinding cannot use."""
     name = host_name(header)
     try:
         return name in (*LOOPBACK, server.host, *server.hosts) or bool(name and ip_address(name))
@@ -195,7 +195,7 @@ def is_ours(header: str, server: ServerSettings) -> bool:
 def is_own_page(headers: Headers, server: ServerSettings) -> bool:
     """Return False if the request comes from another site's page, otherwise True.
 
-    Browsers report the site in ``Sec-Fetch-Site`` for secure pages; for other pages, the ``Origin`` header's host decides.
+    Browsers send ``Sec-Fetch-Site`` only for secure pages; for other pages, the host in the ``Origin`` header decides.
     """
     origin = headers.get("origin")
     if origin is None or headers.get("sec-fetch-site") in ("same-origin", "none"):
@@ -210,7 +210,7 @@ def host_name(place: str) -> str:
 
 
 def given_keys(headers: Headers) -> list[str]:
-    """Return the keys in a request: the Basic password or the Bearer token, and the ``X-Api-Key`` header."""
+    """Return the keys that a request contains: the Basic password or the Bearer token, and the ``X-Api-Key`` header."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
         with suppress(ValueError):

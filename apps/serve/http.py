@@ -71,7 +71,7 @@ Time = Annotated[float, BeforeValidator(wall_time), WithJsonSchema({"type": "str
 
 
 class NewStream(Strict):
-    """A camera to watch. `id` is an id, or a name in any script from which an id is made; `name` is the displayed name."""
+    """A camera to watch. `id` is an id, or a name in any script that is turned into an id; `name` is the displayed name."""
 
     id: NamedId
     name: Name | None = None
@@ -182,7 +182,7 @@ class Server:
             raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
         if self.metrics.unfinished >= settings.max_requests:
             self.metrics.refused.inc()
-            soon = max(1, math.ceil(self.metrics.answer_s))  # seconds until an answer has usually finished
+            soon = max(1, math.ceil(self.metrics.answer_s))  # the mean duration of an answer
             why = f"{settings.max_requests} questions are already running or waiting; ask again in {soon} s"
             raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
@@ -344,7 +344,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams", responses=list_of(answers.Stream, watts=answers.WATTS))
     def list_streams() -> dict[str, Any]:
-        """Return every camera and its status. `watts` is the machine's power draw, or null without a meter."""
+        """Return every camera and its status. `watts` is the machine's power draw, or null without a power meter."""
         data = [stream.describe() for stream in service.streams.values()]
         return {"object": "list", "data": data, "watts": finite(service.power.watts())}
 
@@ -379,7 +379,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
     def change_stream(stream: TheStream, change: StreamChange) -> dict[str, Any]:
         """Pause or resume a camera, or change its policy or budget. A paused camera can still be asked.
 
-        A new policy or budget starts an empty memory. Without a cluster, the change applies until the server restarts.
+        Changing the policy or the budget empties the memory. Without a cluster, a change applies until the server restarts.
         """
         if change.policy is not None or change.budget is not None:
             stream = service.switch(stream.name, change.policy, change.budget)
@@ -394,7 +394,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/frame.jpg", **PICTURE)
     def frame(stream: TheStream) -> Response:
-        """Return the newest watched frame."""
+        """Return the newest watched frame as a JPEG."""
         return as_picture(stream.jpeg(), "no frame has been watched yet")
 
     @router.get("/v1/streams/{name}/thumbnails/{number}.jpg", **PICTURE)
@@ -422,13 +422,13 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:
-        """Return the memory's contents: for each frame, its time, its thumbnail, the fraction of its tokens in memory (in total
-        and per group of layers), and a hexadecimal digit per token for the fraction of heads that keep the token."""
+        """Return what the memory holds of each frame: time, thumbnail, and the fraction of its tokens, in total and per group
+        of layers. `patches` has a hexadecimal digit per token: the fraction of heads, in fifteenths, that keep the token."""
         return stream.memory()
 
     @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))
     async def stream_events(stream: TheStream) -> Response:
-        """Stream server-sent events: answer, state, stats, notice, watch, journal. Slow listeners are dropped."""
+        """Stream server-sent events: answer, state, stats, notice, watch, journal. Clients that read too slowly are dropped."""
 
         async def listen() -> AsyncIterator[dict[str, str]]:
             queue = stream.events.listen()
@@ -450,7 +450,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/reload", responses=content(answers.Reloaded))
     def reload() -> dict[str, Any]:
-        """Reload the configuration, as on SIGHUP, and reopen changed cameras. `done` lists the changes."""
+        """Reload the configuration, as on SIGHUP, and reopen changed cameras. The reply's `done` lists the changes."""
         if server.load is None:
             raise ApiError(400, "this server has no configuration to reload", "invalid_value")
         return {"object": "reload", "done": service.reload(server.load())}
@@ -546,7 +546,7 @@ def add_rest(router: APIRouter, server: Server) -> None:
     @router.get("/", include_in_schema=False)
     async def page(request: Request) -> HTMLResponse:
         text, prefix = PAGE.joinpath("index.html").read_text("utf-8"), named_prefix(request.headers)
-        base = f'<base href="{escape(prefix)}/">' if prefix else ""  # keeps links right if the page's address lacks the last /
+        base = f'<base href="{escape(prefix)}/">' if prefix else ""  # keeps links right if the page's address lacks its last /
         return HTMLResponse(text.replace("<head>", f"<head>{base}", 1))
 
     @router.get("/static/{name}", include_in_schema=False)

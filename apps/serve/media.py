@@ -22,7 +22,7 @@ from edgevlm.apps.sources.base import Image
 from edgevlm.apps.sources.video import Video, load_av, open_video, spread
 from edgevlm.errors import SourceError, SourceRefused, UserError
 
-MAX_PIXELS = 1 << 24  # maximum pixels of a picture or a video frame
+MAX_PIXELS = 1 << 24  # maximum number of pixels in a picture or a video frame
 FETCH_S = 10.0
 DECODE_S = 10.0
 VIDEO = "use edgevlm://NAME, data:video/...;base64,... or file:///PATH of a video in one of server.media_folders"
@@ -46,7 +46,7 @@ def decode_picture(data: bytes) -> Image:
 def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
     """Return up to ``count`` evenly spaced frames, RGB ``[H, W, 3]``, of a ``data:`` video or a file in an allowed folder.
 
-    Symbolic links are resolved first. Raises UserError. A missing file and a forbidden file raise the same error.
+    Symbolic links are resolved before the folder is checked. Raises UserError, the same for a missing as for a forbidden file.
     """
     opened: Callable[[], Video]
     if "://" in url[:16]:
@@ -100,7 +100,7 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
         raise UserError("must be an address without credentials or spaces")
     if (host if port is None else f"{host}:{port}") not in {each.lower() for each in settings.media_hosts}:
         raise UserError("fetching from this host is not allowed; send the picture itself or add the host to server.media_hosts")
-    # an IP address that the operator listed is allowed as it is; a host name must resolve to public addresses
+    # an IP address in media_hosts may be private; a host name must resolve to public addresses unless media_private is set
     hosts = AllowedHosts([host] if settings.media_private or is_listed else None, private=False)
     late = UserError(f"the picture could not be fetched from {host} within {FETCH_S:g} s")
     end, data = time.monotonic() + FETCH_S, bytearray()

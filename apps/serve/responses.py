@@ -61,7 +61,7 @@ class FlatTool(Function):
 
 
 class Item(Lenient):
-    """A message, a function call in an earlier answer, or the result of such a call. Items of other types are ignored."""
+    """A message, a function call in an earlier answer, or the result of such a call. An item of any other type is ignored."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -125,7 +125,7 @@ class ResponsesRequest(Lenient):
 
     @cached_property
     def _places(self) -> list[str]:
-        """For each message of the chat request, the field of this request from which it was made."""
+        """The field of this request from which each message of the chat request was made."""
         items = ["input"] if isinstance(self.input, str) else [
             f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
         ]  # fmt: skip

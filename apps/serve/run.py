@@ -37,7 +37,7 @@ HEAD_S = 20.0
 MAX_HEADERS = 64 << 10
 MAX_DIGITS = 640  # maximum digits of an integer in a body; the parsing time grows with the square of the digits
 READ_S = 20.0
-RESERVE = 128  # file descriptors kept for cameras and state; at most a quarter of the limit
+RESERVE = 128  # file descriptors reserved for cameras and state, but at most a quarter of the process's limit
 WAITING = 1024
 ALIVE_S = 1.0
 
@@ -118,9 +118,9 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection that is idle for HEAD_S, or whose client does not read for READ_S.
+    """Closes a connection that is idle for HEAD_S seconds, or whose client does not read for READ_S seconds.
 
-    If more than ``most`` files are open, a new connection closes the oldest idle connection, which may be the new one.
+    If a new connection leaves more than ``most`` files open, the oldest idle connection, possibly the new one, is closed.
     """
 
     most: float = math.inf
@@ -146,7 +146,7 @@ class TimedProtocol(H11Protocol):
         self.stuck.cancel()
 
     def _close_if_idle(self, before: object) -> None:
-        """Close the connection if it is idle and no request has come since ``before``."""
+        """Close the connection if it is idle and has received no request after ``before``, its request at the last check."""
         if self.cycle is before and self.is_idle:
             self.transport.close()
         elif not self.transport.is_closing():

@@ -44,7 +44,7 @@ from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.settings import AUTO, check_policy
 
 MAX_STREAMS = 256
-TEST_S = 10.0  # longest wait for the first picture of a source that is tested
+TEST_S = 10.0  # longest wait for a tested source's first frame
 LOOK_S = 2.0
 TEST_FPS = 100  # a test of a source reads at most 100 frames, and at most 100 a second
 CLOSING_S = 30.0
@@ -62,13 +62,13 @@ def field(name: str) -> Iterator[None]:
 
 
 def check_client_policy(policy: str | None) -> None:
-    """Raise FieldError unless the policy is a registered one. A policy in a file is a program; clients may not run programs."""
+    """Raise FieldError unless the policy is registered. A policy in a file is a program, and clients may not run programs."""
     if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
         raise FieldError("policy", "unknown policy; GET /v1/policies lists all")
 
 
 class Hooks:
-    """The service's decisions that a cluster node overrides."""
+    """The methods of a service that a cluster node overrides."""
 
     def camera_folder(self, service: Service, name: str) -> Path:
         return service.state / name
@@ -108,7 +108,7 @@ class Service:
         self._models: dict[str, Model] = {}
         self._reopen_at: dict[str, float] = {}  # time from which each camera with a half-changed memory may be reopened
         self.notify, self._lock = notify, threading.RLock()
-        self.power, self.page = Power(), ""  # page: the web page's address, once known
+        self.power, self.page = Power(), ""  # page: the web page's URL, once known
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
         states = "" if config.state else os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
@@ -138,7 +138,7 @@ class Service:
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
         """Open a camera and watch it, unless ``paused``.
 
-        If ``by_client``, only what clients may add is accepted. Raises UserError, or FieldError if a field is the cause.
+        ``by_client`` rejects what clients may not add. Raises UserError, or FieldError if a field is the cause.
         """
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
@@ -161,7 +161,7 @@ class Service:
             return self._open(name, wanted, folder, hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
-        """Change a camera's policy or budget until the server restarts, with a new, empty memory that is not saved.
+        """Change a camera's policy or budget until the server restarts. Its new memory starts empty and is not saved.
 
         After a UserError the camera continues from its last snapshot.
         """
@@ -178,8 +178,9 @@ class Service:
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
         """Delete what one camera saw in a period or, without ``name``, what all cameras saw, including removed cameras.
 
-        Deleting everything empties the memory and pauses each camera that plays a video file, even after a restart.
-        Returns the number of deleted items by camera and kind. Raises UserError; earlier deletions are not undone.
+        Deleting everything empties memories and pauses cameras that play video files; a restart does not resume these cameras.
+        Returns the number of deleted items by camera and kind. Raises UserError; what was deleted before the error stays
+        deleted.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -203,7 +204,7 @@ class Service:
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
-        """Delete what a camera saved at ``where`` (a folder or an address). ``where`` must not be in use. Raises UserError."""
+        """Delete what a camera saved at ``where``: a folder or an address that no open camera uses. Raises UserError."""
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
@@ -250,7 +251,7 @@ class Service:
     def remove(self, name: str, keep_model: bool = False, again: bool = False) -> None:
         """Stop watching a camera; keep its snapshots. Raises UserError for an unknown stream.
 
-        If ``keep_model``, an unused model stays loaded. If ``again``, the camera will be reopened, so open watches stay open.
+        ``keep_model`` keeps unused models loaded. ``again`` keeps open watches open, because the caller will reopen the camera.
         """
         with self._lock:
             stream = self.stream(name)
@@ -263,7 +264,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Close open watches if they or their cameras were removed while the server was not running."""
+        """Close each open watch that was removed, or whose camera was removed, while the server was not running."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
@@ -350,7 +351,7 @@ class Service:
         return self._journal
 
     def lines(self, **query: Any) -> list[Line]:
-        """Return the journal lines that :meth:`Journal.query` finds. ``jpeg_url`` is None if a thumbnail is gone."""
+        """Return the journal lines that :meth:`Journal.query` finds. ``jpeg_url`` is None if the thumbnail was deleted."""
 
         def pictured(line: Line, seen: Mapping[str, Any]) -> dict[str, Any]:
             stream = self.streams.get(line.camera)
@@ -378,7 +379,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return two counters for each watched stream, its loop's and its model's. A stream is alive while a counter rises."""
+        """Return a counter of the run loop and one of the model for each watched stream, which is alive if either rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces
@@ -386,7 +387,7 @@ class Service:
         return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Reopen cameras whose memory an error left half changed, from their last snapshots. Does not wait."""
+        """Reopen each camera whose memory an error left half changed from its last snapshot. Does not wait until it is open."""
         now = time.monotonic()
         for name, stream in self.streams.items():
             if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):
@@ -404,7 +405,7 @@ class Service:
                     torn.notice(f"cannot reopen: {torn.problem}")
 
     def close(self) -> None:
-        """Close all streams, each with a last snapshot. If all streams close within CLOSING_S seconds, close the models."""
+        """Write a last snapshot of each stream and close it. If all close within CLOSING_S seconds, close the models, too."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}
@@ -429,7 +430,7 @@ class Service:
             self._close_unused_models()
 
     def test(self, settings: CameraSettings) -> dict[str, Any]:
-        """Open a source, read it briefly and describe it. Raises UserError if the source is not allowed or sends no picture."""
+        """Open a source, read it briefly and describe it. Raises UserError if the source is not allowed or sends no frame."""
         hosts = self.check_client(settings)
         options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=hosts)
         began = time.monotonic()

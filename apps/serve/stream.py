@@ -43,13 +43,13 @@ from edgevlm.runtime.taught import never_taught
 
 WAITING = 64  # a listener with this many unread events is dropped
 RETRY_S = 30.0
-SAME_S = 5.0  # times that differ by less than this belong to the same frame
+SAME_S = 5.0  # thumbnails whose times differ by less than this show the same frame
 PAUSE_S = 5.0
-RATES = 11  # frame rates are computed over this many statistics, one per second
+RATES = 11  # frame rates are computed over this many per-second statistics
 PROMPT = "Describe in one short sentence what is happening now."
 DEMO_PROMPT, BEFORE = "what left last?", "how many objects are there now?"  # BEFORE is asked until an object has left
 NOTES = 32
-SOONEST = 0.1  # if much has changed, the next journal line comes after this fraction of the interval
+SOONEST = 0.1  # after large changes, the next journal line may come after this fraction of the interval
 Event = tuple[str, dict[str, Any]]
 
 
@@ -88,7 +88,7 @@ class Broadcast:
 
 
 class SignsOfLife(Notifier):
-    """A notifier that only counts a run loop's signs of life; ``edgevlm serve`` sends its own to the service manager."""
+    """Counts a run loop's signs of life instead of sending them to the service manager."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -115,14 +115,14 @@ class Owner(Protocol):
 class CameraStream:
     """A camera, watched by its own thread until :meth:`close`.
 
-    ``ends`` is true if the source is a video file. ``problem`` is the reason why nothing is watched, if the source gives none.
-    ``hosts`` are the hosts that the source may reach, or None for any host.
+    ``ends`` is true if the source is a video file. ``problem`` is the reason why watching stopped, if any; the source has its
+    own ``problem``. ``hosts`` are the hosts that the source may reach, or None for any host.
     """
 
     def __init__(
         self, service: Owner, name: str, settings: CameraSettings, options: SourceOptions, folder: Path | None, paused: bool
     ) -> None:
-        """Open the source and the session; after a UserError, both are closed.
+        """Open the source and the session. If opening fails, the source and the snapshot writer are closed.
 
         Thumbnails and snapshots are kept in ``folder``; if it is None, nothing is kept on the disk.
         """
@@ -197,14 +197,14 @@ class CameraStream:
         return None if resumed is None else float(resumed.about["written"])
 
     def rates(self) -> tuple[float, float]:
-        """Return the frames watched, and the frames skipped while the model was busy, per second over the last ten seconds."""
+        """Return the rates, over the last ten seconds, of frames watched and of frames skipped because the model was busy."""
         if len(counts := list(self._counts)) < 2:
             return 0.0, 0.0
         (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]
         return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
     def ask(self, asked: Dialogue, **sampling: Any) -> Answer | str:
-        """Start an answer and return it, or return a text if the demo was not taught the question. Raises UserError."""
+        """Start an answer and return it, or return a text if the demo model was not taught the question. Raises UserError."""
         taught = self.loop.as_taught(asked.text)
         if taught is None and "logits_processor" in sampling:
             taught = asked.text  # the answer must be one of the choices
@@ -234,13 +234,13 @@ class CameraStream:
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Return the path of a frame's thumbnail, or None if there is none or it was not taken at ``time``."""
+        """Return the path of the frame's thumbnail taken at ``time`` (None: at any time), or None if there is none."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None
 
     def forget(self, span: Span) -> Forgotten:
-        """Delete what was seen in a period: cache rows, earlier snapshots and thumbnails. Raises UserError."""
+        """Delete the cache rows and thumbnails of a period, and replace all snapshots by a new one. Raises UserError."""
         window, shown = span.with_slack.of_stream(self.observer.offset), self.loop.frame
         if shown is not None and window.since <= shown.time_s <= window.until:
             self.loop.frame = None
@@ -263,11 +263,11 @@ class CameraStream:
         }  # fmt: skip
 
     def wall(self, time_s: float) -> str | None:
-        """Convert a stream time to wall-clock time in RFC 3339; None before the first frame."""
+        """Convert a stream time to wall-clock time in RFC 3339. Returns None before the first frame."""
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """Describe the memory by frame. ``patches`` holds a hexadecimal digit per token: the fraction of heads that keep it."""
+        """Describe each frame in memory. Each hexadecimal digit of ``patches`` is the fraction of heads that keep a token."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)
@@ -297,7 +297,7 @@ class CameraStream:
         return jpeg
 
     def pause(self) -> None:
-        """Release the camera after the frame in progress. The memory stays, so questions can still be asked."""
+        """Release the camera after the frame in progress. The camera's memory is kept and can still answer questions."""
         self.paused = True
         self.loop.stop()
         self._source.close()
@@ -412,7 +412,7 @@ class CameraStream:
 
 
 class JournalWriter(threading.Thread):
-    """A thread that asks a stream for journal lines at intervals, and earlier if much has changed."""
+    """A thread that asks a stream for journal lines at regular intervals, and earlier after large changes."""
 
     def __init__(self, stream: CameraStream, journal: Journal, settings: JournalSettings) -> None:
         super().__init__(name=f"edgevlm-journal-{stream.name}", daemon=True)
@@ -420,11 +420,11 @@ class JournalWriter(threading.Thread):
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Stop writing lines, without waiting. Closing the session cancels the line in progress."""
+        """Stop writing journal lines. Does not wait for the line in progress, which closing the session cancels."""
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """Prepend the time window's journal lines that share words with the question, up to ``context`` tokens."""
+        """Put the time window's journal lines that share words with the question before it, up to ``context`` tokens."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question
@@ -482,5 +482,5 @@ def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
 
 
 def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:
-    """Return a service's options for a source: wait for cameras; play video files and the demo in real time."""
+    """Return a service's source options: wait for cameras, and play video files and the demo in real time."""
     return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True)

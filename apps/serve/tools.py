@@ -37,7 +37,7 @@ class ToolUse:
 
 
 def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the JSON schema of a call to one of ``functions``, each with a ``name`` and a schema of its ``parameters``."""
+    """Return the JSON schema of a call to one of ``functions``; a function has a ``name`` and a schema of ``parameters``."""
     shared: dict[str, Any] = {}
     calls = []
     for number, function in enumerate(functions):
@@ -65,10 +65,10 @@ def _own_references(schema: Any, before: str) -> Any:
 
 
 class CallReader:
-    """Splits an arriving answer into text and tool calls. Calls are ``<tool_call>{..}</tool_call>``, as in Hermes and Qwen.
+    """Splits an unfinished answer into text and tool calls: ``<tool_call>{..}</tool_call>``, as in Hermes and Qwen.
 
-    Only the functions in ``names`` can be called; calls to other functions stay text. If ``whole``, the answer is a single call
-    without tags. If ``only_one``, everything after the first call is dropped. ``called`` is true once a call was found.
+    Only the functions in ``names`` can be called; calls to other functions stay text. With ``whole``, the answer is a single
+    call without tags. With ``only_one``, everything after the first call is dropped. ``called`` is true once a call was found.
     """
 
     def __init__(self, names: Sequence[str], *, whole: bool = False, only_one: bool = False) -> None:
