@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm``, its commands, and its exit statuses."""
+"""Define the command line ``edgevlm``: its commands and its exit statuses."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _fail(line: str) -> NoReturn:
 
 
 def _failure(error: OSError) -> str:
-    """Describe a failed system call: name its file, or the function that made it and what to do."""
+    """Describe a failed system call by its file or, if it has none, by the function that made the call and what to do."""
     why = error.strerror or str(error)
     if error.filename:
         return f"{os.fsdecode(error.filename)}: cannot be read or written ({why})"

@@ -1,7 +1,7 @@
 """The interface for your own policies, sources, sinks, model families, engines and precisions.
 
 The interface is stable, and the changelog lists its changes. docs/guide/extend.md explains each kind of extension, and
-``edgevlm check`` tests them.
+``edgevlm check`` tests an extension.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -149,7 +149,7 @@ def show(what: str) -> None:
 def progress(what: str) -> Iterator[Step]:
     """Show ``what`` in a line on stderr while the block runs, if stderr is a terminal.
 
-    Text printed meanwhile appears above the progress line. A nested block changes the line's text.
+    While the progress line is shown, printed text appears above the line. A nested ``progress`` block changes the line's text.
     """
     global _shown
     if _shown is not None:

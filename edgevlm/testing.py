@@ -31,8 +31,8 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 
 __all__ = ["check", "check_engine", "check_family", "check_policy", "check_source"]
-FRAMES, RESUMED = 72, 40  # demo frames that a policy watches, and those before a snapshot
-BUDGETS = (48, 200, 333)  # in tokens: three frames, then two numbers that are not whole frames
+FRAMES, RESUMED = 72, 40  # demo frames that a policy watches, and how many of them precede the snapshot
+BUDGETS = (48, 200, 333)  # in tokens: three whole frames, then two numbers that are no multiple of a frame
 SLOW_MS = 10_000  # a compression of LAYERS layers may take this long without a warning
 LAYERS, ROWS = 36, 6076
 OFF = 0.02  # an engine may differ by this fraction of the largest number
@@ -64,7 +64,7 @@ def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
 
 
 def check_policy(policy: str | Policy | type[Policy]) -> list[str]:
-    """Check a policy's masks, scores, budgets, questions and snapshots on the demo, and time it at 6,000 rows per layer."""
+    """Check a policy's masks, scores, budgets, questions and snapshots on the demo; time compressing 6,000 rows per layer."""
     frames, model = list(islice(open_source("demo"), FRAMES)), Model.load("demo")
 
     def opened(budget: int, append: str = "all", **more: Any) -> Session:
@@ -118,7 +118,7 @@ def _speed(policy: str | Policy | type[Policy]) -> str:
 
 
 def check_source(source: str, frames: int = 64) -> list[str]:
-    """Check a source's types, times, end and close on at most ``frames`` frames. source: what ``--camera`` takes."""
+    """Check a source's end and ``close``, and the types and times of at most ``frames`` frames. source: as for ``--camera``."""
     opened = open_source(source, None, SourceOptions())
     try:
         found = list(islice(opened, frames))
@@ -139,7 +139,7 @@ def check_source(source: str, frames: int = 64) -> list[str]:
 def check_engine(engine: str, model: str | Path = "demo") -> list[str]:
     """Compare an engine with onnxruntime-cpu: features, embeddings, each layer's keys, values and queries, and logits.
 
-    Three calls on one cache are compared: many rows, several rows and one row. ``model``: a bundle for both engines.
+    Three calls on one cache are compared: with many rows, several rows and one row. ``model``: a bundle that both engines load.
     """
     with ExitStack() as stack:
         ours, theirs = (Model.load(model, engine=name) for name in (DEFAULT_ENGINE, engine))
@@ -195,7 +195,7 @@ def _close(engine: str, what: str, ours: Any, theirs: Any, worst: dict[str, floa
 
 
 def check_family(family: str, checkpoint: str | Path) -> list[str]:
-    """Export a checkpoint with a model family, and run it. If transformers is installed, compare features and logits."""
+    """Export and run a checkpoint with a family. Compare features and logits with those of transformers, if installed."""
     from edgevlm.export import export_checkpoint
 
     with TemporaryDirectory(prefix="edgevlm-check-") as folder, ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Input handling that all backends share: check inputs before memory is changed, group frames, embed tokens."""
+"""Handle inputs for all backends: check them before memory is changed, group frames, embed tokens."""
 
 from __future__ import annotations
 

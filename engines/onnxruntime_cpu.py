@@ -68,7 +68,7 @@ class Calls:
 
 
 def session_options(threads: int) -> Any:
-    """Return session options with which workers stop spinning after a call and 8-bit products do not overflow."""
+    """Return session options that stop workers from spinning after a call and 8-bit products from overflowing."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -115,13 +115,13 @@ class OnnxRuntimeCpu:
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
         """Open a session for one graph, from its file or from ``model``, with additional configuration ``entries``.
 
-        With ``copies``, the session copies the matrices into its kernels' layout. Reading matrices from the mapped file instead
-        saves memory but slows down calls with few rows. MatMulNBits matrices are always copied: ONNX Runtime rounds no
-        activations for uncopied matrices, so two graphs of one bundle would give different results.
+        With ``copies``, the session copies the matrices into its kernels' layout. Without ``copies``, the session reads the
+        mapped file, which saves memory but slows down calls with few rows. MatMulNBits matrices are always copied: ONNX Runtime
+        rounds activations only for copied ones, so two graphs of one bundle would otherwise give different results.
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")
-        # whole graphs fuse 8-bit matrices into MatMulNBits; level 0 does not round activations
+        # whole graphs fuse 8-bit matrices into MatMulNBits, which at accuracy level 0 does not round activations
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
@@ -153,7 +153,7 @@ class OnnxRuntimeCpu:
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``.
 
-        An older export's int8 tower rounds all rows of a call with one scale, so each call encodes one group of frames.
+        An older export's int8 tower rounds all rows of a call with one scale, so each of its calls encodes one group of frames.
         """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
@@ -213,8 +213,8 @@ class OnnxRuntimeCpu:
     def _row_parts(self) -> list[Any]:
         """Return, for each part of the decoder, the C++ extension's code, or None if ONNX Runtime computes the part.
 
-        The extension's int8 parts compute single rows only. Calls with more rows go to ONNX Runtime's session for the part,
-        which reads weights from the file and not from a copy. This makes an int8 call for a whole frame 7 % slower.
+        The extension's int8 parts compute single rows only. Calls with more rows go to the part's ONNX Runtime session, which
+        reads weights from the file and not from a copy. Reading the file makes an int8 call for a whole frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))

@@ -134,7 +134,7 @@ class OnnxRuntimeCudaDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows in place. Raises CacheFull or CacheError before the cache is changed."""
+        """Append S rows to the cache in place. Raises CacheFull or CacheError before the cache is changed."""
         assert (rows, fetch, sight) == (None, None, None), "a whole graph attends to all rows"
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, self._sparse is not None)

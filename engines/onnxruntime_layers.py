@@ -25,7 +25,7 @@ SHARED = {"session.use_env_allocators": "1", "session.use_device_allocator_for_i
 def share_arena() -> None:
     """Create one arena for the working memory of all sessions in this process that request it.
 
-    The L + 1 graphs run one after another; with separate arenas they would hold a call's working memory L + 1 times.
+    The L + 1 graphs run one after another. With separate arenas, the graphs would hold a call's working memory L + 1 times.
     """
     where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     with suppress(Exception):  # another library has registered an arena already
@@ -48,7 +48,7 @@ def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
         taken = {node.name: node.shape[-1] for node in part.get_inputs() if node.name != "logit_rows"}
         known[attention_of(index - 1)] = query
         wanted = [spec.vocab] if index == spec.layers else [query, key, key, spec.hidden]
-        if not index and len(made) == 3:  # part 0 outputs a residual only if rotated: otherwise it equals the input
+        if not index and len(made) == 3:  # part 0 outputs a residual only if it is rotated: an unrotated one equals the input
             wanted.pop()
         if list(made.values()) != wanted or any(known.get(name) != width for name, width in taken.items()):
             raise ValueError(
@@ -65,9 +65,9 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 class OnnxRuntimeDecoder:
     """A decoder bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; ``row_parts`` replace some parts (int8 parts only
-    for single rows). Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. A call's
-    ``pattern`` applies to the layers from ``sparse_from`` on. The decoder is not thread-safe.
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``. A part in ``row_parts`` replaces its session; an
+    int8 part does so only for single rows. Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache
+    in place. A call's ``pattern`` applies to the layers from ``sparse_from`` on. The decoder is not thread-safe.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class OnnxRuntimeDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows in place. Raises CacheFull or CacheError before the cache is changed."""
+        """Append S rows to the cache in place. Raises CacheFull or CacheError before the cache is changed."""
         spec, size = self._spec, (len(embeds), len(logit_rows))
         check_step(spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         if sight is None and not spec.is_causal:
@@ -144,7 +144,7 @@ class OnnxRuntimeDecoder:
 
 
 class BoundCall:
-    """The arrays for calls with S rows and R rows of logits, bound to every part of a decoder. ``size`` is (S, R).
+    """The arrays for calls of one ``size``, (S rows, R rows of logits), bound to every part of a decoder.
 
     Two sets of arrays take turns, because a part's outputs are the next part's inputs.
     """
@@ -192,7 +192,7 @@ class BoundCall:
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
     def given(self, layer: int) -> tuple[Float32, Float32, Float32]:
-        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``. Call this after part ``layer`` has run."""
+        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``, once part ``layer`` has run."""
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
 

@@ -79,7 +79,7 @@ def ina3221(machine: Machine) -> Meter | str:
 def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield each connected rail's label, with its folder and its number n.
 
-    ``in{n}_label`` is the label, ``in{n}_input`` the millivolts and ``curr{n}_input`` the milliamperes.
+    Channel n has its label in ``in{n}_label``, its millivolts in ``in{n}_input`` and its milliamperes in ``curr{n}_input``.
     """
     for folder in machine.names(HWMON):
         name = f"{HWMON}/{folder}"
@@ -169,7 +169,7 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
     """Return the joules used between two readings ``seconds`` apart, or None if a reading is missing.
 
-    Watts are integrated by the trapezoidal rule. If a counter has fallen, it has restarted.
+    Watts are integrated by the trapezoidal rule. A counter whose value has fallen counts as restarted.
     """
     if before is None or after is None:
         return None
@@ -184,7 +184,7 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """A rail's joules. ``seconds`` is the time with readings, ``gap_s`` the time without."""
+    """A rail's joules. ``seconds`` is the time that readings cover, ``gap_s`` the time without readings."""
 
     joules: float = 0.0
     seconds: float = 0.0

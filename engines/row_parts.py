@@ -1,4 +1,4 @@
-"""Decoder parts that the C++ extension computes: int8 parts for a single row, int4 parts for any number of rows.
+"""Load decoder parts for the C++ extension, which computes int8 parts for a single row and int4 parts for any number of rows.
 
 For a single row, ONNX Runtime's int8 product reads weights at two thirds of the memory bandwidth. For a frame's rows, ONNX
 Runtime's int4 product takes twice as long as the extension's. The extension reads the weights in place from the bundle's file.

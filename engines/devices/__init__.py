@@ -1,9 +1,9 @@
-"""Devices that edgevlm runs on: one JSON file each, named after the device.
+"""Describe the devices that edgevlm runs on, each in a JSON file named after the device.
 
-A file has a ``title``, a ``kind`` (jetson, cuda or cpu), ``modules`` (a Jetson's names in its device tree), ``figures`` and
-``sources``. A figure has a ``value`` and a ``source``; ``checked`` is true if the value was looked up in the source or in a
-text that quotes it. Unchecked values were remembered or estimated. A figure's name contains the unit. Rates are for dense
-matrices unless the name contains ``sparse``. A null value means that the device lacks the feature.
+A device's file has a ``title``, a ``kind`` (jetson, cuda or cpu), ``modules`` (a Jetson's names in its device tree),
+``figures`` and ``sources``. A figure has a ``value`` and a ``source``; ``checked`` is true if the value was looked up in the
+source or in a text that quotes it. Other values were remembered or estimated. A figure's name contains the unit. A rate is for
+dense matrices unless the figure's name contains ``sparse``. A null value means that the device lacks the feature.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """List the engines to build for a bundle: one job per graph.
 
-``edgevlm plan`` uses this module, which must not import TensorRT.
+``edgevlm plan`` uses this module, which must therefore not import TensorRT.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class BuildSettings:
 class BuildJob:
     """One graph to build an engine from.
 
-    ``model`` is the graph as bytes, with the cache's size filled in. ``path`` is the graph's file, in the folder with its
+    ``model`` is the graph as bytes, with the cache's size filled in. ``path`` is the graph's file, in the same folder as its
     weights. ``weights`` is the size of the weights in bytes. The engine omits the outputs in ``dropped``.
     """
 
@@ -136,7 +136,7 @@ def build_need(weights: int, workspace: int) -> BuildNeed:
 def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
     """Raise UserError, with advice, if building an engine from the graph ``name`` does not fit in free memory.
 
-    On a Jetson, host and device share memory; only the host's part may be in swap.
+    On a Jetson, host and device share memory, and only ``need.host`` may be in swap.
     """
     free, swap = psutil.virtual_memory().available, psutil.swap_memory().free
     shared = driver.device.integrated
