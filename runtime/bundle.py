@@ -1,4 +1,4 @@
-"""A bundle: the folder that ``edgevlm export`` writes and everything else reads.
+"""A bundle: the folder that ``edgevlm export`` writes and all other commands read.
 
 ``bundle.json`` describes the model and lists every file with its size and SHA-256. The manifest's ``checksum`` is the SHA-256
 of ``bundle.json`` with the checksum's own 64 digits replaced by zeros.
@@ -31,8 +31,8 @@ from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-# The newest format. Format 2 added position axes, frame groups and frame text; format 3 added the profile; format 4 added the
-# graph names "full", "per-layer0", ..; since format 5, per-layer graphs compute no attention.
+# The newest bundle format. Format 2 added position axes, frame groups and frame text; format 3 added the profile; format 4
+# added the graph names "full", "per-layer0", ..; since format 5, per-layer graphs compute no attention.
 FORMAT = 5
 READS = range(1, FORMAT + 1)
 FADING = ("20/19.5", "1.0/0.9")  # HERMES's k and omega for LLaVA, from the paper's appendix D
@@ -44,7 +44,7 @@ _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{64})"')
 _FADING = re.compile(r"\d+(\.\d*)?/\d+(\.\d*)?")
 _BLANK = b"0" * 64
 _BLOCK = 1 << 22
-_LARGEST = 1 << 25  # the largest manifest, in bytes
+_LARGEST = 1 << 25  # the maximum size of a manifest in bytes
 
 Verify = Literal["full", "size", "manifest"]
 Measured = TypeVar("Measured", bound=JsonFile)
@@ -79,9 +79,9 @@ class DecoderSpec:
     file: float32 or float16 ``[vocab, hidden]``, or uint8 codes ``[vocab, B, size]`` if the float32 ``embedding_scales [vocab,
     B]`` exist. With scales, an embedding is ``(code - 128) * scale``. With M-RoPE, ``rope_sections`` gives how many rotary
     pairs turn by frame, by row and by column. If ``rope_interleaved`` is set, pairs alternate between the three axes (Qwen3-VL)
-    instead of forming three blocks. ``deepstack`` is the number of first layers that add features to vision rows. ``windows``
-    gives how many positions back each layer sees; 0 means all. ``local_inv_freq`` replaces ``inv_freq`` in layers with a
-    window. If ``whole_frames`` is set, each row of a frame sees all rows of the frame, including later rows.
+    instead of forming three blocks. ``deepstack`` is the number of layers, counted from the first, that add features to vision
+    rows. ``windows`` gives how many positions back each layer sees; 0 means all. ``local_inv_freq`` replaces ``inv_freq`` in
+    layers with a window. If ``whole_frames`` is set, each row of a frame sees all rows of the frame, including later rows.
     """
 
     backbone: Word
@@ -103,7 +103,7 @@ class DecoderSpec:
     deepstack: Annotated[int, Ge(0), Le(1024)] = 0
     precision: str = "fp32"
     rounding: str = "nearest"
-    fading: tuple[str, str] = FADING  # HERMES's k and omega: "value at the first middle layer/fall to the first deep layer"
+    fading: tuple[str, str] = FADING  # HERMES's k and omega: "value in the first middle layer/decrease over the middle layers"
     windows: tuple[Annotated[int, Ge(0), Le(1 << 24)], ...] = ()
     local_inv_freq: tuple[Finite, ...] = ()
     whole_frames: bool = False
@@ -116,7 +116,7 @@ class DecoderSpec:
 
     @property
     def rotary(self) -> int:
-        """The width of the cosine and sine tables, a column for each number in ``inv_freq`` and ``local_inv_freq``."""
+        """The width of the cosine and sine tables: one column for each number in ``inv_freq`` and ``local_inv_freq``."""
         return len(self.inv_freq) + len(self.local_inv_freq)
 
     @property
@@ -132,7 +132,7 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTowerSpec:
-    """The graph that encodes only the changed patches of a frame, and the layout of the cache that it keeps between calls.
+    """The graph that encodes only the changed patches of a frame, and the layout of the cache that is kept between calls.
 
     ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache holds each layer's keys, then
     its values, ``[heads, positions, head_dim]`` of ``kv``, and ends with float32 ``[patches, width]`` for each output.
@@ -143,7 +143,7 @@ class ChangedTowerSpec:
     layers: Count
     heads: Count
     head_dim: Count
-    positions: Annotated[int, Ge(1), Le(1 << 20)]  # the number of patches, plus CLIP's class token
+    positions: Annotated[int, Ge(1), Le(1 << 20)]  # the number of patches, plus 1 for CLIP's class token
     outputs: tuple[Width, ...] = ()
     kv: KVType = "fp32"
 
@@ -153,7 +153,7 @@ class ChangedTowerSpec:
 
     @property
     def cache_bytes(self) -> int:
-        """The bytes of one stream's tower cache."""
+        """The size of one stream's tower cache in bytes."""
         row = 2 * self.layers * self.heads * self.head_dim * DTYPES[self.kv].itemsize
         return self.positions * row + self.patches * 4 * sum(self.outputs)
 
@@ -199,9 +199,9 @@ class VisionSpec:
 
     The pixels, float32 ``[3, height, width]``, are ``(frame * rescale - mean) / std`` of the RGB frame fitted to ``size``.
     ``fit`` is ``"stretch"`` (resize to ``size``), ``"crop"`` (resize the shorter edge to ``shortest_edge``, then cut ``size``
-    out of the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then stretch). ``group`` frames make one
-    grid of ``tokens_per_frame`` tokens (Qwen merges two; an odd last frame is repeated). ``closing`` is a .npy file with the
-    rows, float32 ``[n, hidden]``, that follow a video's last frame.
+    out of the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then stretch). The tower merges ``group``
+    frames into one grid of ``tokens_per_frame`` tokens (Qwen: two; an odd last frame is repeated). ``closing`` is a .npy file
+    with the rows, float32 ``[n, hidden]``, that follow a video's last frame.
 
     With ``positions="rows"``, each token takes the next position. With ``positions="video"``, the whole stream is one block of
     (frame, row, column) positions. The block's frame coordinate advances by 1 per grid or, if ``tokens_per_second`` is set, by
@@ -215,7 +215,7 @@ class VisionSpec:
     size: tuple[Pixels, Pixels]  # (height, width)
     fit: Literal["stretch", "crop", "longest"]
     shortest_edge: Pixels | None
-    resample: Word  # a filter as PIL defines it: nearest | lanczos | bilinear | bicubic | box | hamming
+    resample: Word  # a resampling filter of PIL: nearest | lanczos | bilinear | bicubic | box | hamming
     rescale: Positive
     mean: tuple[Finite, Finite, Finite]
     std: tuple[Positive, Positive, Positive]
@@ -249,7 +249,7 @@ class ChatSpec:
 
     The template is rendered with one content item ``{"type": content_type}`` for the whole stream. In the rendered text, the
     rows of all frames and the closing rows replace ``placeholder``, which occurs once. ``opening`` and ``ending`` are the texts
-    before the first frame and after the last.
+    before the first frame and after the last frame.
     """
 
     tokenizer: str
@@ -359,7 +359,7 @@ class Bundle:
         return self._measured(CALIBRATION, Calibration)
 
     def choices(self) -> Choices | None:
-        """Return the policies that ``edgevlm calibrate`` chose, or None. Raises BundleError for an invalid file."""
+        """Return the settings that ``edgevlm calibrate`` chose, or None. Raises BundleError for an invalid file."""
         return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
@@ -495,7 +495,7 @@ def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
 
 
 def _contradiction(bundle: Bundle) -> str:
-    """Return the first contradiction in a manifest; empty if there is none."""
+    """Return the first contradiction in a manifest, or an empty string if there is none."""
     decoder, vision, chat = bundle.decoder, bundle.vision, bundle.chat
     half, changed = decoder.head_dim // 2, vision.changed
     rules = {

@@ -1,4 +1,4 @@
-"""A session, which watches frames and answers questions about them."""
+"""Define the session, which watches frames and answers questions about them."""
 
 from __future__ import annotations
 
@@ -124,9 +124,9 @@ class Session:
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
     Any thread of the process that opened the session may call any method; a forked process may not. The model's own thread
-    (``model.scheduler``) does the work, questions first. A question starts at the next chunk boundary or earlier. A question
-    sees every frame watched before it and none after, because ``watch`` waits while a question is open. A question leaves the
-    memory as if it had not been asked, even in the middle of a chunk.
+    (``model.scheduler``) does the work, questions first. A question waits at most until the next chunk boundary. A question
+    sees every frame watched before it and none after, because ``watch`` waits while a question is open. Asking does not change
+    the memory, even in the middle of a chunk.
 
     The session calls ``notify`` with each one-line notice; by default, notices go to the logger ``edgevlm``. ``rate`` is the
     intended number of frames per second. The sessions of a model share the model's time in proportion to their rates. ``cache``
@@ -207,7 +207,7 @@ class Session:
 
         ``model``: ``demo``, the directory of a bundle or a checkpoint, a hub model ``ORG/NAME[@revision]``, or a loaded model,
         which is not closed with the session. A checkpoint is exported once, and a hub model is downloaded once. ``state``: a
-        directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session. ``bgr``:
+        directory to keep snapshots in and to resume from, or a SnapshotWriter, which is closed with the session. ``bgr``:
         whether frames are BGR, as OpenCV reads them, instead of RGB. ``engine``: the backend for a model given by name.
         ``system``: a system prompt that replaces the chat template's. ``text_budget``: the token limits for conversation,
         question and answer. ``frame_size``: the (height, width) of frames, ``frame.shape[:2]``, for models that keep the aspect
@@ -215,17 +215,17 @@ class Session:
 
         ``settings`` is a :class:`~edgevlm.runtime.settings.SessionSettings`; keywords replace its fields. ``policy``: ``name``,
         ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this session only), or ``auto``, the
-        best policy measured on this model. ``budget``: the vision tokens per layer (|M|), a number or text like "6k"; for
-        ``full``, the capacity. ``chunk``: the number of frames encoded and appended at once, by default 8. ``reindexing``:
-        ``lazy`` makes kept positions dense when needed, ``eager`` at every compression. ``append``: ``all`` tokens of each
-        frame, or, with ``changed[:tau=T,refresh=N,present=N]``, only those that changed since their patch was last appended.
-        With ``present=N``, every question sees the newest N frames whole, by default one. ``append="auto"`` is ``changed``,
-        unless calibration chose whole frames or the policy needs them. ``encode``: ``all`` patches of each frame, or, with
-        ``changed[:interval=K,threshold=T]``, those that changed since they were last encoded, and every K-th frame whole.
-        ``encode="auto"`` is the calibrated choice, else ``changed``. ``store_bytes``, ``host_bytes``: the limits of a retrieval
-        policy's file and host memory, like "8G". ``max_question_tokens``: the maximum length of a question with its
-        conversation, by default 8192, unless ``text_budget`` is given. The memory for a long question is allocated when it is
-        asked.
+        best policy measured on this model. ``budget``: the number of vision tokens that each layer keeps (|M|), or text like
+        "6k". ``chunk``: the number of frames encoded and appended at once, by default 8. ``reindexing``: when to make the
+        positions of kept rows dense: ``lazy`` when needed, ``eager`` at every compression. ``append``: ``all`` appends every
+        token of each frame; ``changed[:tau=T,refresh=N,present=N]`` appends only tokens that changed since their patch was last
+        appended. With ``present=N``, every question sees the newest N frames whole; N is 1 by default. ``append="auto"`` is
+        ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``: ``all`` encodes every patch of
+        each frame; ``changed[:interval=K,threshold=T]`` encodes the patches that changed since they were last encoded, and
+        every K-th frame whole. ``encode="auto"`` is the calibrated choice, else ``changed``. ``store_bytes``, ``host_bytes``:
+        the limits of a retrieval policy's file and host memory, like "8G". ``max_question_tokens``: the maximum length of a
+        question and its earlier turns, by default 8192; ``text_budget`` replaces it. The memory for a long question is
+        allocated when the question is asked.
 
         Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt, and for a
         budget or chunk that is smaller than a frame, exceeds the model's positions or does not fit in the free memory. Also
@@ -261,7 +261,7 @@ class Session:
     def prepare(self, frame: NDArray[np.uint8]) -> Pixels:
         """Resize and normalise a frame, uint8 ``[H, W, 3]``, for a later :meth:`watch`, in the calling thread.
 
-        Raises UserError for a wrong shape or dtype.
+        Raises UserError if the frame's shape or dtype is wrong.
         """
         return Pixels(self._preprocess(frame), (frame.shape[0], frame.shape[1]))
 
@@ -270,8 +270,8 @@ class Session:
 
         ``timestamp``: when the frame was seen, in seconds of the stream; by default the frame's number, from 0. Frames are
         encoded and appended ``chunk`` at a time. This method waits while a question is being answered. After an interrupt, the
-        frame is either absent or complete. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest, if
-        the memory of a policy that never compresses is full, and after :meth:`close`.
+        frame is either absent or complete. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest,
+        for a full memory under a policy that never compresses, and after :meth:`close`.
         """
         pixels = self._pixels(frame)
         if timestamp is not None:
@@ -415,28 +415,29 @@ class Session:
         since: float | None = None,
         until: float | None = None,
     ) -> Answer:
-        """Ask about everything watched so far. Returns at once: print the answer, or iterate over its growing text.
+        """Ask about everything watched so far. Returns an answer at once; print it, or iterate over its growing text.
 
         A question leaves the memory unchanged; "What a question changes" in docs/guide/asking.md names the one exception.
         ``question``: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. ``conversation``:
         the name of a conversation that this turn continues and is added to. ``history``: earlier turns (question, answer),
         oldest first, instead of a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget
-        for answers. ``temperature``: 0 decodes greedily. Above temperature 0, ``top_p`` keeps the smallest set of tokens whose
-        probability reaches it, ``top_k`` the likeliest k, and ``min_p`` the tokens with at least ``min_p`` times the highest
-        probability. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of the prompt
-        and the answer; 1 means none, and the default is the model's (generation_config.json). ``presence_penalty``,
+        for answers. ``temperature``: 0 decodes greedily. Above temperature 0, a token can be drawn only if it is among the
+        ``top_k`` likeliest, in the smallest set whose probability reaches ``top_p``, and at least ``min_p`` times as likely as
+        the likeliest. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of the
+        prompt and the answer; 1 means none, and the default is the model's (generation_config.json). ``presence_penalty``,
         ``frequency_penalty``: OpenAI's penalties for tokens of the answer. ``logprobs``: record the log-probabilities, before
         penalties and temperature, of each token and of this many likeliest tokens. ``choices``: answer with one of these texts,
-        and give the ``probabilities`` of all; ``max_tokens`` and penalties do not apply. ``logits_processor``: a function
-        called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread, unless there are
-        ``choices``. The token is drawn from the logits that the function returns, where minus infinity excludes a token.
+        and give the ``probabilities`` of all; ``max_tokens`` and penalties do not apply. ``logits_processor``: a function that
+        the model's thread calls for each token, with the ids so far and the logits ``[vocabulary]``; ignored with ``choices``.
+        The next token is drawn from the logits that ``logits_processor`` returns; minus infinity excludes a token.
         ``pictures``: frames for this question only, placed after the watched frames; at most :meth:`most_pictures`. ``since``,
         ``until``: attend only to frames from this period, in seconds of the stream.
 
         If the memory holds no frame from ``since`` to ``until``, reading the answer raises NothingHeld. Raises UserError for a
         question that is longer than its budget or contains the video's placeholder, and for sampling settings out of range.
-        Also raises UserError for choices that cannot be distinguished or are longer than an answer, for too many pictures, for
-        a period that ends before it begins or that the policy or engine does not support, and after :meth:`close`.
+        Also raises UserError for choices that cannot be distinguished or are longer than an answer, for too many pictures, and
+        after :meth:`close`. A period raises UserError if it ends before it begins, or if the policy, model or engine does not
+        support periods.
         """
         self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
@@ -552,7 +553,7 @@ class Session:
 
         ``questions``: pairs of a question and its choices. Each question takes one decoder step and generates no text. Frames
         of a chunk that is not full are encoded once for all questions. The memory is left unchanged. ``watch``: run after
-        users' questions, within WATCH_FRACTION of the model's time. With ``watch``, this method always answers the first
+        users' questions, in at most WATCH_FRACTION of the model's time. With ``watch``, this method always answers the first
         question, and skips the others after ROUND_S seconds or when a user's question waits. Raises UserError as :meth:`ask`
         does, and for choices that start with the same token.
         """
@@ -591,8 +592,8 @@ class Session:
     def on(self, question: str, callback: Callable[[Change], object], every: float = 1.0) -> StandingQuestion:
         """Call ``callback`` with a :class:`~edgevlm.runtime.standing.Change` when the answer changes between yes and no.
 
-        A separate thread asks every ``every`` seconds while frames come. The answer is no at first, becomes yes when the
-        probability of yes reaches 0.6, and becomes no again below 0.4. To stop asking, call ``cancel()`` of the returned
+        A separate thread asks every ``every`` seconds, as long as frames arrive. The answer is no at first, becomes yes when
+        the probability of yes reaches 0.6, and becomes no again below 0.4. To stop asking, call ``cancel()`` of the returned
         object, or close the session. Raises UserError as :meth:`check` does.
         """
         self.check(question, ("yes", "no"))
@@ -630,12 +631,13 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete what was seen from ``since`` to ``until``, in seconds of the stream. Return the most rows that any layer lost.
+        """Delete the frames seen from ``since`` to ``until``, in seconds of the stream. Return the most rows that any layer
+        lost.
 
-        Rows from the period leave the memory, as do older rows that were confirmed during the period, and all conversations are
-        forgotten. A new snapshot replaces all earlier ones. Rows of later frames that attended to deleted rows still reflect
-        them. Raises UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises
-        UserError if the new snapshot cannot be written; the old snapshots then remain.
+        Rows from the period and older rows confirmed during the period leave the memory. All conversations are forgotten. A new
+        snapshot replaces all earlier ones. Rows of later frames that attended to deleted rows still reflect them. Raises
+        UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if
+        the new snapshot cannot be written; the old snapshots then remain.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:
@@ -658,7 +660,7 @@ class Session:
         return forgotten
 
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
-        """Return a snapshot's header, copies of the session's arrays, and how long (ms) copying held the session up.
+        """Return a snapshot's header, copies of the session's arrays, and how long copying blocked the session, in ms.
 
         Copying is an urgent task, like a question. A closed session can be copied until its memory is freed.
         """

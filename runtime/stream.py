@@ -39,7 +39,7 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: its first and last time."""
+    """A frame outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: when it begins and ends."""
 
     features: Float32
     seconds: Float64
@@ -194,7 +194,7 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Let the block change the memory permanently. Any error sets ``torn``, except a UserError, which precedes changes.
+        """Let the block change the memory permanently. An error in the block sets ``torn``, unless it is a UserError.
 
         Raises CacheError if another thread is using the stream.
         """
@@ -222,12 +222,12 @@ class Stream:
 
         Here a frame is one grid of tokens; a tower that merges frames makes one grid from a group. ``seconds``: the times ``[F,
         2]`` of each group's first and last frame, by default the group's number. A piece has as many frames as fit without a
-        compression or, if none fits, as one compression makes room for, but at least one. ``coming``: how many frames of the
-        chunk are still to come. A piece that later frames of the chunk would complete waits for them. Raises UserError if an
-        unbounded policy's budget is used up.
+        compression. If none fits, a piece has at least one frame, and as many as one compression makes room for. ``coming``:
+        how many frames of the chunk are still to come. An incomplete piece waits for the remaining frames of the chunk. Raises
+        UserError if an unbounded policy's budget is used up.
 
         If only changes are appended, a piece has the changes of as many frames as fit. Frames after the last piece become the
-        *present*: they are held back, but count as appended.
+        *present*: they stay outside the memory, but count as appended.
         """
         with self.changing():
             queue, done = self._queue(features, seconds), 0
@@ -254,7 +254,7 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all frames but the newest. Return how many of the new frames were appended or became present.
+        """Append the changes of frames that do not stay present. Return how many new frames were appended or became present.
 
         If more frames are ``coming``, the last piece waits, because those frames may still join it.
         """
@@ -345,7 +345,7 @@ class Stream:
         self._compress_for(rows)
 
     def _inform_policy(self, first: int, rows: Rows, result: StepResult, frames: Sequence[StreamFrame]) -> None:
-        """Pass committed rows to the policy. ``first``: the first row's place in the stream. ``frames``: the rows' frames."""
+        """Pass committed rows to the policy. ``first``: the ``seq`` of the first row. ``frames``: the rows' frames."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
         with self._timed("compress_ms"):
@@ -442,16 +442,16 @@ class Stream:
         window: TimeWindow | None = None,
         rows: int = 0,
     ) -> Iterator[None]:
-        """Let the block append a question. On exit, remove everything appended and restore the positions.
+        """Let the block append a question. On exit, remove everything that the block appended and restore the positions.
 
         ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` exceed the reserved room,
         the memory is copied to a larger cache. ``waiting``: frames that the block sees and that are appended permanently later.
         Room for all waiting frames is made at once, so that the memory later is the same as if the question had not been asked.
         If ``present`` frames are kept, the block sees the newest frames whole, and older waiting frames only where they
         changed. ``pictures``: arrays ``[1, tokens_per_frame, width]``, which the block sees after all frames, at intervals of
-        one second from ``now``, the stream's time. ``window``: the block's rows see only rows from this time window. Raises
-        NothingHeld if the memory has no rows from ``window``, the errors of :meth:`check_window`, and UserError if the copy
-        does not fit in the free memory.
+        one second from ``now``, the stream's time. ``window``: the block's rows attend only to rows from this time window.
+        Raises NothingHeld if the memory has no rows from ``window``, the errors of :meth:`check_window`, and UserError if the
+        copy does not fit in the free memory.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -619,7 +619,7 @@ class Stream:
             raise
         try:
             self.cache.commit(rows)
-        except MemoryError:  # a MemoryError comes before anything is committed
+        except MemoryError:  # a MemoryError is raised before anything is committed
             self.cache.abort()
             raise
         self._seq += len(rows)

@@ -47,7 +47,7 @@ class CudaCache(KVCache):
         _native.Cache._bytes_for(*native)  # raises if an argument is invalid
         _native.Cache.__init__(self, *_ledger(*native))
         self._describe(native)
-        self.known = [0] * self.layers  # rows [0, known) of a layer have norms
+        self.known = [0] * self.layers  # the norms of a layer's rows [0, known) have been computed
         self._reserved, self._row = 0, self.head_dim * self.dtype.itemsize
         driver = driver or open_driver()
         self.kernels = Kernels(driver)
@@ -70,7 +70,7 @@ class CudaCache(KVCache):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the arena and the ledger. The kernels' working memory is not counted."""
+        """The size in bytes of the arena and the ledger, without the kernels' working memory."""
         return super().nbytes + self._arena.nbytes
 
     @property

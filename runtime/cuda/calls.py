@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import CacheError
 
 Masks = Sequence[NDArray[np.bool_]]
-DeviceCache = Any  # a CudaCache, whose module imports this one
+DeviceCache = Any  # a CudaCache; its module imports this module
 
 ALIGNMENT = 256  # bytes
 THREADS = 256
@@ -83,7 +83,7 @@ def slots_for(rows: int) -> int:
 def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
     """Return how far each rotary pair turns in one step, in units of 2^-64 of a full turn, uint64 ``[pairs]``.
 
-    Overflow drops exactly the full turns, so the product with any number of steps is exact.
+    Integer overflow drops whole turns, so the product with any number of steps is exact.
     """
     full = 1 << 64
     return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)
@@ -143,9 +143,9 @@ def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
 class KernelCall:
     """A kernel call over layers of a cache, for all heads at once.
 
-    Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so one
-    copy sends them. Arrays to clear are adjacent, so one call clears them. lengths: each layer's number of rows, by default
-    the cache's.
+    Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so a
+    single copy sends all inputs. Arrays to clear are adjacent, so a single call clears all of these arrays. lengths: each
+    layer's number of rows, by default the cache's.
     """
 
     def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: Sequence[int] | None = None) -> None:
@@ -159,7 +159,7 @@ class KernelCall:
         self._address: dict[str, int] = {}
 
     def put(self, name: str, *arrays: NDArray) -> None:
-        """Declare an input that consists of ``arrays`` of the same dtype, one after another."""
+        """Declare an input that consists of ``arrays``, which have the same dtype and are stored one after another."""
         self._inputs[name] = arrays
 
     def know(self, *names: str) -> None:

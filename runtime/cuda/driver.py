@@ -1,7 +1,7 @@
 """Use a CUDA device through pycuda: memory, copies and streams.
 
-The driver shares the device's primary context with ONNX Runtime and TensorRT, so an address is valid in all three, from any
-thread. Sizes and pitches are in bytes. Work for which no stream is given runs on :attr:`Driver.main`.
+The driver shares the device's primary context with ONNX Runtime and TensorRT, so all three can use the same addresses, from any
+thread. Sizes and pitches are in bytes. Copies and kernels run on the stream :attr:`Driver.main` unless another stream is given.
 """
 
 from __future__ import annotations

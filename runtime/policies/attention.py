@@ -20,7 +20,7 @@ class QueryWindow(Stateful):
     """The queries of the last ``rows`` vision rows, ``[heads, rows, head_dim]`` for each probe layer.
 
     The queries are kept rotated, with their rows' ``seq`` and ``position``. After re-indexing has moved the rows' keys,
-    :meth:`at` rotates the queries by the same steps.
+    :meth:`at` rotates the queries by the same number of positions.
     """
 
     state_fields = ("_seq", "_position", "_queries")
@@ -43,7 +43,7 @@ class QueryWindow(Stateful):
             raise ValueError(f"invalid queries {shapes} with positions {list(self._position.shape)} for {list(rows)} rows")
 
     def add(self, appended: Appended) -> None:
-        """Add the queries of the rows just appended, and drop the oldest beyond ``rows``."""
+        """Add the queries of the rows just appended, and keep only the newest ``rows`` queries."""
         self._seq = np.concatenate([self._seq, appended.seq])[-self.rows :]
         position = self._position if len(self._position) else appended.position[:0]
         self._position = np.concatenate([position, appended.position])[-self.rows :]

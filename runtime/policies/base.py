@@ -87,7 +87,7 @@ class Appended:
 class Plan:
     """The result of a compression. keep: each layer's mask of rows to keep, ``[kv_heads, n_l]``, or None to keep all.
 
-    add: new rows by layer. merged: the new keys and values, as stored, of each layer with merged rows.
+    add: new rows by layer. merged: for each layer with merged rows, the layer's keys and values after the merge, as stored.
     """
 
     keep: list[Bool | None]
@@ -177,7 +177,7 @@ class Policy(Stateful):
         return False
 
     def prepare(self, layers: Sequence[Layer]) -> Any:
-        """Look at all layers once per compression, and return data that each layer has as ``layer.prepared``."""
+        """Compute data from all layers once per compression. The result is available in each layer as ``layer.prepared``."""
 
     def score(self, layer: Layer) -> NDArray[Any]:
         """Return a score for each row of a layer, ``[kv_heads, n]``. Rows with the highest scores stay; newer rows win ties."""

@@ -80,7 +80,7 @@ class SimpleStream(Policy):
         return Needs(single_frames=True)  # a frame attends only to the k - 1 frames before it
 
     def score(self, layer: Layer) -> Float32:
-        """Score rows by age. If the changes of k frames exceed the budget, the newest rows stay."""
+        """Score rows by the last frame that confirms them. If the changes of k frames exceed the budget, the newest stay."""
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
@@ -100,7 +100,8 @@ class Uniform(SteadyTarget):
 
     While too many tokens are held, one frame at a time is evicted: first a frame that an earlier compression left incomplete,
     then the frame whose neighbours are closest in time. The oldest frame wins ties. Apart from the newest frame, the stream's
-    first frame is evicted last. The last frame to be evicted loses only its oldest tokens, so that exactly the target stays.
+    first frame is evicted last. The last frame to be evicted loses only its oldest tokens, so that exactly the target number of
+    tokens stays.
 
     Ours: the paper selects frames at regular intervals from a complete video; edgevlm thins frames as the stream grows.
     If only changed tokens are appended, no frame counts as incomplete.
@@ -147,11 +148,12 @@ def _next_to_go(frames: Int64, incomplete: Bool) -> int:
 
 @dataclass
 class RandomTokens(SteadyTarget):
-    """Keep a random sample of the tokens. After a compression, each token seen so far is held with equal probability.
+    """Keep a random sample of the tokens. After a compression, every token of the stream so far is in the memory with equal
+    probability.
 
     All layers and heads hold the same tokens. As in reservoir sampling, the tokens with the highest priorities stay. A token's
     priority is a fixed hash of ``seed`` and the token's ``seq``. The hash is a bijection on 64-bit numbers, so there are no
-    ties. The sample's size does not depend on the new rows.
+    ties. The sample's size does not depend on the number of new rows.
     """
 
     seed: int = setting(0, "seed of the hash that gives each token its priority")

@@ -19,10 +19,11 @@ class Coreset(OneChoice):
     """Keep the newest token, then repeatedly take the token that differs most from the tokens taken, in the deepest layer.
 
     The next token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken so far. x_t
-    concatenates token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then scaled to length 1.
-    r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. A low similarity is a
-    greedy step towards a k-centre; a high r_t favours a large log-determinant. After ``steps`` tokens, scores stay as they are
-    and the remaining tokens are taken at once. All layers and heads keep the same tokens; the newest token wins ties.
+    concatenates token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then itself scaled to
+    length 1. r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The similarity
+    term is a greedy step towards a k-centre; the term with r_t favours a large log-determinant. After ``steps`` tokens, scores
+    are no longer updated and the remaining tokens are taken at once. All layers and heads keep the same tokens; the newest
+    token wins ties.
 
     Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS always keeps
     recent tokens. In edgevlm a frame is appended after tokens are chosen, so a question attends to the whole newest frame.
@@ -50,7 +51,7 @@ class Coreset(OneChoice):
 
 
 def joint_rows(layer: Layer, rows: Int64) -> Float32:
-    """Return the un-rotated keys and values of ``rows``, concatenated and scaled to length 1, ``[n, kv_heads 2 head_dim]``."""
+    """Return the un-rotated keys and values of ``rows``, joined and scaled to length 1, ``[n, kv_heads * 2 * head_dim]``."""
     both = np.stack([layer.keys[:, rows], layer.values[:, rows]], 2)  # [kv_heads, n, 2, head_dim]
     lengths = np.sqrt(np.einsum("hnpd,hnpd->hnp", both, both))
     both /= np.maximum(lengths, np.finfo(np.float32).tiny)[..., None] * np.float32(np.sqrt(2 * len(both)))

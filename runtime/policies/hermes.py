@@ -26,9 +26,9 @@ LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next deeper layer,
 class Hermes(FixedTarget):
     """Keep recent tokens in shallow layers, tokens that a guidance prompt attends to in deep layers, and both in middle layers.
 
-    Ours: the cache is compressed before an append. Guidance is one causal forward pass, which is rolled back. In eq. 1, dt is a
-    token's rank by age, divided by the largest rank. Tokens are matched across layers by seq, and a layer takes the smoothed
-    scores of the next deeper layer. A deep layer's summary is one row, a running mean that is never evicted.
+    Ours: the cache is compressed before an append. The guidance prompt runs in one causal forward pass, which is rolled back.
+    In eq. 1, dt is a token's rank by age, divided by the largest rank. Tokens are matched across layers by seq, and a layer
+    takes the smoothed scores of the next deeper layer. A deep layer's summary is one row, a running mean that is never evicted.
     """
 
     target: float = setting(
@@ -78,7 +78,7 @@ class Hermes(FixedTarget):
         return self.smooth(layers, [self.score_rows(layer) for layer in layers])
 
     def compress(self, layer: Layer) -> None:
-        """Keep the same rows in all heads, and one row fewer in deep layers, which have a summary."""
+        """Keep the same rows in all heads. Deep layers with a summary keep one row fewer."""
         among, deep = self.competing(layer), self.summary and self.kind_of(layer.index) == 2
         placed = np.zeros((1, len(among)), np.float32)
         placed[0, among] = layer.prepared[layer.index]
@@ -144,7 +144,7 @@ def recency(order: Int64, k: float) -> Float64:
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
     """Return one row that replaces the rows ``gone`` ``[n]`` of a layer. The layer's heads must all hold the same tokens.
 
-    The new row has the ``seq`` and, unless ``position`` sets every axis, the position of the newest replaced row. The key and
+    The new row has the newest replaced row's ``seq`` and, unless ``position`` sets all axes, that row's position. The key and
     value are the replaced rows' means, weighted by ``weight`` ``[n]`` (eqs. 10 and 13), with the key rotated to the new
     position. Raises CacheError if the cache has several axes and no ``pair_axis``.
     """

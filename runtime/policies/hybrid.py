@@ -26,17 +26,18 @@ CODES = 32  # codes of a mean that share a scale: a channel with large numbers l
 
 
 class ClusterIndex(Stateful):
-    """An index of up to ``capacity`` clusters, which takes ``entry_bytes`` for each and is allocated once.
+    """An index of up to ``capacity`` clusters, allocated once, with ``entry_bytes`` bytes for each cluster.
 
     A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key. If this cosine is
     below ``tau``, the token starts a new cluster. If the index is full, the two most similar clusters merge first, and ``tau``
     is lowered to the cosine of these two.
 
     A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Because a mean is
-    rounded to codes, it stops changing after a few dozen tokens. A run is one block per layer with the same tokens. sketch
-    ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. runs ``[capacity, 2]``: the first block numbers of
-    each cluster's two newest runs, older run first; -1 for no run. rows ``[capacity, 2]``: each run's number of tokens. near
-    ``[capacity]``: the highest cosine with any other cluster. nearest ``[capacity]``: the number of that most similar cluster.
+    rounded to codes, it stops changing after a few dozen tokens. A run is a set of blocks, one per layer, with the same tokens.
+    sketch ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. runs ``[capacity, 2]``: the first block
+    numbers of each cluster's two newest runs, older run first; -1 for no run. rows ``[capacity, 2]``: each run's number of
+    tokens. near ``[capacity]``: the highest cosine with any other cluster. nearest ``[capacity]``: the number of that most
+    similar cluster.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
@@ -74,9 +75,7 @@ class ClusterIndex(Stateful):
                 kept, gone, numbers = self._merge(unit)
                 dropped += numbers
                 joined[:token][joined[:token] == gone] = kept
-                joined[:token][joined[:token] == self.clusters] = (
-                    gone  # the last cluster has moved to the place of the merged one
-                )
+                joined[:token][joined[:token] == self.clusters] = gone  # the last cluster has taken the merged cluster's slot
                 cosine[:, [kept, gone]] = own @ unit[[kept, gone]].T
             at = int(similar[: self.clusters].argmax()) if self.clusters else 0
             if not self.clusters or float(similar[at]) < self.tau:
@@ -169,8 +168,8 @@ class KeySketches(Stateful):
 
     Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels carry no content, because they make
     several full turns within a stream; un-rotated, they would dominate the dot product. The first bit is the sign of z = (k -
-    middle) / spread; the second is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). middle, spread:
-    each channel's mean and standard deviation over the first tokens, float16 ``[layers, kv_heads, 1, head_dim]``.
+    middle) / spread; the second bit is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). middle,
+    spread: each channel's mean and standard deviation over the first tokens, float16 ``[layers, kv_heads, 1, head_dim]``.
     """
 
     STEP, SMALL, LARGE = 0.9816, 0.4528, 1.5104

@@ -64,7 +64,7 @@ class LastSeen(OneChoice):
         self._since = 0  # seq of the first token that has not been compared yet
 
     def worth(self, layer: Layer) -> Float32:
-        """Return each token's negative likeness, updated by the tokens appended since the last compression."""
+        """Return each token's negative likeness, updated with the tokens appended since the last compression."""
         seq = layer.seq
         newer = kernels.newer_similarity(layer.cache, layer.index, layer.kind == Kind.VISION, self._since)
         known = np.maximum(self._known.get(seq), 1 + newer)

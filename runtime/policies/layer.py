@@ -73,7 +73,8 @@ class Layer:
     """A policy's view of the n rows that one layer holds.
 
     Rows are in no particular order; ``seq`` gives the order of the stream. All heads hold the same number of tokens, but not
-    always the same tokens. Arrays are ``[kv_heads, n]`` unless stated, and read-only views of the memory where possible.
+    always the same tokens. Arrays are ``[kv_heads, n]`` unless stated otherwise, and are read-only views of the memory where
+    possible.
 
     index: the layer's number, from 0. target: the number of ``free`` rows to keep in each head. cache: the cache of all layers.
     """
@@ -180,9 +181,9 @@ class Layer:
         """Return the attention that each row receives, summed over the query rows and over the query heads of a KV head.
 
         asked: texts of the policy's ``needs.guidance``, a :class:`~edgevlm.runtime.policies.attention.QueryWindow`, or rotated
-        queries ``[heads, m, head_dim]``. seq: the places ``[m]`` of rotated queries in the stream. Texts are treated as if
-        appended to the memory. A query attends to rows whose ``seq`` is not above its own. Raises ValueError for a text or a
-        layer that ``needs`` does not name.
+        queries ``[heads, m, head_dim]``. seq: the places ``[m]`` of rotated queries in the stream. A text attends as if it had
+        been appended to the memory. A query attends to rows whose ``seq`` is not above its own. Raises ValueError for a text or
+        a layer that ``needs`` does not name.
         """
         first, cache = asked[0], self.cache
         own: Any = (None, None)
@@ -198,7 +199,7 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of these and earlier texts."""
+        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of all texts up to the last."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise ValueError(f"attention_of: text {unknown[0]!r} is not in needs.guidance; add it")
@@ -222,8 +223,8 @@ class Layer:
         """Merge the rows ``gone`` into rows that stay, and keep all other rows.
 
         into: ``[kv_heads, n]``, the row of the same head that each row is merged into. weight: ``[kv_heads, n]``, the number of
-        tokens that each row represents. A row that others are merged into gets the weighted mean of all merged keys (averaged
-        un-rotated, then rotated to the row's position) and values; its other data does not change. Raises ValueError if
+        tokens that each row represents. A row that others are merged into gets the weighted mean of the merged keys and values;
+        its other data does not change. Keys are averaged un-rotated, then rotated to that row's position. Raises ValueError if
         ``into`` names a row that leaves or is fixed, or if the weights of merged rows do not add up to more than 0.
         """
         weights, keys, values = (

@@ -28,7 +28,7 @@ Thresholds = tuple[float, float, int]
 
 RATE = 32.0  # beta of eq. 5
 MIN_SIZE = 8
-MIN_VARIANCE = 1e-3  # the lowest threshold, so that rounding does not split a cluster of equal members
+MIN_VARIANCE = 1e-3  # a lower limit for thresholds, so that rounding does not split a cluster of equal members
 KMEANS_ROUNDS = 8
 EARLY_FRAMES = 16
 NEVER = 0.0, 0.0, 2**62
@@ -41,13 +41,13 @@ EARLY_ROWS = 64
 MERGE_FRACTION = 16  # frees 1 / MERGE_FRACTION of the slots when none is free
 FULL, OVER = 1, 2
 VISUAL = 8
-SCENE = 2.0  # factor for the frames' thresholds, because the first frames, which set them, show only one scene
+SCENE = 2.0  # widens the frames' thresholds, which are set by the first frames and therefore by only one scene
 
 
 class EarlyVariance(Stateful):
     """The variance of the first ``rows`` rows of each stream, as if the rows were one cluster (eqs. 3 and 4).
 
-    mean: float64 ``[streams, width]``. variance: ``[streams]``. seen: the number of rows so far.
+    mean: float64 ``[streams, width]``. variance: ``[streams]``. seen: the number of rows added to each stream.
     """
 
     state_fields = ("seen", "mean", "variance")
@@ -64,7 +64,7 @@ class EarlyVariance(Stateful):
             self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
 
     def thresholds(self, small: float, large: float) -> Thresholds:
-        """Return the largest variance of small and of large clusters (eq. 5), and the least size of a cluster that may split.
+        """Return the maximum variance of small and of large clusters (eq. 5), and the minimum size of a cluster that may split.
 
         small, large: multiples of the mean variance. Returns NEVER until ``rows`` rows have been added.
         """
@@ -75,7 +75,7 @@ class EarlyVariance(Stateful):
 
 
 def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the cosine of two vectors ``[..., width]``, or 0 if one of them is zero."""
+    """Return the cosine similarity of vectors ``[..., width]``, or 0 if one of the two is zero."""
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     dots = (a * b).sum(-1)
     return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0))
@@ -95,7 +95,7 @@ def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
 
 
 def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
-    """Return the mean and variance of the union of clusters with means ``[m, width]``, variances ``[m]`` and ``size`` ``[m]``.
+    """Return the mean and variance of the union of clusters with means ``[m, width]``, variances ``[m]`` and sizes ``[m]``.
 
     The pooled mean is exact. The pooled variance is approximate: it adds each cluster mean's distance from the new mean.
     """
@@ -105,10 +105,10 @@ def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple
 
 
 def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Split rows ``[n, width]`` into two clusters by k-means with cosines, and return a mask of the second, bool ``[n]``.
+    """Split rows ``[n, width]`` into two clusters by k-means with cosines. Return a mask of the second cluster, bool ``[n]``.
 
-    The first centres are the row least similar to the mean, and the row least similar to that row. If all rows are parallel,
-    the second cluster is empty.
+    The first centre is the row least similar to the mean; the second centre is the row least similar to the first centre. If
+    all rows are parallel, the second cluster is empty.
     """
     unit = units(rows)
     first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
@@ -140,7 +140,7 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 
 
 class Partitions(Stateful):
-    """A set of up to ``slots`` partitions, which are clusters of frames by their pooled features ``[width]``.
+    """A set of up to ``slots`` partitions. A partition is a cluster of frames with similar pooled features ``[width]``.
 
     A partition is never split, because a split would fetch all rows of the partition's frames. If no slot is free, the two most
     similar partitions merge. small, large: thresholds, as multiples of the early variance.
@@ -161,7 +161,7 @@ class Partitions(Stateful):
         return 4 * width + 8 + 8 + 4
 
     def of(self, frames: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the partition of each of ``frames``, which must be recent frames."""
+        """Return each frame's partition. frames: the numbers of recent frames."""
         return self._of[frames % len(self._of)]
 
     def take(self, frames: NDArray[np.integer], features: Float32) -> list[tuple[int, int]]:
@@ -277,7 +277,7 @@ class MosaicClusters(Stateful):
         self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _over(self, at: At, row: Block, key: Float32) -> None:
-        """Split a cluster above its threshold or, if it is not all in memory, let the new row wait (Alg. 1, lines 3 to 10)."""
+        """Split a cluster above its threshold or, if it is not all in host memory, let the row wait (Alg. 1, lines 3 to 10)."""
         layer, head, slot = at
         blocks = self.pages.block_ids(layer, head, [slot, *self.waiting(*at).tolist()])
         if all(map(self._store.resident, blocks)):
@@ -392,7 +392,8 @@ class MosaicClusters(Stateful):
         return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
-        """Choose slots, best first, until they hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, for one KV head.
+        """Return slots, best first, whose clusters hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, for one KV
+        head.
 
         partitions: search at most this many partitions, those whose mean key the query attends to most; lower numbers win
         ties. A cluster of one row is skipped, because its representative is that row. Newer clusters win ties.

@@ -44,7 +44,7 @@ class PureKV(EvictsOnDemand):
         measured = shape.calibration.clie if shape.calibration is not None else PRESET
         self._clie = min(int(self.clie or measured), shape.layers - 1)
         self._queries = QueryWindow(self.window)
-        self._last_seq: dict[int, Int64] = {}  # for each layer above clie, the seq of its tokens when last scored
+        self._last_seq: dict[int, Int64] = {}  # for each layer above clie, the seq of its tokens when they were last scored
         self._last_mass: dict[int, Float32] = {}
 
     def restore(self, state: State) -> None:
@@ -83,7 +83,8 @@ class PureKV(EvictsOnDemand):
         layer.keep(newest | layer.top(importance[layer.index], rest, layer.free & ~newest))
 
     def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
-        """Return score times value norm of each row of every layer, ``[kv_heads, n]``, from the ``window`` newest queries.
+        """Return each row's score times its value norm, ``[kv_heads, n]`` per layer. The ``window`` newest queries give the
+        scores.
 
         Up to the CLIE layer, eqs. 1 and 2 give the score. Above the CLIE layer, a token takes its score from the same KV
         head of the CLIE layer (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last score, or 0 if it was

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FrameIndex(Stateful):
-    """An index of up to ``capacity`` entries per layer, in temporal order, with ``entry_bytes`` for each entry.
+    """An index of up to ``capacity`` entries per layer, in temporal order, with ``entry_bytes`` bytes per entry.
 
     An entry covers the frames ``[first, end)``. held: how many of these frames are not lost. mean ``[width]``: the mean of the
     frames' mean keys. cost: Ward's cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b
@@ -54,7 +54,7 @@ class FrameIndex(Stateful):
         self._update_cost(layer, at - 1)
 
     def add_to_last(self, layer: int, mean: Float32, fraction: float) -> None:
-        """Add rows to the newest frame. mean: the mean key of the new rows, which are now ``fraction`` of the frame's rows."""
+        """Add rows to the newest frame. mean: the new rows' mean key. fraction: the new rows' share of the frame's rows."""
         at = int(self.entries[layer]) - 1
         if at >= 0:
             self.mean[layer, at] += np.float32(fraction / self.held[layer, at]) * (mean - self.mean[layer, at])
@@ -107,7 +107,7 @@ class FrameIndex(Stateful):
 
 
 def evenly_spaced(first: int, end: int, most: int) -> Int64:
-    """Return at most ``most`` evenly spaced numbers in ``[first, end)``: the middles of equal parts."""
+    """Return at most ``most`` evenly spaced numbers in ``[first, end)``: the middles of equal intervals."""
     count = min(most, end - first)
     return first + (2 * np.arange(count, dtype=np.int64) + 1) * (end - first) // (2 * max(count, 1))
 
@@ -120,7 +120,7 @@ class ReKV(QuestionRetrieval):
     tokens j), both un-rotated. All heads of a layer fetch the same frames. Frames themselves attend only to the window.
 
     Ours: the window, the index and the working set share one budget. The index has a fixed size; when it is full, neighbouring
-    entries merge. The query is the mean over the entire prompt, not only over the question's words.
+    entries merge. The mean query covers the entire prompt, not only the question's words.
     """
 
     frames: int = setting(64, "maximum number of frames that a question fetches per layer", at_least=1)
@@ -139,7 +139,7 @@ class ReKV(QuestionRetrieval):
 
     def take_in(self, blocks: Sequence[Block]) -> None:
         fresh = [self._add(layer, block) for layer, block in enumerate(blocks)]
-        for of_frame in zip(*fresh, strict=True):  # frame by frame, layer by layer: block = frame * layers + layer
+        for of_frame in zip(*fresh, strict=True):  # in this order, a block's number is frame * layers + layer
             for part in of_frame:
                 self.store.put(part)
 

@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 BITS = 32  # the number of hyperplanes of each KV head, N_hp
 MIN_SLOTS = 4
 SEED = 20251212
-SPREAD = 32  # standard deviation of the hyperplanes, which are int8 to save memory
+SPREAD = 32  # standard deviation of the hyperplanes' components, stored as int8 to save memory
 
 
 class HashClusters(Stateful):
-    """The clusters of keys in every layer and KV head, in ``slots`` slots each. Between calls one slot is always free.
+    """The clusters of keys, in ``slots`` slots per layer and KV head. Between calls, one of the slots is always free.
 
     A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots are open. key: the mean of each
     cluster's keys, ``[layers, kv_heads, slots, head_dim]``. bits: the mean key's hash, uint32; bit p is set if the dot product
     with hyperplane p is above 0. count: each cluster's number of tokens; 0 for a free slot. position: the mean position of each
-    cluster's tokens, ``[..., axes]``. planes: the hyperplanes, int8 ``[kv_heads, head_dim, 32]``, rounded normal numbers.
+    cluster's tokens, ``[..., axes]``. planes: the hyperplanes, int8 ``[kv_heads, head_dim, 32]``, rounded normal random
+    numbers.
     """
 
     state_fields = ("key", "bits", "count", "open", "position", "planes")
@@ -64,7 +65,7 @@ class HashClusters(Stateful):
 
         keys: rotated, ``[kv_heads, n, head_dim]``. positions: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a new
         cluster takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``, the moves and merges of sealed clusters
-        (see :meth:`seal`), and how many tokens joined beyond ``distance`` because half of the slots were open.
+        (as :meth:`seal` does), and how many tokens joined a cluster beyond ``distance`` because half of the slots were open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
@@ -72,9 +73,9 @@ class HashClusters(Stateful):
         """Seal the leaving rows of each open cluster as a separate cluster, and compute the open cluster's mean again.
 
         All arrays are ``[kv_heads, n, ...]``. slot: each row's cluster, -1 for none. Returns the array ``home`` and the number
-        of clusters that joined another because no slot was free. ``home`` ``[kv_heads, 2 * slots]`` holds slot numbers, -1 for
-        no cluster: ``home[h, s]`` is the new slot of the sealed cluster that was in slot s, and ``home[h, slots + s]`` the slot
-        of the cluster just sealed from open cluster s.
+        of clusters that joined another cluster because no slot was free. ``home`` ``[kv_heads, 2 * slots]`` holds slot numbers;
+        -1 means no cluster. ``home[h, s]`` is the new slot of the sealed cluster that was in slot s. ``home[h, slots + s]`` is
+        the slot of the cluster just sealed from open cluster s.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
@@ -240,7 +241,7 @@ class ReSV(Retrieval):
     def _settle(self, layer: int, moved: Int32, merged: int, new: Block | None = None, home: Int32 | None = None) -> None:
         """Update the store after a call has changed the clusters of a layer.
 
-        new: the rows just sealed, grouped by cluster. home: the slot of each row in ``new``, ``[kv_heads, m]``.
+        new: the rows just sealed, grouped by cluster. home: the cluster slot of each row of ``new``, ``[kv_heads, m]``.
         """
         self.merges += merged
         for head, of_old in enumerate(moved[:, : self.clusters.slots]):

@@ -64,10 +64,10 @@ class Retrieval(Policy, ABC):
         self.arena.attach(self.window_rows, shape)
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Set the cache, and the store that rows are moved to and fetched from, before the first append."""
+        """Set the cache and the store of the session. Called once, before the first append."""
         self.cache, self.store = cache, store
         self.working = WorkingSet(cache, store, self.working_rows, self.shape.prefix)
-        self.merges = self.lost = 0  # clusters that joined another because no slot was free; blocks that the store lost
+        self.merges = self.lost = 0  # merges: clusters merged because no slot was free. lost: blocks lost by the store
         self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)
         self._tables = np.zeros((2, 0, 0), np.float32)  # rotary cosines and sines of the current call
         self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)
@@ -110,7 +110,7 @@ class Retrieval(Policy, ABC):
         """Move a layer's ``leaving`` rows ``[kv_heads, n_l]``, the same number in each head, to the store."""
 
     def begin(self, cos: Float32, sin: Float32) -> None:
-        """Begin a call. cos, sin: the rotary tables of the call's queries, ``[S, head_dim / 2]``."""
+        """Set the rotary tables of a decoder call's queries: ``cos`` and ``sin``, ``[S, head_dim / 2]``."""
         self._tables = np.stack([cos, sin])
 
     def unrotated(self, query: Float32) -> Float32:
@@ -141,7 +141,7 @@ class Retrieval(Policy, ABC):
 
     @property
     def merged(self) -> int:
-        """The number of index entries that joined another because the index was full."""
+        """The number of index entries that were merged into another entry because the index was full."""
         return self.merges
 
     @abstractmethod
@@ -172,7 +172,7 @@ class Retrieval(Policy, ABC):
 
 @dataclass
 class QuestionRetrieval(Retrieval):
-    """A policy that retrieves for questions only. An answer uses its question's blocks; frames attend to the window only.
+    """A policy that retrieves for questions only. An answer uses its question's blocks; frames attend only to the window.
 
     Subclasses store rows that have left every layer, and rank blocks for a question.
     """
@@ -193,7 +193,7 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Add to the index and the store rows that have left every layer. blocks: one per layer, rows in stream order."""
+        """Add rows that have left every layer to the index and the store. blocks: one per layer, rows in stream order."""
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         nothing: Chosen = [()] * self.cache.kv_heads
@@ -207,7 +207,7 @@ class QuestionRetrieval(Retrieval):
 
 
 def row_bytes(cache: KVCache) -> int:
-    """Return the bytes of one layer's row in all KV heads, with metadata, as if the cache's dtype were fp32."""
+    """Return the size in bytes of one token in one layer: its fp32 keys and values in all KV heads, and its metadata."""
     return cache.kv_heads * (2 * cache.head_dim * np.dtype(np.float32).itemsize + metadata_bytes(cache.axes))
 
 

@@ -1,4 +1,4 @@
-"""Write snapshots of a session to disk, and resume from them after a power cut. docs/internals/snapshots.md has the format."""
+"""Write snapshots of a session to disk, and resume from them after a power cut. Format: docs/internals/snapshots.md."""
 
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 

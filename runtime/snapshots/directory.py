@@ -80,7 +80,7 @@ class Folder:
         return open_file(path)
 
     def create(self, path: Path) -> AbstractContextManager[BinaryIO]:
-        """Open a file that appears only if the ``with`` block succeeds. Raises OSError."""
+        """Open a new file, which appears only if the ``with`` block succeeds. Raises OSError."""
         return atomic_write(path, private=True)
 
     def remove(self, path: Path) -> None:
@@ -151,7 +151,7 @@ class ObjectStore:
 
     @contextmanager
     def create(self, path: PurePosixPath) -> Iterator[BinaryIO]:
-        """Open an object that appears only if the ``with`` block succeeds. Raises OSError."""
+        """Open a new object, which appears only if the ``with`` block succeeds. Raises OSError."""
         with as_os_error():
             stream = self.files.open(str(path), "wb", block_size=PART_BYTES, autocommit=False)
             try:
@@ -277,8 +277,8 @@ class SnapshotDirectory:
         """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
 
         take: a function that restores a snapshot; if it raises SnapshotError, the next older snapshot is tried. If no snapshot
-        is usable, snapshots of a different version get the suffix OTHER, and with ``begin_again`` also those of a different
-        session. Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different session.
+        is usable, snapshots of a different version get the suffix OTHER; with ``begin_again``, snapshots of a different session
+        get it too. Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different session.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []

@@ -58,7 +58,7 @@ class Encrypted(OtherFormat):
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """The stream's part of a snapshot's header. positions: a mark of the stream's positions, shorter in early snapshots."""
+    """The stream's part of a snapshot's header. positions: a mark of the stream's positions; 4 numbers in early snapshots."""
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
     seq: Count
@@ -77,7 +77,7 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
-    """The session's part of a snapshot's header. conversations: each conversation's (question, answer) pairs by its name."""
+    """The session's part of a snapshot's header. conversations: (question, answer) pairs by conversation name."""
 
     frames: Count
     chunks: Count

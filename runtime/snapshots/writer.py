@@ -223,7 +223,7 @@ class SnapshotWriter:
         self._thread = thread
 
     def begin_anew(self) -> None:
-        """Write a snapshot now, and delete all earlier snapshots. If writing fails, raises UserError and deletes nothing."""
+        """Write a snapshot now, and delete all earlier snapshots. If writing fails, nothing is deleted. Raises UserError."""
         with self._writing:
             try:
                 self._write(alone=True)
@@ -285,7 +285,7 @@ class SnapshotWriter:
     def _write(self, alone: bool = False) -> PurePath:
         """Write a snapshot. Raises OSError or MemoryError."""
         version = self._session._version
-        self._sync()  # leaves little to write for the sync after the capture
+        self._sync()  # so that the sync after the capture has little left to write
         about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
         self._sync()

@@ -27,7 +27,7 @@ MIN_BYTES = 1_000_000
 READERS = 2
 PATIENCE_S = 10.0
 RETRY_S = 30.0
-CROWDED = 0.75  # above this fraction of the file in use, a write overwrites old blocks instead of moving them
+CROWDED = 0.75  # if more of the file than this is in use, a write overwrites old blocks instead of moving them
 CLEARED = 1 << 20
 MIN_ROWS = 64
 _REMOVED = -1  # the offset of a removed block; offset 0 means that the block is not in the file
@@ -50,7 +50,7 @@ class StoreSettings:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters of blocks and their bytes. hits, bytes_host: found in host memory. reads, bytes_disk: read from the file."""
+    """Counters. hits, bytes_host: blocks found in host memory, and their bytes. reads, bytes_disk: the same for the file."""
 
     hits: int = 0
     bytes_host: int = 0
@@ -126,7 +126,7 @@ class BlockTable:
         return [(number, Extent(*row)) for number, row in zip(self._number[at].tolist(), place[at].tolist(), strict=True)]
 
     def arrays(self) -> tuple[NDArray[np.int64], NDArray]:
-        """Return copies of the numbers and places of all blocks."""
+        """Return copies of all blocks' numbers and places in the file."""
         held = self._place["offset"][: self._used] != _REMOVED
         return self._number[: self._used][held], self._place[: self._used][held]
 
@@ -215,7 +215,7 @@ class Store:
         return True
 
     def renumber(self, numbers: Sequence[int]) -> range:
-        """Give the blocks the next free numbers, in order, and return these numbers. Lost blocks get no number."""
+        """Give the blocks the next free numbers, in order, and return these numbers. Lost blocks are skipped."""
         with self._editing, self._changed:
             first = self._next
             for number in map(int, numbers):
@@ -238,7 +238,7 @@ class Store:
             return int(number) in self._clean or int(number) in self._dirty
 
     def prefetch(self, numbers: Sequence[int]) -> None:
-        """Start reading blocks from the file in other threads, up to half of the host memory limit."""
+        """Start reading blocks from the file in other threads, in total at most half of the host memory limit."""
         with self._changed:
             free = self.host_limit // 2 - sum(nbytes for _, nbytes in self._ahead.values())
             for number in map(int, numbers):
@@ -249,7 +249,7 @@ class Store:
                     self._ahead[number] = self._readers.submit(self._read_ahead, number), extent.nbytes
 
     def get(self, numbers: Sequence[int]) -> list[Block | None]:
-        """Return each block with its appended rows at the end, or None if the block is lost."""
+        """Return the blocks, each including the rows appended to it; None stands for a lost block."""
         asked = list(map(int, numbers))
         found = self._fetch(asked)
         self._send_messages()
@@ -264,7 +264,7 @@ class Store:
                     self._forget(number)
 
     def lost(self) -> list[int]:
-        """Return the numbers of the blocks lost since the last call, except for dropped blocks."""
+        """Return the numbers of the blocks lost since the last call, without dropped blocks."""
         with self._changed:
             lost, self._lost = self._lost, []
         return lost
@@ -304,7 +304,7 @@ class Store:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Restore the blocks and block numbers of a :meth:`state`. Blocks that are no longer in the file are lost.
+        """Restore blocks and numbers from the arrays of :meth:`state`. Blocks that are no longer in the file are lost.
 
         Blocks that were in host memory are read again, because policies depend on :meth:`resident`. Raises KeyError or
         ValueError if the state is invalid.
@@ -350,7 +350,7 @@ class Store:
                 self._file.close()
         self._send_messages()
 
-    # methods for host memory, whose callers hold ``_changed``
+    # methods for host memory; callers must hold the lock ``_changed``
 
     def _hold(self, number: int, record: BlockRecord) -> None:
         self._dirty[number] = record
@@ -375,7 +375,7 @@ class Store:
             self._unwritten -= record.buffer.nbytes
 
     def _make_room(self, nbytes: int) -> None:
-        """Free ``nbytes`` of host memory: evict blocks that are in the file, wait for writes, or drop the oldest blocks."""
+        """Free ``nbytes`` of host memory: evict blocks that are in the file, wait for writes, or lose old blocks."""
         while self._unwritten + nbytes > self.host_limit // 2 and self._wait():
             pass
         while self.host_bytes and self.host_bytes + nbytes > self.host_limit:
@@ -403,7 +403,7 @@ class Store:
             with suppress(IndexError, OSError):  # another thread has sent the message, or the terminal is closed
                 self.notify(Lost(self._messages.pop(0)))
 
-    # methods for reading, whose callers do not hold ``_changed``
+    # methods for reading; callers must not hold the lock ``_changed``
 
     def _fetch(self, numbers: Sequence[int]) -> dict[int, Block | None]:
         with self._changed:
@@ -460,7 +460,7 @@ class Store:
     # writing
 
     def _wait(self) -> bool:
-        """Wait until a block has been written, or return False if no write can succeed. Needs the lock ``_changed``."""
+        """Wait until a block has been written, or return False if no write can succeed. The caller must hold ``_changed``."""
         if self._file is None or self._failing or not self._dirty:
             return False
         before = self._handled
@@ -496,10 +496,10 @@ class Store:
             self._send_messages()
 
     def _write(self, file: StoreFile) -> None:
-        """Write the least recently used of the unwritten blocks. Raises OSError.
+        """Write the least recently used unwritten block to the file. Raises OSError.
 
-        Overwritten blocks are written again later, while the file has room. Old blocks are lost only when the file is nearly
-        full.
+        Blocks that the write would overwrite are read first, and written again later. If the file is nearly full, these blocks
+        are lost instead.
         """
         with self._changed:
             if not self._dirty:
@@ -564,11 +564,11 @@ class Store:
 
 
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
-    """Return the places in the file of all blocks of ``state`` that are intact there, by block number.
+    """Return, by block number, the places in the file of those blocks of ``state`` whose records are intact.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites records in file order, from ``head`` to the
-    end and then from the start to ``head``. On each side of ``head``, damage can only be at the start: all records after the
-    first intact one are intact.
+    end and then from the start to ``head``. In each of these two parts of the file, only records before the first intact record
+    can be damaged.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
