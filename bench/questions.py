@@ -64,7 +64,7 @@ def questions(
                 since = time.perf_counter()
                 answer = asked.ask(text, max_tokens=1)
                 answer.wait()
-                time.sleep(2 / fps)  # let the waiting frames be watched
+                time.sleep(2 / fps)  # let the session watch the waiting frames
                 took, (other, count) = time.perf_counter() - since, cameras[1].longest(since)
                 ttft.append(answer.ttft_ms)
                 own.append(cameras[0].longest(since)[0])

@@ -21,7 +21,8 @@ def all_benches(
 ) -> None:
     """Run the benchmarks and save their results.
 
-    The same command continues an interrupted run. After a failure, the other benchmarks still run, and the exit status is 1.
+    To continue an interrupted run, run the same command again. After a failure, the other benchmarks still run, and the exit
+    status is 1.
     """
     from edgevlm.bench.results.run_all import planned, run_all, typed
 

@@ -1,4 +1,4 @@
-"""Compare two runs line by line: by how much each timed field is worse, and whether chance can explain that."""
+"""Compare two runs line by line: by how much each timed field is worse, and whether chance can explain the change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def difference(one: Line, other: Line) -> str:
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
     """Return a line for each timed field that both runs measured, worst first.
 
-    ``times_worse``: how many times worse the new median is. ``verdict``: whether chance can explain a change for the worse of
+    ``times_worse``: how many times worse the new median is. ``verdict``: whether chance can explain a median that is worse by
     more than ``margin``. Raises UserError for different machines, unless forced, and for runs without a common line.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):

@@ -1,8 +1,8 @@
 """Read benchmark results: JSON lines in an append-only file that ``bench all`` writes.
 
-A run's header has the event ``run``. Each command then adds a line with the event ``begin``, its result lines with ``run`` and
-``entry``, and a line with the event ``end`` or ``failed``. If a command begins again in a run, its earlier lines do not count.
-Lines without a run, such as one command's output, form a run named after their file.
+A run's header line has the event ``run``. Each command then adds a line with the event ``begin``, its result lines with ``run``
+and ``entry``, and a line with the event ``end`` or ``failed``. If a command begins again in a run, its earlier lines are
+ignored. Lines without a run, such as one command's output, form a run named after their file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "results.jsonl"
 
 @dataclass(slots=True)
 class Entry:
-    """One command of a run. ``lines`` lack ``run``, ``entry`` and ``schema``; ``seconds`` is None until success."""
+    """One command of a run. ``lines`` lack the fields ``run``, ``entry`` and ``schema``. ``seconds``: None until success."""
 
     name: str
     command: str = ""

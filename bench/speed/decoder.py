@@ -156,7 +156,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Pair our timings with each other runtime's: first by KV precision, then the fastest of ours and of theirs."""
+    """Pair our timings with those of every other runtime: by KV precision, then our fastest with that runtime's fastest."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

@@ -1,9 +1,9 @@
 """Run transformers' decoder in OpenVINO on the CPU, with weights compressed by nncf and OpenVINO's stateful KV cache.
 
-The conversion follows the stateful export of optimum-intel, which cannot be installed with this version of transformers. Past
-keys and values become states that are gathered by ``beam_idx``; the CPU plugin fuses them with attention. Weights follow
-optimum-intel's defaults. int8 weights have a scale and zero point per matrix row. int4 weights have them per group of at most
-128 numbers; the embedding and the head have 8 bits.
+The conversion follows the stateful export of optimum-intel, which cannot be installed with edgevlm's version of transformers.
+Past keys and values become states that are gathered by ``beam_idx``; the CPU plugin fuses them with attention. Weights follow
+optimum-intel's defaults. int8 weights have a scale and zero point per matrix row, int4 weights per group of at most 128
+numbers; the embedding and the head have 8 bits.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ OURS = "edgevlm"
 class Runtime(Protocol):
     """A decoder of one :class:`TextModel`, with its own KV cache.
 
-    ``hold`` fills the cache with ``rows`` rows of any content, untimed. ``append`` decodes ``ids`` after these rows and returns
-    the last token's logits ``[vocab]``, or None without ``scores``. ``forget`` drops the appended rows.
+    ``hold`` fills the cache with ``rows`` rows of any content, untimed. ``append`` decodes ``ids`` after the held rows and
+    returns the last token's logits ``[vocab]``, or None without ``scores``. ``forget`` drops the appended rows.
     """
 
     def hold(self, rows: int) -> None: ...

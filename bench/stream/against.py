@@ -30,7 +30,7 @@ OURS, OTHER = "edgevlm", "transformers"
 POLICY = "infinipot-v"
 BUDGET = 8  # default budget, in frames
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's precision -> the tower's, which is otherwise int8
+VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's precision -> the tower's; int8 for all others
 
 
 @dataclass(slots=True)
@@ -70,8 +70,8 @@ def against(
 
     ``model``: a LLaVA-OneVision checkpoint, by default one of the 0.5B shape with random weights. All runtimes are loaded
     together and take turns, chunk by chunk. Frames are prepared once for all runtimes, untimed. Raises UserError for a
-    checkpoint of a family other than LLaVA-OneVision, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks,
-    as the first is cold.
+    checkpoint of a family other than LLaVA-OneVision, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks;
+    the first chunk is cold.
     """
     count, threads = frames // chunk, threads or default_threads()
     if count < 3:

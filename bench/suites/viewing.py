@@ -29,7 +29,7 @@ from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.session import Session
 
 EVERY_S = 1.0
-ASKED = ("video", "category", "subtask", "prompt", "options", "answer", "scoring", "time_s")  # copied from the question
+ASKED = ("video", "category", "subtask", "prompt", "options", "answer", "scoring", "time_s")  # copied from the SuiteQuestion
 
 
 class Viewer:
