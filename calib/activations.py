@@ -31,7 +31,7 @@ def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *
 
 Float16 = NDArray[np.float16]
 
-SITES = {"qkv": "input_norm", "output": "attention", "gate_up": "mlp_norm", "down": "gated"}  # matrix -> its input
+SITES = {"qkv": "input_norm", "output": "attention", "gate_up": "mlp_norm", "down": "gated"}  # matrix -> the name of its input
 TOKENS, LENGTH = 2048, 256
 LARGEST = np.float32(65504)  # float16's largest number, to which a passage's huge first activations are clipped
 
@@ -51,7 +51,7 @@ def sample_activations(bundle: Bundle) -> dict[str, Float16]:
 
 
 def _with_inputs_of_matrices(bundle: Bundle) -> Any:
-    """Open a session for the bundle's ``full`` graph that also outputs the inputs of its matrices."""
+    """Open an ONNX Runtime session for the bundle's ``full`` graph with the inputs of all matrices as extra outputs."""
     onnx, ort = import_module("onnx"), import_module("onnxruntime")
     graph = onnx.load(bundle.file(bundle.decoder.graphs["full"]), load_external_data=False)
     for layer in range(bundle.decoder.layers):

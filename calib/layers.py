@@ -20,7 +20,7 @@ from edgevlm.runtime.policies.infinipot_v import WINDOWS, variation
 CLASSES: tuple[LayerClass, ...] = ("shallow", "middle", "deep")
 DOMINATED = 0.5
 FLAT = 2.0
-PERIODIC = 0.5  # a deep layer's attention has at least this autocorrelation at the lag of one frame
+PERIODIC = 0.5  # a deep layer's attention has at least this autocorrelation at a lag of one frame
 PAPER = (0.1, 0.7)
 CANDIDATES = 6  # the number of lowest layers tried as PureKV's CLIE layer
 
@@ -29,7 +29,7 @@ def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, pr
     """Watch each clip under full KV and measure every layer, averaging over the clips.
 
     frames: number of frames to watch of each clip; None takes as many frames as the model's positions hold, up to 6,000 tokens.
-    Raises UserError if a clip is too short or the frames cannot be held in full.
+    Raises UserError if a clip is too short, or if full KV cannot hold its frames.
     """
     questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))
     tracer = ClipTracer(model, frames, questions)
@@ -71,7 +71,7 @@ def _mean_of_known(cells: Sequence[float | None]) -> float | None:
 
 
 def _over_clips(fractions: Sequence[Float64]) -> list[float]:
-    """Average the fractions of each age over the clips that reach it, and normalise them: ``[frames of the longest clip]``."""
+    """Average each age's fraction over the clips with that age, and normalise the means: ``[frames of the longest clip]``."""
     means = [_mean(fraction for fraction in of_age if fraction is not None) for of_age in zip_longest(*fractions)]
     return [mean / sum(means) for mean in means]
 
@@ -127,9 +127,9 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 
 
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
-    """Return the depths (middle_from, deep_from) that split the layers into three runs closest to ``classes``.
+    """Return the depths (middle_from, deep_from) that split the layers into three runs with the fewest errors in class.
 
-    Confusing shallow and deep counts as two errors. Ties go to the pair nearest to HERMES's depths, .1 L and .7 L.
+    Taking shallow for deep, or deep for shallow, is two errors. Ties go to the pair nearest to HERMES's depths, .1 L and .7 L.
     """
     layers = len(classes)
     ranks = np.array([CLASSES.index(name) for name in classes])
@@ -172,8 +172,8 @@ def layer_rank_correlation(
 ) -> list[list[float | None]]:
     """Correlate ``S^c ||V^l||`` (PureKV's eq. 4) with ``S^l ||V^l||`` (eq. 3) for every candidate c and layer l.
 
-    The result is None where l is not above c. ``mass``: each layer's attention mass S, ``[kv_heads, n]``. ``norms``: each
-    layer's value norms ||V||.
+    The result is None for layers l that are not above c. ``mass``: each layer's attention mass S, ``[kv_heads, n]``. ``norms``:
+    each layer's value norms ||V||.
     """
     layers, (heads, n) = len(mass), mass[0].shape
     norms = [of_layer[:, :n] for of_layer in norms]
@@ -186,5 +186,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """Return the candidate layer that correlates best with the layers above all candidates."""
+    """Return the candidate layer with the highest mean correlation with the layers above all candidates."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

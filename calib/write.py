@@ -23,7 +23,7 @@ from edgevlm.runtime.model import Model
 
 @contextmanager
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
-    """Yield the checkpoint folder for ``settings``, next to ``target``; files of an interrupted run are still in it.
+    """Yield the checkpoint folder for ``settings``, next to ``target``, with the files of an interrupted run.
 
     The folder is removed when the ``with`` block succeeds. Raises UserError if the folder is in use or cannot be created.
     """
@@ -50,7 +50,7 @@ def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[
 
 
 def check_writable(bundle: Bundle, out: Path | None) -> None:
-    """Raise UserError if :func:`write_calibration` could not write its files; call this before measuring."""
+    """Raise UserError if :func:`write_calibration` could not write its files; call this function before measuring."""
     if out is not None:
         check_target(out, force=False)
         return
@@ -70,7 +70,7 @@ def write_calibration(
 ) -> Path:
     """Write measurements into the bundle, or with ``out`` into a copy, and list them in ``bundle.json``; return the folder.
 
-    Measurements that are not given stay, but existing ``choices`` are removed if ``calibration`` or ``scales`` are given
+    The bundle keeps measurements that are not given, but its ``choices`` are removed if ``calibration`` or ``scales`` are given
     without new choices. Without ``out``, a folder of hard links replaces the bundle's folder; weights are not copied. Raises
     UserError if the files have changed since ``bundle`` was loaded, or if a file cannot be written.
     """
@@ -112,7 +112,7 @@ def _write(path: Path, raw: bytes) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBundle(Bundle):
-    """A bundle with measurements that are not written yet; None stands for the bundle's existing measurement."""
+    """A bundle with measurements not yet written to its files; a measurement that is None is read from the files."""
 
     measured: Calibration | None
     scales: KVScales | None

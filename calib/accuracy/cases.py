@@ -1,8 +1,8 @@
-"""Make the demo world's suites: streams, the questions asked after the last frame, and the tokens that show each answer.
+"""Make the demo world's suites: streams, questions asked after a stream's last frame, and the tokens that show the answers.
 
 ``streamqa`` asks one question of each kind. ``streamqa-hard`` has a moving background and nearly twice as many events.
-``longstream`` asks about objects last shown tens, hundreds or thousands of frames ago. Tokens are numbered by their place in
-the stream, ``frame * tokens_per_frame + patch``, regardless of what a policy keeps.
+``longstream`` asks about objects last shown tens, hundreds or thousands of frames ago. A token's number is its place in the
+stream, ``frame * tokens_per_frame + patch``, whether or not a policy keeps the token.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.evidence import Evidence, Moment
 from edgevlm.runtime.taught import COLORS, SHAPES
 
-DEVELOPMENT = 2_000_000  # begins each development seed; training seeds begin with small integers
-TEST_SEEDS = (3_000_000, 7)  # begin each test seed: choose and tune nothing on test streams
+DEVELOPMENT = 2_000_000  # the first integer of each development seed; training seeds begin with small integers
+TEST_SEEDS = (3_000_000, 7)  # the first integers of each test seed; choose and tune nothing on test streams
 LONGSTREAM = "longstream"
 Words = tuple[int, int]
 Drawn = tuple[demo.Question, str]  # a question and its right answer
@@ -39,8 +39,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    ``evidence``: the tokens that show the answer, ascending int64; none for the answer "no". Questions about now have evidence
-    only in the newest frame. ``last``: the last frame with evidence, or None if there is no evidence.
+    ``evidence``: the numbers of the tokens that show the answer, ascending int64; empty if the answer is "no". Questions about
+    now have evidence only in the newest frame. ``last``: the last frame with evidence, or None if there is no evidence.
     """
 
     kind: str
@@ -59,23 +59,23 @@ class CaseQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A stream's frames, uint8 ``[T, H, W, 3]``, and questions. owners: int32 ``[T, p]``, the object in each patch, or -1."""
+    """A stream's frames, uint8 ``[T, H, W, 3]``, and questions. owners: int32 ``[T, p]``, each patch's object or -1."""
 
     frames: NDArray[np.uint8]
     owners: NDArray[np.int32]
     questions: list[CaseQuestion]
 
     def quarter(self, question: CaseQuestion) -> int | None:
-        """Return the quarter of the stream, from 1 to 4, in which the evidence was last seen; None without evidence."""
+        """Return the quarter of the stream, 1 to 4, in which the evidence was last seen; None if there is no evidence."""
         return None if question.last is None else 1 + question.last * 4 // len(self.frames)
 
     def gap(self, question: CaseQuestion) -> int | None:
-        """Return how many frames before the newest one the evidence was last seen; None without evidence."""
+        """Return how many frames before the newest one the evidence was last seen; None if there is no evidence."""
         return None if question.last is None else len(self.frames) - 1 - question.last
 
 
 def seed_words(text: str) -> Words:
-    """Return the integers that start each seed of ``--seed text``. Raises UserError unless ``text`` is ``test`` or a number."""
+    """Return the integers that start all seeds of ``--seed text``. Raises UserError unless ``text`` is ``test`` or a number."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():
@@ -86,7 +86,7 @@ def seed_words(text: str) -> Words:
 def make_case(
     words: Words, stream: int, frames: int, suite: str = "streamqa", noise: float = 0.0, crf: int | None = None
 ) -> Case:
-    """Make stream number ``stream`` of a seed; every call makes the same stream.
+    """Make stream number ``stream`` of the seed ``words``; equal arguments give equal streams.
 
     ``noise``: the standard deviation of the noise added to each pixel, on a scale of 255. ``crf``: see :func:`through_h264`;
     None skips H.264.
@@ -113,7 +113,7 @@ def through_h264(images: NDArray[np.uint8], crf: int) -> NDArray[np.uint8]:
 
     crf: x264's constant rate factor, 0 to 51; a higher value gives lower quality.
     """
-    import av  # imported here because it is slow and most runs do not need it
+    import av  # imported here because importing PyAV is slow and most runs do not need PyAV
 
     encoder = av.CodecContext.create("libx264", "w")
     encoder.height, encoder.width = images.shape[1:3]
@@ -146,7 +146,7 @@ def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
 
 
 def make_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> CaseQuestion:
-    """Make a question and find its evidence. owners: int32 ``[T, p]``, the object in each patch of each frame."""
+    """Make a question and find its evidence. owners: int32 ``[T, p]``, the number of each patch's object, or -1."""
     shows = np.isin(owners, carriers(asked, world))
     if demo.is_about_now(asked.kind):
         shows[:-1] = False
@@ -167,11 +167,11 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceScore:
-    """How well an answer's evidence matches the true evidence.
+    """How well the evidence reported with an answer matches the true evidence.
 
-    ``hit1``: whether the evidence's first frame shows the answer. ``hit3``: whether any of the evidence's frames shows the
-    answer. ``overlap``: intersection over union of the first frame's box and the patches that show the answer. ``held``:
-    whether any layer holds a token that shows the answer. ``said_held``: the ``held`` that the evidence reports, or None.
+    ``hit1``: whether the first reported frame shows the answer. ``hit3``: whether any of the reported frames shows the answer.
+    ``overlap``: intersection over union of the first reported box and the patches that show the answer. ``held``: whether any
+    layer holds a token that shows the answer. ``said_held``: the reported value of ``held``, or None.
     """
 
     hit1: bool
@@ -184,7 +184,7 @@ class EvidenceScore:
 def score_evidence(
     found: Evidence, case: Case, question: CaseQuestion, held: NDArray[np.bool_], grid: tuple[int, int]
 ) -> EvidenceScore:
-    """Score an answer's evidence. held: which tokens the cache holds, bool ``[layers, kv_heads, tokens of the stream]``."""
+    """Score the reported evidence. held: which tokens the cache holds, bool ``[layers, kv_heads, tokens of the stream]``."""
     tokens, overlap = case.owners.shape[1], 0.0
     there = question.is_about_now or bool(held[:, :, question.evidence].any())
     frames = question.evidence // tokens

@@ -24,14 +24,14 @@ from edgevlm.runtime.settings import ALL
 
 ENTERS = 0.9  # a kind of question is scored only if full KV gets at least this fraction right
 
-Pick = Callable[[dict[str, Any]], bool]  # whether to count a question's result
+Pick = Callable[[dict[str, Any]], bool]  # returns whether to count a question's result
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The results of a comparison. runs: the ceiling (usually ``full``) first, then the other runs, budget by budget.
 
-    records: one per stream for each run.
+    records: the records of each run, one per stream.
     """
 
     settings: AccuracySettings
@@ -58,8 +58,8 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Run every variant on every stream; with ``resume``, skip the runs whose results are in the journal ``out``.
 
-    ``model``: a loaded model, used by this process only. Each variant runs with every pair of ``append`` and ``encode``.
-    Raises UserError.
+    ``model``: a loaded model for this process; worker processes load their own. Each variant runs with every combination of
+    ``append`` and ``encode``. Raises UserError.
     """
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
@@ -85,13 +85,13 @@ def compare(
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """Replace ``oracle`` with all oracles or, on text-facts, where all of them are close, with one oracle."""
+    """Replace ``oracle`` with every oracle, or with a single oracle on text-facts, where the oracles hardly differ."""
     oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 
 
 def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
-    """Return whether each picked answer is right, one list per stream."""
+    """Return a list per stream, with whether each result that ``pick`` selects is right."""
     return [[result["right"] for result in record["results"] if pick(result)] for record in records]
 
 

@@ -1,4 +1,4 @@
-"""Measure the bytes of a cache and its policy, and find the budget at which both take no more than a sliding window."""
+"""Measure the bytes that a cache and its policy take, and find the budget at which they take no more than a sliding window."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PeakBytes:
         self.bytes = 0
 
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
-        """Measure the bytes taken now, including ``present`` bytes of frames held outside the cache."""
+        """Measure the bytes that cache and policy take now, plus the ``present`` bytes of frames held outside the cache."""
         self.bytes = max(self.bytes, cache.nbytes + bytes_of(policy) + present)
 
 
@@ -40,8 +40,9 @@ def bytes_per_token(bundle: Bundle) -> int:
 def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
     """Return the largest budget up to ``tokens`` at which a policy takes at most ``allowed`` bytes.
 
-    ``per_token``: bytes of one more token in every layer. ``least``: tokens per frame. ``peak_bytes`` returns the bytes at a
-    budget, and must rise with the budget. Raises UserError if the result is less than one frame.
+    ``per_token``: the bytes of one more token in every layer. ``least``: the number of tokens in a frame. ``peak_bytes``
+    returns the policy's bytes at a budget; a larger budget must take more. Raises UserError if ``allowed`` bytes are too few
+    for one frame.
     """
     low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)
@@ -64,7 +65,7 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
 
 
 class WrappedEngine:
-    """An engine that passes all calls to a wrapped engine, except for methods that a subclass replaces."""
+    """An engine that forwards every call to the engine that it wraps; a subclass can override single methods."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -104,7 +105,7 @@ def peak_bytes(
 ) -> int:
     """Return the most bytes that the cache and the policy take together at |M| = ``tokens``, in a stream of ``frames`` frames.
 
-    Raises UserError if the policy cannot run at this budget.
+    Raises UserError if the policy cannot run at |M| = ``tokens``.
     """
     spec, per_frame = model.bundle.decoder, model.bundle.vision.tokens_per_frame
     null = replace(model, engine=cast(Engine, NullEngine(model.engine, spec)))

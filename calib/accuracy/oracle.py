@@ -1,7 +1,7 @@
-"""Define the oracle, a policy that knows the questions in advance, as an upper bound for all other policies.
+"""Define the oracle, a policy that knows the questions in advance, as a reference for all other policies.
 
-The oracle keeps the tokens that show the answers. A policy can beat the oracle, which does not know from which tokens the model
-reads an answer.
+The oracle keeps the tokens that show the answers. Another policy can still beat the oracle, because the oracle does not know
+from which tokens the model reads an answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("sp
 class Oracle(Policy):
     """Keep the ``recent`` newest frames and the tokens with the highest priority, the same tokens in all layers and heads.
 
-    priority: float32 ``[tokens of the stream]``. The priority never changes, so a dropped token is never wanted later.
+    priority: float32 ``[tokens of the stream]``. A token's priority never changes, so a dropped token is never wanted later.
     """
 
     priority: NDArray[np.float32]
@@ -39,7 +39,7 @@ class Oracle(Policy):
 
     @property
     def max_append(self) -> int:
-        """Return one frame's tokens, because appending several frames at once would evict more tokens than necessary."""
+        """Return the number of tokens in a frame: appending several frames at once would evict more tokens than necessary."""
         return self.shape.tokens_per_frame
 
     def score(self, layer: Layer) -> NDArray[np.float32]:
@@ -56,8 +56,8 @@ def make_oracle(name: str, case: Case) -> Oracle:
 def ranking(case: Case, order: Order) -> NDArray[np.float32]:
     """Return a distinct priority for each token of the stream.
 
-    The questions' evidence comes first, then all other objects' tokens, then the background, newest first. Objects take turns
-    with one token each, starting with the object most asked about.
+    Tokens of the questions' evidence rank first, then tokens of all other objects, then the background's tokens, newest first.
+    Objects take turns with one token each; the object with the most questions takes the first turn.
     """
     asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
     flat = case.owners.ravel()
@@ -69,7 +69,7 @@ def ranking(case: Case, order: Order) -> NDArray[np.float32]:
 
 
 def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
-    """Return the first token of each group, then the second of each, and so on. ``groups``: lists of ascending tokens."""
+    """Return each group's first token, then each group's second, and so on. ``groups``: lists of ascending tokens."""
     rounds = zip_longest(*(tokens[::-1] if order == "newest" else _spread(tokens) for tokens in groups))
     return [token for turn in rounds for token in turn if token is not None]
 

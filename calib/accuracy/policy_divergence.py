@@ -1,4 +1,4 @@
-"""Compare policies' next-token distributions with full KV's, for models without known answers."""
+"""Compare policies by how far their next-token distributions are from full KV's, which needs no right answers."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip's features ``[F, tokens_per_frame, width]``, and full KV's answers by the number of frames watched."""
+    """A clip's features ``[F, tokens_per_frame, width]``, and full KV's answers after each number of frames."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]
 
 
 class DivergenceMeter:
-    """Streams clips through a model as a session would. Raises UserError if a question is too long."""
+    """Streams clips through a model as a session would. Raises UserError if a question exceeds the text budget."""
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
@@ -71,7 +71,7 @@ class DivergenceMeter:
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
         """Return the largest |M| at which a policy takes no more bytes than a sliding window of ``tokens`` tokens.
 
-        Raises UserError if the policy could not hold one frame.
+        Raises UserError if a sliding window's bytes are too few for the policy to hold one frame.
         """
         allowed, measured = self._peak_bytes(PLAIN.policy, 0, tokens), partial(self._peak_bytes, policy, frames)
         return equal_byte_budget(tokens, allowed, bytes_per_token(self.model.bundle), self.per_frame, measured)
@@ -80,7 +80,7 @@ class DivergenceMeter:
         return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_rows, frames, CHUNK)
 
     def reference(self, clip: Clip, frames: int, beyond: int) -> FullKVReference:
-        """Watch a clip's first ``frames`` frames under full KV; ask at each moment after more than ``beyond`` tokens."""
+        """Watch a clip's first ``frames`` frames under full KV; ask at each moment with more than ``beyond`` tokens held."""
         pixels = list(map(Preprocessor(self.model.bundle.vision), islice(clip.frames, frames)))
         chunks = [np.stack(pixels[first : first + CHUNK]) for first in range(0, len(pixels), CHUNK)]
         features = np.concatenate(list(map(self.model.engine.encode, chunks)))
@@ -93,10 +93,10 @@ class DivergenceMeter:
     def measure(
         self, reference: FullKVReference, policy: Policy, tokens: int, budget: int, append: AppendChanged | None = None
     ) -> Record:
-        """Measure a policy at |M| = ``tokens``, at every moment after more than ``budget`` tokens.
+        """Measure a policy at |M| = ``tokens``, at every moment when more than ``budget`` tokens have been watched.
 
-        ``kl``: KL(full || policy) in nats, a list per moment with a value for each answer token. ``top1``: whether the most
-        probable token is the same as full KV's, in lists like ``kl``. ``appended``: the fraction of tokens appended.
+        ``kl``: KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``: whether policy and full
+        KV have the same most probable token, in lists like ``kl``. ``appended``: the fraction of tokens appended.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -116,7 +116,7 @@ class DivergenceMeter:
         }  # fmt: skip
 
     def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV when only changes are appended, in no more rows than ``frames`` whole frames would take."""
+        """Measure full KV with only changed tokens appended, in no more rows than ``frames`` whole frames would take."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 
@@ -159,7 +159,7 @@ class DivergenceMeter:
         return ReferenceAnswer(question, answer, np.stack(logits))
 
     def _scored(self, stream: Stream, asked: ReferenceAnswer) -> Float32:
-        """Return the logits before each token of full KV's answer, computed in one call."""
+        """Return the stream's logits before each token of full KV's answer, computed in one call."""
         rows = self._embeds(asked.question + asked.answer[:-1])
         with stream.question():
             return stream.score_text(rows, range(len(rows) - len(asked.answer), len(rows))).copy()
@@ -170,7 +170,7 @@ class DivergenceMeter:
 
 
 def moments(frames: int) -> set[int]:
-    """Return after how many frames to ask: MOMENTS even steps through a clip, each rounded up to a chunk's end."""
+    """Return the numbers of frames after which to ask: MOMENTS even steps through a clip, rounded up to chunk ends."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 

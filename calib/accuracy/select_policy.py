@@ -1,6 +1,6 @@
 """Compare the policies on a model at equal bytes, and select the policies and settings that ``auto`` uses.
 
-The settings selected for ``append`` and ``encode`` save the most among those that lose little under full KV.
+The ``append`` and ``encode`` settings selected are those that save most while changing few of full KV's next tokens.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from edgevlm.runtime.opening import FALLBACK
 from edgevlm.runtime.policies import create_policy, evicting
 from edgevlm.runtime.settings import AppendChanged, EncodeChanged
 
-TAUS = (0.999, 0.99, 0.97, 0.95)  # tau's values to try for --append
+TAUS = (0.999, 0.99, 0.97, 0.95)  # the values of tau to try for --append
 SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))
-BOUND = 0.05  # the largest fraction of next tokens that may differ from full KV's,
+BOUND = 0.05  # the largest fraction of full KV's next tokens that a setting may change,
 SAVING = 0.1  # and the smallest fraction of tokens or patches worth saving
 LOW = "12.5%"
 
@@ -52,7 +52,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonInput:
-    """The model, the clips, and the number of ``frames`` to watch of each. Measurements are kept in ``folder``."""
+    """The model, the clips, and the number of ``frames`` to watch of each clip. Measurements are kept in ``folder``."""
 
     model: Model
     clips: Sequence[Clip]
@@ -63,7 +63,7 @@ class ComparisonInput:
 
 
 class MeasuredCandidate(NamedTuple):
-    """A candidate policy and its measured values, one list per cluster; larger values are better."""
+    """A candidate policy and its negated KL divergences, one list per cluster, so that larger values are better."""
 
     candidate: Candidate
     values: Sequence[Values]
@@ -118,10 +118,10 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Return the fastest-compressing policy of those as good as the best, or None for FALLBACK.
+    """Return the policy that compresses fastest among those as good as the best policy; None stands for FALLBACK.
 
-    A policy is as good as the one with the largest mean if the interval of their paired differences includes 0.
-    FALLBACK is chosen if it is as good as the best, or if several policies were measured and all are equally good.
+    A policy is as good as the one with the largest mean if the interval of their mean paired difference includes 0. FALLBACK is
+    selected if it is as good as the best policy, or if several policies were measured and all are as good as the best.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -131,15 +131,15 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
 
 
 def usual_budget(model: Model) -> int:
-    """Return the default |M|, which a session without a requested budget gets."""
+    """Return the |M| that a session gets if no budget is requested."""
     text, prefix = TextBudget.fitting(model.bundle.limit), Chat(model.bundle.chat, model.tokenizer).prefix
     return default_budget(model, create_policy(PLAIN.policy), model.bundle.limit - len(prefix) - text.rows(model))
 
 
 def budgets_of(request: ComparisonRequest, model: Model, clip_tokens: int) -> list[int]:
-    """Return |M| for each budget, ascending.
+    """Return the |M| of each budget in tokens, in ascending order.
 
-    Raises UserError if a requested budget holds a whole clip, or if no budget is left.
+    Raises UserError if a requested budget holds a whole clip, or if no default budget suits the clip's length.
     """
     wanted = request.budgets or [Budget("", count=usual_budget(model)), *parse_budgets(LOW)]
     tokens = sorted({budget.tokens(clip_tokens) for budget in wanted})
@@ -159,7 +159,7 @@ def compare_by_divergence(
     meter: DivergenceMeter, clips: Sequence[Clip], frames: int, policies: Sequence[str], budgets: Sequence[int],
     journal: Path, progress: Notify,
 ) -> Compared:  # fmt: skip
-    """Compare every policy at every budget, and every ``append`` and ``encode``, with full KV on each clip's first frames.
+    """On each clip's first frames, compare every policy at every budget, and each ``append`` and ``encode``, with full KV.
 
     ``budgets``: ascending. Measurements already in ``journal`` are not repeated. Raises UserError.
     """
@@ -199,7 +199,7 @@ def _measure_policy(
 
 
 def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
-    """Summarise a policy's records, one per clip, as a candidate. Each moment of a clip is a cluster of values."""
+    """Summarise a policy's records, one per clip, as a candidate. The values of one moment of a clip form a cluster."""
     nats = [moment for record in records for moment in record["kl"]]
     top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
     found = mean(nats)
@@ -212,9 +212,9 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 
 
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
-    """Return the trial with the smallest ``taken`` (appended or encoded) that saves at least SAVING and loses at most BOUND.
+    """Return the trial with the smallest ``taken`` of those that save at least SAVING and lose at most BOUND, or None.
 
-    ``losses``: each trial's losses, one list per cluster.
+    ``taken``: ``appended`` or ``encoded``. ``losses``: one list of losses per cluster, for each trial.
     """
     fit = [
         (getattr(trial, taken), trial)
@@ -227,7 +227,7 @@ def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], take
 def _surely_within(losses: Sequence[Values]) -> bool:
     """Return whether the upper end of Student's 95 % interval of the mean loss is at most BOUND.
 
-    A loss of 1 is added first, so that a few lucky measurements do not suffice.
+    A loss of 1 is added to the measured losses, so that a few measurements without loss do not suffice.
     """
     found = mean([[1.0, *losses[0]], *losses[1:]])
     return found.value + half_width(found) <= BOUND
@@ -251,7 +251,7 @@ def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
 
 
 def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, float, float]:
-    """Return the mean of ``taken`` (appended or encoded), then the mean loss and the ends of its 95 % interval."""
+    """Return the mean of the field ``taken`` (appended or encoded), the mean loss, and the ends of the loss's 95 % interval."""
     found = mean(_lost_tokens(records))
     return (
         round(fmean(record[taken] for record in records), 4),

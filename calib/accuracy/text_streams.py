@@ -1,9 +1,9 @@
 """Make the suites text-facts and text-scenes: streams of text that a language model reads instead of frames.
 
-A frame is ``TOKENS`` tokens of whole sentences, whose embeddings enter the cache as one row of patches. Each question gives the
-first words of its answer, as in RULER (arXiv 2404.06654).
+A frame consists of whole sentences, ``TOKENS`` tokens in total. The tokens' embeddings enter the cache as one row of patches.
+Each question gives the first words of its answer, as in RULER (arXiv 2404.06654).
 
-In text-facts, a few frames name a visitor, in sentences that differ only in the name, like RULER's multi-key needles. In
+In text-facts, a few frames name a visitor. The visitors' sentences differ only in the name, like RULER's multi-key needles. In
 text-scenes, each frame describes the whole scene; most of the scene stays the same from one frame to the next.
 """
 
@@ -31,9 +31,9 @@ KINDS = {
 }
 TOKENS = 24
 SLOTS, PEOPLE = 4, 10
-STAY, EMPTY = (8, 16), (1, 4)  # (least, most) frames of a person's stay, and of the empty time after it
+STAY, EMPTY = (8, 16), (1, 4)  # (least, most) frames that a person stays, and that the slot is then empty
 SWAPS = 0.1
-VISITORS, NEAR = 8, 2  # visitors in a stream, and visitors in its newest eighth
+VISITORS, NEAR = 8, 2  # how many visitors a stream has, and how many of them come in its newest eighth
 QUESTION_BUDGET = TextBudget(0, 64, 2)
 SENTENCES = 800
 
@@ -53,7 +53,7 @@ while the others slept| under a grey sky| just before noon| and went home|||||""
 CITY = """London Paris Berlin Rome Madrid Vienna Dublin Boston Chicago Tokyo Cairo Delhi Lisbon Oslo Prague Athens Geneva Milan
 Denver Dallas Houston Seattle Miami Sydney Moscow Munich Glasgow Oxford"""
 ALWAYS, FIRST = " It is night.", "First came"
-QUIET = ("The street is quiet", "The sun is shining", "The door is open", "A bird is singing")  # the sentence of an empty slot
+QUIET = ("The street is quiet", "The sun is shining", "The door is open", "A bird is singing")  # an empty slot's sentence
 
 Encode = Callable[[str], list[int]]
 
@@ -68,7 +68,7 @@ class TextQuestion(CaseQuestion):
 
 
 class TokenRows(WrappedEngine):
-    """An engine whose tower embeds the tokens of :func:`pixels_of`."""
+    """An engine whose vision tower embeds the token ids that :func:`pixels_of` stores in pixels."""
 
     def __init__(self, engine: Engine, width: int) -> None:
         super().__init__(engine)
@@ -100,7 +100,7 @@ def pixels_of(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
 def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
     """Make stream number ``stream`` of text-facts for a seed, and a question about each visitor.
 
-    Raises UserError if the stream is too short.
+    Raises UserError if the stream is too short for all visitors.
     """
     rng = np.random.default_rng([*words, stream, 3])
     newest = frames - frames // 8
@@ -130,8 +130,8 @@ def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
     """Make stream number ``stream`` of text-scenes for a seed, and a question about each person.
 
-    Questions ask for a family name and for a city in turn. While a person is present, one of each frame's sentences names the
-    person. Raises UserError if the model's tokenizer splits most names into several tokens.
+    Questions ask alternately for a family name and for a city. Every frame in which a person is present has one sentence that
+    names the person. Raises UserError if the model's tokenizer splits most names into several tokens.
     """
     rng = np.random.default_rng([*words, stream, 4])
     given, family, city = (_draw_names(rng, names, encode) for names in (GIVEN, FAMILY, CITY))
@@ -164,14 +164,14 @@ def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 
 
 def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> TextQuestion:
-    """Make a question about a scene. shows: the tokens that show the answer, bool ``[T, TOKENS]``."""
+    """Make a question about a scene. shows: whether each token shows the answer, bool ``[T, TOKENS]``."""
     shows[:-1] &= not kind.startswith("now")
     evidence = np.flatnonzero(shows)
     return TextQuestion(kind, f"Who was there?\n{ALWAYS[1:]} {start}", answer, evidence, int(evidence[-1]) // TOKENS)
 
 
 def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[str]:
-    """Draw PEOPLE names that are one token each. Raises UserError if too few names are one token each."""
+    """Draw PEOPLE names of a single token each. Raises UserError if the tokenizer splits too many of the names."""
     short = [name for name in names.split() if len(encode(f" {name}")) == 1]
     if len(short) < PEOPLE:
         raise UserError(f"this model has more than one token for names like {names.split()[0]}; give a model of English text")
@@ -186,7 +186,7 @@ def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
 
 
 def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> list[list[int]]:
-    """Draw whole sentences with a total of ``tokens`` tokens. Raises UserError if no combination has this total."""
+    """Draw sentences of ``tokens`` tokens in total. Raises UserError if no combination of sentences has this many tokens."""
     reach, lengths = {0}, set(map(len, sentences))
     for end in range(1, tokens + 1):
         reach |= {end} if any(end - length in reach for length in lengths) else set()

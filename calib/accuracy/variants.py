@@ -67,7 +67,7 @@ class Variant:
         return self.label.removeprefix(self.on_full_frames.label)
 
     def under(self, append: str, encode: str = ALL) -> Variant:
-        """Return this variant with new ``append`` and ``encode``: ``all``, ``changed[:...]`` or ``auto``.
+        """Return this variant with the given ``append`` and ``encode``, each ``all``, ``changed[:...]`` or ``auto``.
 
         Raises UserError for an invalid setting.
         """
@@ -90,7 +90,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """A variant at |M| = ``tokens``. Cache and policy may take at most ``allowed`` bytes together; 0 means no limit."""
+    """A run at |M| = ``tokens``. Cache and policy may take at most ``allowed`` bytes together; 0 means no limit."""
 
     label: str
     budget: str
@@ -110,17 +110,17 @@ def key_of(record: Record) -> tuple[str, str, int]:
     return record["policy"], record["budget"], record["stream"]
 
 
-PLAIN = Variant("sliding-window")  # no other policy may take more bytes than this one
+PLAIN = Variant("sliding-window")  # the policy whose bytes no other policy may exceed
 
 
 def equal_byte_runs(
     variants: Sequence[Variant], budget: str, tokens: int, per_token: int, least: int,
     peak_bytes: Callable[[Variant, int], int], unlimited: Collection[Variant] = (),
 ) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
-    """Yield for each variant a run that takes no more bytes than a sliding window of ``tokens`` tokens, or a skipped run.
+    """For each variant, yield a run that takes no more bytes than a sliding window of ``tokens`` tokens, or a SkippedRun.
 
-    Each run gets the largest |M| that these bytes allow. Variants in ``unlimited`` run at |M| = ``tokens``. ``per_token``,
-    ``least``: see :func:`equal_byte_budget`. ``peak_bytes`` returns a variant's bytes at a budget.
+    Each run gets the largest |M| that the sliding window's bytes allow. Variants in ``unlimited`` run at |M| = ``tokens``.
+    ``per_token``, ``least``: see :func:`equal_byte_budget`. ``peak_bytes``: returns the bytes that a variant takes at a budget.
     """
     try:
         allowed = peak_bytes(PLAIN, tokens)

@@ -38,7 +38,7 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.taught import OFFERED
 
-CHUNK = 8  # frames encoded and appended at once: a session's default
+CHUNK = 8  # the number of frames encoded and appended at once, the same as a session's default
 TEXT_BUDGET = TextBudget(80, 80, 80)
 MEASURED = 256  # a policy's bytes are measured after this many frames of a long stream, when all of its arrays exist,
 MEASURED_TEXT = 16  # or after this many frames of text
@@ -128,7 +128,7 @@ class Worker:
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """Yield for each variant a run that takes no more bytes than a sliding window at ``budget``, or a skipped run."""
+        """For each variant, yield a run that takes no more bytes than a sliding window at ``budget``, or a SkippedRun."""
         tokens, per_token = budget.tokens(self.settings.frames * self.per_frame), bytes_per_token(self.model.bundle)
         oracles = [variant for variant in variants if variant.is_oracle]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
@@ -143,7 +143,7 @@ class Worker:
         frames, full = self.settings.frames, create_policy("full")
         Session.open(
             self.model, policy=full, text_budget=self._text_budget, append=ALL
-        ).close()  # sets full.budget to the largest possible budget
+        ).close()  # opening a session sets full.budget to the largest possible budget
         if frames > (most := full.budget // self.per_frame):
             raise UserError(f"--frames {frames}: this model has positions for {most} frames under full KV; give fewer")
         return VariantRun(FULL, "100%", frames * self.per_frame)
@@ -160,12 +160,12 @@ class Worker:
 
 
 def policy_of(variant: Variant, model: Model, tokens: int) -> Policy:
-    """Create the variant's policy; for ``auto``, the policy that was chosen for the model at this budget."""
+    """Create the variant's policy; for ``auto``, the policy that was chosen for the model at |M| = ``tokens``."""
     return chosen_policy(model.bundle, tokens)[0] if variant.policy == AUTO else create_policy(variant.policy)
 
 
 def model_identity(model: Model) -> str:
-    """Return the start of the SHA-256 of the model's manifest, which lists the hashes of the model's files."""
+    """Return 16 hex digits of the SHA-256 of the model's manifest, which lists the hashes of the model's files."""
     return hash_file(model.bundle.path / MANIFEST).sha256[:16]
 
 
@@ -182,8 +182,8 @@ def run_case(
 ) -> Record:
     """Watch a stream at |M| = ``tokens``, then ask and score all of its questions.
 
-    The record's ``bytes`` is the peak memory of cache and policy together. ``results``: see :func:`ask`. Raises UserError if
-    the policy cannot run at this |M|.
+    The record's ``bytes`` is the largest number of bytes that cache and policy took together. ``results``: see :func:`ask`.
+    Raises UserError if the policy cannot run at |M| = ``tokens``.
     """
     with open_variant(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)
@@ -199,7 +199,7 @@ def run_case(
 
 
 def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]]) -> PeakBytes:
-    """Show all frames, uint8 ``[H, W, 3]``, and measure the bytes of cache and policy after each chunk."""
+    """Show a session all frames, uint8 ``[H, W, 3]``, and measure the bytes of cache and policy after each chunk."""
     peak = PeakBytes()
     for number, frame in enumerate(frames, 1):
         session.watch(frame)
@@ -226,8 +226,8 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
     """Ask a question and score the answer.
 
     The record's ``quarter`` and ``gap`` tell when the evidence was last seen (see :class:`Case`). ``held``, ``any``: see
-    :func:`overlap`. ``moved``: the number of bytes that retrieval fetched for the answer. ``seen``: the score of the answer's
-    evidence, or None without evidence.
+    :func:`overlap`. ``moved``: the number of bytes that retrieval fetched for the answer. ``seen``: the score of the evidence
+    reported with the answer; None if the question has no evidence or none is reported.
     """
     before = moved_bytes(session)
     answer = session.ask(question.text)
@@ -249,9 +249,9 @@ def moved_bytes(session: Session) -> int:
 
 
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
-    """Return the fraction of the evidence held and whether any of it is held, both averaged over layers and KV heads.
+    """Return the mean fraction of the evidence that a layer's KV head holds, and the fraction of heads that hold any of it.
 
-    Returns (None, None) if there is no evidence.
+    Returns (None, None) for a question without evidence.
     """
     if not len(evidence):
         return None, None

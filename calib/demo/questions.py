@@ -27,7 +27,7 @@ def truth(question: Question, history: History) -> str | None:
         return COUNTS[count] if history.complete and count < len(COUNTS) else None
     if kind == "now_seen":
         return "yes" if thing else "no"
-    if kind == "past_seen":  # None if the pair was shown and has been forgotten since
+    if kind == "past_seen":  # None if the pair was shown and then forgotten
         return "yes" if thing else None if (question.color, question.shape) in history.shown else "no"
     if thing is None:
         return None
@@ -60,7 +60,7 @@ def is_about_now(kind: str) -> bool:
 
 
 def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, str]]:
-    """Draw a question of every offered kind that has an answer after the newest frame, as (kind, text, answer)."""
+    """For every offered kind, draw a question with an answer after the newest frame, as (kind, text, answer)."""
     asked = ((kind, draw(kind, history, rng)) for kind in OFFERED)
     return [(kind, question.text, answer) for kind, pair in asked if pair for question, answer in [pair]]
 
@@ -82,7 +82,7 @@ def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Questio
 
 def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator[tuple[int | None, int | None]]:
     has_color, has_shape = KINDS[kind].has(COLOR), KINDS[kind].has(SHAPE)
-    if kind in ("now_seen", "past_seen"):  # about half of the answers are "no"; half of these are near misses
+    if kind in ("now_seen", "past_seen"):  # half of the answers are "no"; half of those pairs are near misses
         luck = rng.random()
         pool = history.present if kind == "now_seen" and luck < 0.5 else history.gone
         if pool and luck < (0.75 if kind == "now_seen" else 0.5):
@@ -101,7 +101,7 @@ def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator
 
 
 def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    """Yield a colour-shape pair that was never shown; half of the time, its colour and its shape were both shown."""
+    """Yield a colour-shape pair that was never shown; in half of the calls, its colour and its shape were each shown."""
     things = history.things
     if things and rng.random() < 0.5:
         pairs = {(a.color, b.shape) for a in things for b in things} - history.shown

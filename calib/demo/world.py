@@ -25,7 +25,7 @@ MAX_PRESENT = 3
 MIN_STAY = 3
 EVENT_RATE, HARD_EVENT_RATE = 1 / 6, 0.3  # entries, departures and hops per frame
 CUT_RATE = 1 / 24
-WINDOW = 160  # frames from an object's leaving until its colour-shape pair may come again
+WINDOW = 160  # frames after an object leaves until its colour-shape pair may come again
 
 Item = TypeVar("Item")
 
@@ -61,7 +61,7 @@ class Thing:
 
 @dataclass(slots=True)
 class History:
-    """The objects shown up to frame ``now``, except for those that left WINDOW frames ago or earlier."""
+    """The objects shown up to frame ``now``, except for those that left at least WINDOW frames ago."""
 
     now: int = -1
     things: list[Thing] = field(default_factory=list)  # in order of entry
@@ -79,7 +79,7 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """Return whether no object has been forgotten."""
+        """Return whether ``things`` still lists every object shown so far."""
         return self.entries == len(self.things)
 
     def snapshot(self) -> "History":
@@ -232,12 +232,12 @@ def _masks() -> np.ndarray:
 _MASKS = _masks()
 
 
-STAYS = (8, 24)  # the range of a visitor's stay, in frames
+STAYS = (8, 24)  # the shortest and the longest stay of a visitor, in frames
 
 GAPS = (30, 100, 300, 1_000, 3_000, 10_000, 30_000)
 """Approximate numbers of frames from a visitor's leaving to the end of the stream."""
 
-AT_MOST = 5  # the most visitors, which leaves three shapes for all other objects
+AT_MOST = 5  # the largest number of visitors; three shapes remain for all other objects
 
 
 @dataclass(slots=True)
@@ -289,7 +289,7 @@ class LongWorld(World):
 def plan_visits(rng: np.random.Generator, frames: int) -> list[Visit]:
     """Plan the first object's visit, and a visit for each of the longest GAPS that the stream has room for.
 
-    Raises ValueError if the stream is too short for any gap.
+    Raises ValueError if the stream is too short for the smallest of GAPS.
     """
     longest = [gap for gap in GAPS if gap * 11 // 10 + 3 * STAYS[1] <= frames][-(AT_MOST - 1) :]
     if not longest:
