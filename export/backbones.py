@@ -71,7 +71,7 @@ class DecoderShape:
         return self.local_theta is not None and bool(self.windows[layer])
 
     def inv_freq(self) -> list[float]:
-        """Return transformers' rotary frequencies, float32 ``[head_dim / 2]``."""
+        """Return the rotary frequencies that transformers computes, float32 ``[head_dim / 2]``."""
         return [float(value) for value in inverse_frequencies(self.rope_theta, self.head_dim)]
 
 
@@ -102,7 +102,7 @@ class Backbone:
 
     ``biases`` lists which of ``q k v o gate up down`` have a bias. If ``biases`` is None, the settings ``attention_bias`` and,
     if ``gated_biases``, ``mlp_bias`` decide. If ``head_norms``, each head's queries and keys are normed before rotation.
-    ``head_dim`` and ``sections`` (for M-RoPE) are defaults. If ``interleaved``, M-RoPE's axes alternate.
+    ``head_dim`` and ``sections`` (for M-RoPE) are defaults for missing settings. If ``interleaved``, M-RoPE's axes alternate.
     """
 
     biases: tuple[str, ...] | None = None

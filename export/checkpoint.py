@@ -34,7 +34,7 @@ _CANONICAL = (
     (re.compile(r"^lm_head\."), "text.lm_head."),
     (re.compile(r"^model\.image_newline$"), "image_newline"),
 )
-_ADAPTED = re.compile(r"^base_model\.|\.(base_layer|lora_[AB])\.")  # peft's tensor names in adapters that are not merged
+_ADAPTED = re.compile(r"^base_model\.|\.(base_layer|lora_[AB])\.")  # tensors that peft writes for an unmerged adapter
 SINGLE = "model.safetensors"
 FILES = (  # files that are read in addition to the weights
     "config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
@@ -44,7 +44,7 @@ FILES = (  # files that are read in addition to the weights
 AGAIN = "download or save the checkpoint again"
 MATCH = "check that config.json and the weights belong to the same model"
 FLOATS = ("F16", "BF16", "F32", "F64")
-LARGEST = 1 << 26  # bytes in each of FILES
+LARGEST = 1 << 26  # the maximum size of each of FILES, in bytes
 SLICE = 4 << 20
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # written by tests/export/test_config_defaults.py
@@ -52,7 +52,7 @@ _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # written by tests
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor in the file ``path``. Its rows have not been read yet. ``dtype`` is named as in safetensors."""
+    """A tensor in the file ``path`` whose rows have not been read yet. ``dtype`` is named as in safetensors."""
 
     path: Path
     name: str
@@ -89,7 +89,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """Return ``path`` as a Path; raise a one-line UserError if it is not an existing folder."""
+    """Return ``path`` as a Path; raise a one-line UserError if ``path`` is not an existing folder."""
     refuse_address(path)
     check_utf8(path)
     found = look(path)
@@ -213,7 +213,7 @@ class Checkpoint:
         return tensor
 
     def without_reading(self) -> Checkpoint:
-        """Return a copy whose tensors are all zero, for use when the weights have been written already."""
+        """Return a copy of the checkpoint whose tensors read as zeros, for use when the weights have been written already."""
         other = copy.copy(self)
         other._reads = False
         return other
@@ -221,7 +221,7 @@ class Checkpoint:
     def is_tied(self, text: Mapping[str, Any]) -> bool:
         """Return whether the configuration ties head and embedding, and the files do not hold two different matrices.
 
-        If only the head is stored, it becomes the embedding, as in transformers.
+        If the files hold only the head's matrix, the embedding uses that matrix too, as in transformers.
         """
         embedding, head = (self.tensors.get(f"text.{name}.weight") for name in ("embed_tokens", "lm_head"))
         if not (self.config.get("tie_word_embeddings") or text.get("tie_word_embeddings")):
@@ -240,7 +240,7 @@ class Checkpoint:
         return False
 
     def weight_files(self) -> list[str]:
-        """Return the names of the safetensors files: SINGLE if it exists, else the names in the index."""
+        """Return the names of the safetensors files: only SINGLE if it exists, otherwise those in the index."""
         whole = look(inside(self.folder, SINGLE)) == "file"
         return [SINGLE] if whole else sorted(set(self._weight_map().values())) or [SINGLE]
 
@@ -325,8 +325,8 @@ def _canonical(name: str) -> str:
 def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
     """Return a section of ``config.json`` with transformers' defaults for missing settings.
 
-    ``kind`` replaces the section's ``model_type``, which in early checkpoints is the whole model's. If the section has any
-    rotary setting, ``rope_theta`` is the only rotary default to be added.
+    ``kind`` is used instead of the section's ``model_type``, which in early checkpoints is the whole model's. If the section
+    has any rotary setting, ``rope_theta`` is the only rotary default to be added.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:

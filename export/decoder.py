@@ -7,13 +7,13 @@ A traced decoder would concatenate its cache; these graphs append to the caller'
     outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
-K is the number of layers with DeepStack. After layer ``l``, DeepStack adds columns ``(1 + l) E`` to ``(2 + l) E`` of an input
+K decoder layers get DeepStack features. After layer ``l``, DeepStack adds columns ``(1 + l) E`` to ``(2 + l) E`` of an input
 row to the hidden state; in text rows these columns are zero. ``total_len[l]`` is the number of valid rows in layer ``l`` after
 the call. A graph can be split between a layer's three parts: ``project`` (residual to q, k, v), ``attend`` (the only part that
 uses the cache) and ``finish`` (back to the residual). docs/internals/engines.md describes TensorRT's inputs and outputs.
 
-All graphs share one weights file. ``full`` is the whole decoder. ``st-spattn`` prefills frames, with sparse attention in its
-later layers (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` are ``full`` without attention
+All graphs share one weights file. ``full`` is the whole decoder. ``st-spattn`` prefills frames; its later layers attend
+sparsely (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` are ``full`` without attention
 (:class:`PerLayerGraphs`). The CPU engine runs the per-layer graphs; CUDA runs ``full`` and ``st-spattn``.
 """
 
@@ -42,7 +42,7 @@ from edgevlm.runtime.kv import KVType
 
 WEIGHTS = "decoder.weights"
 GELU = 2 * (2 / np.pi) ** 0.5
-ST_SPATTN_FROM = 3  # the layer above PureKV's CLIE layer, whose scores need dense attention
+ST_SPATTN_FROM = 3  # the layer after PureKV's CLIE layer; the CLIE layer's scores need dense attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ def write_decoder(
     """Write the profile's graphs, ``decoder.weights`` and the embedding into ``folder``.
 
     With ``sparse``, write the ``st-spattn`` graph; families with text between frames cannot use it. With ``samples`` of the
-    matrices' inputs, round by GPTQ (:mod:`edgevlm.export.precisions.rounding`). Steps in ``journal`` are not repeated. Raises
-    UserError for an unknown precision or a missing or misshapen tensor, and OSError if a file cannot be written.
+    matrices' inputs, round by GPTQ (:mod:`edgevlm.export.precisions.rounding`). Steps recorded in ``journal`` are skipped.
+    Raises UserError for an unknown precision or a missing or misshapen tensor, and OSError if a file cannot be written.
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
@@ -119,7 +119,7 @@ def write_decoder(
 def _stored(
     read: LayerWeights, layer: int, layout: Layout, samples: Samples | None, rotations: DecoderRotations | None, done: bool
 ) -> LayerWeights:
-    """Return the layer with its matrices rounded, unless the checkpoint's are rounded already.
+    """Return the layer with its matrices rounded, unless the checkpoint's matrices are rounded already.
 
     ``done`` is true if the weights file already holds the layer.
     """

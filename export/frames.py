@@ -10,9 +10,9 @@ from edgevlm.export.settings import check_settings
 from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.preprocess import SUPPORT
 
-_RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # numbered as in PIL
+_RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # indexed by PIL's numbers for filters
 _JOINT = "processor_config.json"
-MOST_TOKENS = 768  # tokens per frame, as in the Qwen authors' code
+MOST_TOKENS = 768  # the most tokens per frame, as in the Qwen authors' code
 _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor": "preprocessor_config.json"}
 
 
@@ -22,7 +22,7 @@ def frame_preparation(
     """Return the bundle's ``vision`` fields for preparing frames for a tower that takes ``size`` (height, width) pixels.
 
     Uses the first of ``processors`` that exists. If ``is_sized``, the processor's pixel budget has determined ``size``, and
-    frames are stretched to ``size``. Raises UserError without a processor, or if a bundle cannot express a processor's setting.
+    frames are stretched to ``size``. Raises UserError if no processor exists, or if a bundle cannot express its settings.
     """
     file, config = processor(checkpoint, processors)
     wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "use_square_size": False}
@@ -50,7 +50,7 @@ def frame_preparation(
 
 
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Return the file and the settings of the first existing processor, with transformers' defaults for missing settings.
+    """Return file and settings of the first of ``processors`` that exists, with transformers' defaults for missing settings.
 
     A processor is looked up in ``processor_config.json`` first, then in its own file.
     """
@@ -82,7 +82,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return the setting ``key`` as a dict of sides. A number is both sides of a crop, or the shorter edge of a size."""
+    """Return the setting ``key`` as a dict of sides. A number gives both sides of a crop, or a size's shorter edge."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}
@@ -115,8 +115,8 @@ def pixel_budget(
 ) -> PixelBudget:
     """Return the frame sizes that a Qwen-like processor allows: multiples of ``factor`` pixels within a pixel budget.
 
-    ``budget`` is the default (minimum, maximum) of pixels. ``clip`` is the number of frames that share a budget. A stream
-    has no length, so the budget of the shortest clip is used, with at most MOST_TOKENS per frame. As in transformers,
+    ``budget`` is the default (minimum, maximum) of pixels. ``clip`` is the number of frames that share a budget. A stream has
+    no fixed length, so it gets the budget of the shortest clip, but at most MOST_TOKENS tokens per frame. As in transformers,
     min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises UserError for an
     invalid budget and, if ``needs_file``, for a missing processor file.
     """

@@ -89,7 +89,7 @@ class GgufCheckpoint(Checkpoint):
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
         """Describe a tensor without reading it.
 
-        llama.cpp stores the two rows of a rotary pair side by side. With ``heads``, reading moves these rows half a head apart.
+        llama.cpp stores the two rows of a rotary pair side by side. With ``heads``, a pair's rows are read half a head apart.
         """
         from gguf.quants import dequantize
 
@@ -108,7 +108,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _canonical(name: str) -> str | None:
-    """Translate a name such as ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``, or return None."""
+    """Translate a name such as ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``; None if unknown."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         part = _IN_LAYER.get(match[2])
         return part and f"text.layers.{match[1]}.{part}.{match[3]}"

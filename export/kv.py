@@ -45,7 +45,7 @@ class Memory:
     def bound(self, layer: int) -> tuple[list[str], list[str]]:
         """Declare a layer's key and value, each ``[1, Hkv, C, D]``, as inputs and outputs.
 
-        Outputs share the inputs' addresses.
+        Each output must be bound to its input's address.
         """
         s, g, kind = self.shape, self.graph, stored_as(self.kv)
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]

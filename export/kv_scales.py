@@ -87,7 +87,7 @@ def measured_scales(
 
 
 def colour_fields(size: tuple[int, int]) -> Iterator[NDArray[np.uint8]]:
-    """Yield endless frames, uint8 RGB ``[height, width, 3]``: changing fields of colour, a moving box, and fine noise."""
+    """Yield frames without end, uint8 RGB ``[height, width, 3]``: changing fields of colour, a moving box, and fine noise."""
     height, width = size
     random = np.random.default_rng(0)
     for number in range(1 << 30):

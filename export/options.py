@@ -46,9 +46,9 @@ class ExportOptions:
     ``vision_precision``: the precision of the vision tower's linears: fp32 or int8 for ONNX Runtime, fp32 or fp16 for TensorRT.
         An export for TensorRT uses fp16 by default, but fp32 if ``precision`` is fp32.
     ``kv``: the type of keys and values. An export to int8 runs the new bundle in ONNX Runtime to measure the scales.
-    ``profile``: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
-    ``positions``: how positions continue after a Qwen2-VL or Qwen2.5-VL video: ``trained``, or as ``transformers`` does now.
-    ``family``: the class that reads the checkpoint, by name or as ``./file.py:Class``; by default that of ``model_type``.
+    ``profile``: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. ``positions``: how positions
+    continue after a Qwen2-VL or Qwen2.5-VL video: ``trained``, or as ``transformers`` does now. ``family``: the class that
+    reads the checkpoint, by name or as ``./file.py:Class``; by default the one named after ``model_type``.
     """
 
     st_spattn_from: int | None = None

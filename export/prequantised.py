@@ -1,12 +1,12 @@
-"""Read checkpoints already rounded by AWQ or GPTQ: codes, zeros and scales are packed again without further rounding.
+"""Read checkpoints already rounded by AWQ or GPTQ: repack codes, zero points and scales without further rounding.
 
 In both formats, a weight is ``w[n, k] = (code - zero) * scale`` with a 4-bit code. For each output, a group of consecutive
-inputs shares a zero and a scale. An int32 holds eight codes or zeros, the first in the lowest bits:
+inputs shares a zero point and a scale. An int32 holds eight codes or zero points, the first in the lowest bits:
 
 - AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. The
   i-th number of an int32 belongs to output ``AWQ_ORDER[i]`` of the eight.
 - GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx``
-  ``[in]``, all in order. GPTQ's first format stores zero - 1; ``gptq_v2`` stores the zero itself.
+  ``[in]``, all in order. GPTQ's first format stores each zero point minus 1; ``gptq_v2`` stores it as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgevlm.export.precisions.layouts import Blocks
 
 PREQUANTISED = "int4-zp"  # the precision in which AWQ and GPTQ matrices are stored
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-GROUPS = (16, 32, 64, 128, 256)  # block sizes of MatMulNBits
+GROUPS = (16, 32, 64, 128, 256)  # the block sizes that MatMulNBits supports
 INTEGERS = ("I32",)
 ADVICE = "use the unquantised checkpoint"
 
@@ -103,7 +103,7 @@ def dequantised(checkpoint: Checkpoint, packing: Prequantised, place: str, size:
 def _codes(
     checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
-    """Return codes ``[in, out]``, zeros and scales ``[in / group, out]``."""
+    """Return codes ``[in, out]``, and zero points and scales, each ``[in / group, out]``."""
     check_packed(checkpoint, packing, place, size)
     (out, width), group, is_awq = size, packing.group, packing.method == "awq"
     if f"{place}.g_idx" in checkpoint.tensors:

@@ -1,4 +1,4 @@
-"""Rotate rows by orthogonal matrices, which spread outliers over all channels: 8 bits with one scale per row then lose little.
+"""Rotate rows by orthogonal matrices, which spread outliers over all channels, so that 8 bits per number lose little.
 
 A rotation is ``R = diag(signs) (A kron B)``. ``A`` is a Hadamard matrix; ``B`` is the Kronecker product of a Hadamard matrix
 and a cosine transform for the odd part of the width. All rows of one width share a rotation. A matrix ``W [out, in]`` that
@@ -19,7 +19,7 @@ from edgevlm.export.backbones import DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import SLICE
 from edgevlm.export.graph import GraphBuilder
 
-MOST = 4096  # limit for the rows of a rotation's inner matrix
+MOST = 4096  # the most rows of a rotation's inner matrix
 Float32 = NDArray[np.float32]
 
 
@@ -33,7 +33,7 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns. ``a`` and ``b`` minimise ``width * (a + b)``, a row's products.
+        """Return a rotation that mixes all columns. ``a`` and ``b`` minimise a row's ``width * (a + b)`` products.
 
         Raises UserError if the width has so large an odd part that ``b`` exceeds MOST.
         """
@@ -46,7 +46,7 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return a rotation by Hadamard blocks. A block's size is a power of two up to ``largest`` that divides ``width``."""
+        """Return a rotation by Hadamard matrices of the largest power-of-two size up to ``largest`` that divides ``width``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
@@ -105,7 +105,7 @@ class MeanKeeping:
 class DecoderRotations:
     """A decoder's rotations: ``residual``, ``head`` for each head's values, and ``gated`` for the input of ``down``.
 
-    The cache stores rotated values. Within a layer, nodes rotate only ``down``'s input; weights contain the other rotations.
+    The cache stores rotated values. In a layer, nodes rotate only the input of ``down``; weights include all other rotations.
     """
 
     residual: Rotation

@@ -1,6 +1,6 @@
 """Check the settings in a checkpoint's config.json and processor files before any memory is allocated for them.
 
-The exporter reads only the settings listed here.
+The exporter reads only the settings that this module lists.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 Index = Annotated[int, Ge(-1024), Le(1024)]
 Theta = Annotated[float, Ge(1), Le(1e12)]
 Numbers = Annotated[int, Ge(1), Le(1 << 20)]
-Square = Annotated[int, Ge(1), Le(1 << 14)] | list[int]  # a list passes here, but every family refuses it
+Square = Annotated[int, Ge(1), Le(1 << 14)] | list[int]  # this check accepts a list, but every family refuses it
 
-# pixels; some files have floats such as 78400.0
+# a number of pixels, which some files write as a float such as 78400.0
 Area = Annotated[int, Ge(1), Le(1 << 28)] | Annotated[float, MultipleOf(1), Ge(1), Le(1 << 28)]
 Short = Annotated[list[Index], MaxLen(1024)]
 _ROPE = {Word: "type rope_type", Theta: "rope_theta", Short: "mrope_section", bool: "mrope_interleaved"}
@@ -32,7 +32,7 @@ _QUANTIZATION = {
     Word | Index: "version",
     Index: "bits w_bit group_size",
 }
-_SIDES = {Area: "height width shortest_edge longest_edge"}  # a frame's sides in pixels; in Qwen's files, edges are areas
+_SIDES = {Area: "height width shortest_edge longest_edge"}  # a frame's sides in pixels; in Qwen's files, the edges hold areas
 _CONFIG = {
     Word: "model_type hidden_act projector_hidden_act vision_feature_select_strategy spatial_pool_mode",
     bool: "tie_word_embeddings use_sliding_window do_resize do_rescale do_normalize do_center_crop do_pad",

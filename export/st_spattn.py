@@ -21,7 +21,7 @@ from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.kv import Memory
 
-UNSEEN = np.float32(-1e30)  # a logit whose weight is exactly 0
+UNSEEN = np.float32(-1e30)  # a masked logit, whose softmax weight is exactly 0
 
 
 class SparseAttention:
@@ -144,7 +144,7 @@ class SparseAttention:
     def _written(self, layer: int, part: str, past: str, present: str, rows: str) -> str:
         """Write new rows ``[1, S, H D]`` to slots ``[past, past + S)`` of ``present``, which must be bound to ``past``.
 
-        Returns the rows ``[1, H, S, D]`` as float32, rounded as in storage.
+        Returns the rows ``[1, H, S, D]`` as float32, rounded as they are stored.
         """
         new = self.memory.stored(part, layer, self._by_head(f"layer{layer}.new_{part}", rows))
         self.graph.node("ScatterND", [past, self._slots(layer, part), new], [present])
@@ -167,7 +167,7 @@ class SparseAttention:
         return g.node("Transpose", [split], [f"{name}.heads"], perm=[0, 2, 1, 3])
 
     def _of_layer(self, layer: int, what: str, shape: str | None = None) -> str:
-        """Return a layer's part of ``slots`` or ``absent``, reshaped to ``shape`` if that is given."""
+        """Return a layer's part of ``slots`` or ``absent``, reshaped to ``shape`` unless it is None."""
         g, name = self.graph, f"layer{layer}.{what}"
         part = g.node("Gather", [what, self.graph.integers(layer)], [name], axis=0)
         return part if shape is None else g.node("Reshape", [part, shape], [f"{name}.shaped"])

@@ -48,7 +48,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
     tokenizer.no_padding()
     special, extra = _named(checkpoint, {"pad_token": padding.get("pad_token")} | _USUAL.get(kind, {}) | settings)
     _add(tokenizer, checkpoint, settings, special, extra)
-    if kind == "Qwen2Tokenizer":  # transformers drops these tokens' flags
+    if kind == "Qwen2Tokenizer":  # transformers drops the flags of special tokens
         tokenizer.add_special_tokens([token.content for token in [*special.values(), *extra]])
     content, largest = max(tokenizer.get_vocab().items(), key=lambda token: token[1], default=("", 0))
     if largest >= vocab:
@@ -57,7 +57,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
 
 
 def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], text: str) -> str:
-    """Return the transformers class that replaces parts of tokenizer.json, or an empty string without such a class."""
+    """Return the transformers class that replaces parts of tokenizer.json, or an empty string if no class does."""
     if family.tokenizer_class is None:
         return ""
     named = settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class")
@@ -105,7 +105,7 @@ def _named(checkpoint: Checkpoint, values: dict[str, Any]) -> tuple[dict[str, Ad
     named = {
         name: value for name, value in values.items() if name.endswith("_token") and isinstance(value, str | dict) and value
     }
-    named = {name: named[name] for name in _FIRST if name in named} | named  # new tokens are numbered in this order
+    named = {name: named[name] for name in _FIRST if name in named} | named  # new tokens are numbered in the order of _FIRST
     if isinstance(extra, dict):
         named, extra = named | extra, []
     if not isinstance(extra, list):
@@ -120,7 +120,7 @@ def _add(
     special: dict[str, AddedToken],
     extra: list[AddedToken],
 ) -> None:
-    """Add the tokens that tokenizer.json lacks; raises UserError if a token's number would differ from that in its file."""
+    """Add the tokens that tokenizer.json lacks; raises UserError if a token would not get its listed number."""
     usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
     try:

@@ -29,9 +29,9 @@ from edgevlm.runtime.plugins import blamed, place
 from edgevlm.runtime.positions import position_rule
 
 CLOSING = "closing.npy"
-CHUNK = 8  # frames that a session encodes at once
+CHUNK = 8  # the number of frames that a session encodes at once by default
 QUESTION = 512
-FRAME_TEXT = 32  # limit for the tokens of text around a frame
+FRAME_TEXT = 32  # tokens of text around a frame for which an engine has room
 
 
 def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: Notify, notify: Notify, *, force: bool) -> Path:
@@ -118,7 +118,7 @@ class ModelSource:
             "chat": self.chat,
             "files": {path.name: asdict(hash_file(path)) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
         }
-        if profile.is_tensorrt:  # engines are tuned for a usual chunk and a usual question
+        if profile.is_tensorrt:  # engines are tuned for calls of these sizes
             frames = -(-CHUNK // group) * group
             rows = frames // group * (tokens + (FRAME_TEXT if has_text else 0))
             manifest["shapes"] = {"frames": frames, "rows": rows, "question": QUESTION}
@@ -183,7 +183,7 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
 
 
 def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile) -> str:
-    """Return the requested or the checkpoint's precision for matrices; raises UserError if the export cannot have it."""
+    """Return the requested or the checkpoint's precision for matrices; raises UserError for one that the export cannot use."""
     packing, chosen = prequantised(checkpoint.config), stored_in(checkpoint.config, options.precision)
     if profile.is_tensorrt:
         check_no_zero_points(checkpoint.config, checkpoint.folder)

@@ -57,7 +57,7 @@ class Found:
 
 
 class Answer:
-    """The answer to one question. ``print(answer)`` waits for all of it; ``for`` and ``async for`` yield pieces as they come.
+    """The answer to one question. ``print(answer)`` waits for its end; ``for`` and ``async for`` yield pieces as they come.
 
     The model's thread generates the answer, so a slow reader never delays the stream. An error in generation is raised when the
     text is read. An answer has every attribute of :class:`Found`; reading one of them waits for the answer's end. Reading

@@ -29,9 +29,9 @@ INTERVAL = 1.0  # seconds between two checks of the free memory
 class TextBudget:
     """The tokens set aside at the start for the conversation, the question and the answer, in addition to the memory.
 
-    ``pictures``: the number of pictures to set room aside for. ``most``: the maximum number of tokens in a question, including
-    its conversation and any further pictures; 0 allows only what is set aside. If a question needs more, the session allocates
-    the extra memory when the question is asked and frees it afterwards.
+    ``pictures``: the number of pictures for which tokens are set aside. ``most``: the maximum number of tokens in a question,
+    including its conversation and any further pictures; 0 allows only what is set aside. If a question needs more, the session
+    allocates the extra memory when the question is asked and frees it afterwards.
     """
 
     conversation: int
@@ -42,12 +42,12 @@ class TextBudget:
 
     @classmethod
     def fitting(cls, position_limit: int) -> TextBudget:
-        """Return a budget with 256 tokens for each part, or with a sixteenth of ``position_limit`` if that is less."""
+        """Return a budget with 256 tokens each for conversation, question and answer, but at most ``position_limit // 16``."""
         part = min(256, position_limit // 16)
         return cls(part, part, part)
 
     def rows(self, model: Model) -> int:
-        """Return how many rows a layer sets aside for conversation, question, the model's closing rows, answer and pictures."""
+        """Return how many rows a layer sets aside for conversation, question, closing rows, answer and pictures."""
         pictures = self.pictures * model.rows_per_frame
         return self.conversation + self.question + self.answer + len(model.closing) + pictures
 
@@ -58,23 +58,23 @@ def longest_question(text: TextBudget, spare: int) -> int:
 
 
 def present_rows(model: Model, present: int = 1) -> int:
-    """Return how many rows a question appends for the ``present`` newest frames when only changed tokens enter the memory.
+    """Return how many rows a question appends for the ``present`` newest frames with ``--append changed``.
 
-    With a tower that merges frames, a question also appends the changes of the group before an incomplete group.
+    If the tower merges frames, a question also appends the changed tokens of the last complete group before an incomplete one.
     """
     return (present + (model.bundle.vision.group > 1)) * model.rows_per_frame
 
 
 def default_budget(model: Model, policy: Policy, most: int) -> int:
     """Return the default budget in tokens, rounded down to whole frames: half the model's positions, but at most DEFAULT_BUDGET
-    and ``most``. An unbounded policy gets ``most``.
+    and ``most``. An unbounded policy gets ``most`` tokens.
     """
     budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
     return max(budget // model.rows_per_frame, 1) * model.rows_per_frame
 
 
 def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, prefix: int, frame: int | None = None) -> None:
-    """Raise UserError for a budget that cannot work. ``frame``: the number of rows of a frame, including the text around it."""
+    """Raise UserError for a budget too small for the policy or too large for the model. ``frame``: a frame's rows."""
     frame, limit = frame or bundle.vision.tokens_per_frame, bundle.limit
     smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max()) + policy.needs.working_rows
     least, what = (2 * frame, "two frames, which take") if policy.needs.keeps_first_frame else (frame, "one frame, which takes")
@@ -127,7 +127,7 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 
 
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
-    """Return the size in bytes of a snapshot's copy of a chunk and ``rows`` rows. ``item``: the bytes of a stored number.
+    """Return the size in bytes of a snapshot's buffer for a chunk and ``rows`` rows. ``item``: the bytes of a stored number.
 
     The policy's own state is not counted; the snapshot buffer grows if needed.
     """
@@ -142,7 +142,7 @@ class Pressure:
 
     The number is halved while the free fraction of memory is below LOW, and doubled, up to ``most``, while that fraction is
     above ENOUGH. ``group``: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. ``notify``:
-    called each time chunks shrink, and when they are back at ``most``. ``short``: whether chunks are smaller than ``most``.
+    called when chunks shrink, and when they have ``most`` frames again. ``short``: whether chunks are smaller than ``most``.
     """
 
     def __init__(

@@ -42,11 +42,11 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Metadata of n new rows, the same in every layer and head, as arrays ``[n]`` of the dtypes in :data:`ROW_DTYPES`.
+    """Metadata of n new rows, shared by all layers and heads, in arrays ``[n]`` of the dtypes in :data:`ROW_DTYPES`.
 
     ``kind`` holds numbers from :class:`Kind`. ``seq`` is each token's place in the stream. ``frame`` is the token's frame, or
-    -1 for text outside frames; ``row`` and ``col`` locate its patch. ``position``, ``[n, axes]``, holds rotary positions, 0 or
-    more. The cache sets a new row's ``confirmed`` to its ``frame``.
+    -1 for text outside frames; ``row`` and ``col`` locate its patch. ``position`` ``[n, axes]`` holds rotary positions, which
+    are never negative. The cache sets a new row's ``confirmed`` to its ``frame``.
     """
 
     kind: NDArray[np.uint8]
@@ -86,11 +86,11 @@ class KVCache(_native.Cache):
     """The keys, values and metadata of one stream, allocated once. ``csrc/bindings.cpp`` documents the inherited methods.
 
     ``capacity``: the rows per layer, a single number or a list with a number for each layer. ``inv_freq``: the keys' rotary
-    frequencies, float64 ``[head_dim / 2]``, followed by those of layers whose ``local`` is 1. ``axes``: the number of axes of a
-    position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many rotary pairs turn by each axis, in
-    blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL). Without ``sections``, keys with 3 axes can be stored but not
-    turned. ``dtype``: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
-    (:mod:`edgevlm.runtime.kv`). With every ``dtype``, keys are turned in float32.
+    frequencies, float64 ``[head_dim / 2]``, followed by the frequencies of layers whose ``local`` is 1. ``axes``: the number of
+    axes of a position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many rotary pairs each axis
+    rotates, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL). Without ``sections``, keys with 3 axes can be
+    stored but not rotated. ``dtype``: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
+    (:mod:`edgevlm.runtime.kv`). With every ``dtype``, keys are rotated in float32.
 
     Arrays that methods return are read-only views that keep the cache alive. A view shows the rows that were valid when it was
     made: take a new view after anything that adds, removes or moves rows. Rows after the valid ones are free and never read;
@@ -154,7 +154,7 @@ class KVCache(_native.Cache):
         """Add rows that a policy made to one layer.
 
         ``key`` (rotated to ``rows.position``) and ``value`` are float32 ``[kv_heads, n, head_dim]``, dense in the last axis,
-        whatever the cache's ``dtype``. Earlier marks from :meth:`mark` become invalid. Raises CacheFull if there is no room.
+        whatever the cache's ``dtype``. Earlier marks from :meth:`mark` become invalid. Raises CacheFull if the rows do not fit.
         """
         self._append(layer, key, value, *rows.arrays)
 
@@ -210,10 +210,10 @@ def native_shape(
 
 
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
-    """Return the position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``.
+    """Return the position axis that rotates each of ``pairs`` rotary pairs, uint8 ``[pairs]``.
 
-    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. After axis 1 or 2 has filled its section, the pairs that would be next
-    for that axis go to axis 0.
+    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. Once axis 1 or 2 has as many pairs as its section, its further pairs go
+    to axis 0.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

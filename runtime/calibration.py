@@ -22,7 +22,7 @@ CALIBRATION, CHOICES, EVIDENCE = "calibration.json", "choices.json", "evidence.j
 LayerClass = Literal["shallow", "middle", "deep"]
 Measure = Literal["streamqa", "kl"]
 """streamqa: fraction of the demo world's questions answered correctly. kl: mean KL(full KV || policy) of next tokens, nats."""
-Number = Annotated[float, Ge(-1e12), Le(1e12)]  # the bounds keep out infinities
+Number = Annotated[float, Ge(-1e12), Le(1e12)]  # these bounds exclude infinities
 Count = Annotated[int, Ge(0), Le(1 << 53)]
 Loss = Annotated[Number, "Fraction of right answers (with kl: of equal next tokens) lost compared with whole frames."]
 Low = Annotated[Number, "Lower end of the 95 % interval of the loss."]
@@ -43,7 +43,7 @@ class JsonFile:
     _file: ClassVar[tuple[int, str]]
 
     def to_json(self) -> bytes:
-        """Return the file's content as bytes."""
+        """Return the JSON file's content as bytes."""
         fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
         return (json.dumps({"format": self._file[0], **fields}, indent=1, allow_nan=False) + "\n").encode()
 
@@ -194,7 +194,7 @@ class Choices(JsonFile):
     """The policies and settings that ``edgevlm calibrate`` chose; ``budgets`` holds one choice per budget, in ascending order.
 
     ``watched``: the names of the measured clips, or the number of demo worlds and their seed. ``frames``: the number of frames
-    in the longest stream. ``known``: every bounded policy that existed in the calibrating version, measured or not.
+    in the longest stream. ``known``: every bounded policy of the version that calibrated, measured or not.
     """
 
     _file = (2, "a valid list of choices")
@@ -221,7 +221,7 @@ class Choices(JsonFile):
             raise ValueError(f"chosen policy {unknown[0]!r} was not measured")
 
     def nearest(self, budget: int) -> Choice:
-        """Return the choice at the measured budget nearest to ``budget``, compared by ratio."""
+        """Return the choice whose measured budget has the ratio to ``budget`` that is closest to 1."""
         return min(self.budgets, key=lambda choice: abs(math.log(choice.budget / max(budget, 1))))
 
 

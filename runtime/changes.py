@@ -36,13 +36,13 @@ MOST_NOISE = 0.25
 
 
 class References(Stateful):
-    """Holds each patch's normalised feature as it was last appended.
+    """Holds each patch's normalised feature, as last appended to the memory.
 
     A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
-    minus the cosine similarity. The camera's noise is the median distance of a frame whose references come from the previous
-    frame; a smaller median found later replaces it. A token has changed if its distance exceeds both 1 - tau and the noise
-    limit: STANDS_OUT times the noise, but at most MOST_NOISE times the distance between a frame's patches. Because the noise
-    limit is capped, a frame in which everything moves is still appended.
+    minus the cosine similarity. The camera's noise is estimated as the median distance of a frame whose references come from
+    the previous frame; a smaller median found later replaces the estimate. A token has changed if its distance exceeds both 1 -
+    tau and the noise limit: STANDS_OUT times the noise, but at most MOST_NOISE times the distance between a frame's patches.
+    Because the noise limit is capped, a frame in which everything moves is still appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -51,12 +51,12 @@ class References(Stateful):
         self.settings = settings
         self._features = np.zeros((tokens, width), np.float32)
         self._age = np.zeros(tokens, np.int32)
-        self.seq = np.full(tokens, -1, np.int64)  # the number of the token appended last at each patch
+        self.seq = np.full(tokens, -1, np.int64)  # the sequence number of each patch's last appended token
         self._noise: NDArray[np.float32] | None = None
         self._spread: NDArray[np.float32] | None = None  # the largest mean distance so far between the patches of a frame
 
     def changed(self, features: Float32) -> Bool:
-        """Return which of a frame's tokens to append, bool ``[tokens]``: all in the first frame, later the changed ones."""
+        """Return the mask of a frame's tokens to append, bool ``[tokens]``: all in the first frame, later the changed tokens."""
         distances, noise, spread = self._compare(unit_features(features))
         least = 1 - self.settings.tau
         if noise is not None:
@@ -115,10 +115,10 @@ class PatchChanges(Stateful):
     """Holds the pixels from which each patch was last encoded, and finds the patches of a new frame that differ from them.
 
     A patch has changed if the mean difference over its most different tenth of pixels is at least ``threshold`` levels and at
-    least MARGIN times the noise. The patches around a changed patch are encoded with it. The noise is the median patch's
-    distance from the previous frame, but at most LOUDEST times the distance between neighbouring patches; a smaller median
-    found later replaces it. If many patches seem changed, and a shift of the picture or a new exposure explains half of the
-    changes, the explained patches do not count as changed.
+    least MARGIN times the noise. The patches around a changed patch are encoded with it. The noise is estimated as the median
+    patch's distance from the previous frame, but at most LOUDEST times the distance between neighbouring patches. A smaller
+    estimate found later replaces an earlier one. If many patches seem changed, and a shift of the picture or a new exposure
+    explains at least half of the changes, the explained patches do not count as changed.
 
     The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change size.
     If ``interval`` is 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames
@@ -142,7 +142,7 @@ class PatchChanges(Stateful):
         self._size = np.zeros(2, np.int32)
 
     def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
-        """Find the patches to encode in a normalised frame ``[F, 3, H, W]`` (F frames if the tower merges F). Changes nothing.
+        """Find the patches to encode in a normalised frame, or a group of F frames, ``[F, 3, H, W]``. Changes nothing.
 
         ``size``: the (height, width) of the camera's picture.
         """
@@ -203,7 +203,7 @@ class PatchChanges(Stateful):
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """Yield, for each possible camera effect, the levels without it, the bounds of unchanged levels, and the gain."""
+        """For each possible camera effect, yield the levels without it, both bounds of unchanged levels, and the gain."""
         gain = exposure / self._exposure
         gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
@@ -226,7 +226,7 @@ def dilated(mask: Bool) -> Bool:
 
 
 def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
-    """Return the minimum and maximum over each pixel and its eight neighbours, which bound shifts of less than a pixel."""
+    """Return each pixel's minimum and maximum over its neighbourhood, which bound its level after a shift of under a pixel."""
     return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
 
 
@@ -244,7 +244,7 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
     """Return how far ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest`` per axis.
 
-    Uses phase correlation of the pictures' middles (large ones at half size), and a parabola for fractions of a pixel.
+    Phase correlation of the pictures' centres, at half size for large pictures, finds the shift. A parabola refines it.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)
@@ -284,7 +284,7 @@ def _vertex(three: NDArray[np.float64]) -> float:
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Copy ``levels [planes, H, W]`` to ``out``, moved back by ``down`` and ``across``; ``out`` keeps its uncovered edge."""
+    """Copy ``levels [planes, H, W]`` to ``out``, moved up by ``down`` and left by ``across``; pixels not covered are kept."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -292,7 +292,7 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether few enough of the ``kept`` tokens ``[n, width]`` differ from the ``whole`` frame's by more than noise."""
+    """Return whether at most the fraction WRONG of ``kept`` tokens ``[n, width]`` differ from ``whole`` by more than noise."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)
@@ -307,7 +307,7 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Bind the tower. Raises UserError as ``bind_tower`` does, and if ``copies`` tower caches exceed the free memory."""
+        """Bind the tower. Raises UserError as ``bind_tower`` does, and if ``copies`` of its cache exceed the free memory."""
         vision = bundle.vision
         if (spec := vision.changed) is None:
             height, width = vision.size

@@ -104,7 +104,7 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the prompt as text, with ``video`` as the video's placeholder. Raises UserError if the template has no
+        """Return the prompt as text, with the text ``video`` in the video's place. Raises UserError if the template omits the
         video.
         """
         return video.join(self._parts(Dialogue.of(turns, question)))
@@ -231,8 +231,8 @@ def _strings(value: Any) -> Iterator[str]:
 class Conversations:
     """The turns of each conversation, as text. The oldest turns and the least recently used conversations are dropped first.
 
-    ``history_tokens``: the maximum number of tokens that earlier turns take in a prompt. ``most``: unless 0, the maximum number
-    of tokens that turns and question take together, in place of ``history_tokens``. ``dropped``: the number of turns that did
+    ``history_tokens``: the maximum number of tokens that earlier turns take in a prompt. ``most``: if not 0, it replaces
+    ``history_tokens`` and limits the tokens that turns and question take together. ``dropped``: the number of turns that did
     not fit in the newest prompt.
     """
 
@@ -252,8 +252,8 @@ class Conversations:
     ) -> list[int]:
         """Return the ids of the prompt's suffix, with the newest turns that fit; the conversation's older turns are forgotten.
 
-        ``history``: the turns, oldest first, if there is no ``conversation``. ``text_only``: return the ids of the whole
-        prompt, without a video, instead of the suffix. ``taken``: how many tokens of ``most`` are already used. Raises
+        ``history``: the earlier turns, oldest first, used if ``conversation`` is None. ``text_only``: return the ids of the
+        whole prompt, without a video, instead of the suffix. ``taken``: how many tokens of ``most`` are already used. Raises
         UserError if the template omits the question or the video.
         """
         known = self.turns.get(conversation, []) if conversation is not None else history
@@ -275,7 +275,7 @@ class Conversations:
         return prompt(self.dropped)
 
     def add(self, conversation: str, turn: Turn) -> None:
-        """Add a turn. If there are then more than MAX_CONVERSATIONS, forget the least recently used conversation."""
+        """Add a turn. If there are then more than MAX_CONVERSATIONS conversations, forget the least recently used conversation."""
         self.turns[conversation] = [*self.turns.pop(conversation, []), turn]
         if len(self.turns) > MAX_CONVERSATIONS:
             del self.turns[next(iter(self.turns))]

@@ -96,7 +96,7 @@ class Chunk:
         return self.taken - self._encoded + self.group * len(self._features)
 
     def add(self, pixels: Float32, seconds: float = 0.0, size: tuple[int, int] = (0, 0)) -> None:
-        """Add one normalised frame ``[3, H, W]``, seen at ``seconds``. ``size``: the original (height, width)."""
+        """Add one normalised frame ``[3, H, W]``, seen at ``seconds``. ``size``: the camera picture's (height, width)."""
         self._pixels[self.taken], self._seconds[self.taken], self._sizes[self.taken] = pixels, seconds, size
         self.taken += 1
         self._incomplete = None

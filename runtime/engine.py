@@ -28,7 +28,7 @@ KVDevice = Literal["host", "cuda"]
 class KVBuffer:
     """One layer's key and value memory, owned by the caller. Keys and values are dense ``[1, kv_heads, capacity, head_dim]`` of
     ``dtype`` at the given addresses. ``owner`` keeps the memory alive for as long as an engine holds the buffer. With int8, a
-    number is its code times the channel's ``key_scale`` or ``value_scale``, float32 ``[kv_heads, head_dim]``.
+    key or value is its code times the channel's ``key_scale`` or ``value_scale``, float32 ``[kv_heads, head_dim]``.
     """
 
     key_address: int
@@ -66,7 +66,7 @@ class FramePattern:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Which rows the new rows see, for a decoder that is not causal in every layer.
+    """Specifies which rows the new rows see, for a decoder that is not causal in every layer.
 
     ``until``: how many of the call's rows each row sees, int32 ``[S]``. ``place``: the new rows' positions, int32 ``[S]``.
     ``held``: the positions of the rows already in each layer, int32 ``[kv_heads, n]``. In a layer with a window of w positions,
@@ -80,8 +80,8 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a decoder step. ``logits``: float32 ``[requested rows, vocabulary]``. ``probes``: rotated queries, float32
-    ``[heads, S, head_dim]``, by layer.
+    """The result of a decoder step. ``logits``: float32 ``[requested rows, vocabulary]``. ``probes``: each probed layer's
+    rotated queries, float32 ``[heads, S, head_dim]``.
     """
 
     logits: Float32
@@ -148,8 +148,8 @@ class ChangedTower(Protocol):
         """Encode patches ``[n]`` of a frame; return features ``[t, row_width]`` and the numbers ``[t]`` of their tokens.
 
         ``pixels``: a whole normalised frame ``[3, H, W]``, or ``[group, 3, H, W]`` for towers that merge frames. ``patches``:
-        patch numbers, row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. Other patches keep their keys and
-        values. The returned tokens are those that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
+        patch numbers, row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. Patches not listed keep their keys
+        and values. The returned tokens are those that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
 
         The first call on fresh memory must have all patches. A call with all patches returns the same features as
         :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before the cache is changed.
@@ -176,7 +176,7 @@ class Engine(Protocol):
 
     def capacity(self, rows: int) -> int:
         """Return how many rows each layer's buffer must have to hold ``rows``: ``rows`` itself, or the fixed number in the
-        backend's graphs. Raises UserError if the graphs have too few rows.
+        backend's graphs. Raises UserError if the graphs cannot hold ``rows`` rows.
         """
         ...
 
@@ -185,15 +185,15 @@ class Engine(Protocol):
         ...
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """Bind the decoder to one buffer per layer. The binding persists until the returned decoder is dropped.
+        """Bind the decoder to one buffer per layer. The binding lasts as long as the returned decoder exists.
 
-        ``probes``: the layers whose queries each step returns. ``sparse``: whether steps may have a pattern. Raises UserError
-        if the bundle lacks a required graph.
+        ``probes``: the layers whose queries each step returns. ``sparse``: whether steps may pass a ``pattern``. Raises
+        UserError if the bundle lacks a required graph.
         """
         ...
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
-        """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache until the returned tower is dropped.
+        """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache, for as long as the returned tower exists.
 
         Raises UserError if the bundle lacks that graph or the backend cannot run it.
         """

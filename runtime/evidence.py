@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
-Every engine returns the query of a question's last row as a probe, like the queries for policies. On the demo model, two heads
-of the last layer attend to the object in question (docs/internals/evidence.md); for other models, no such heads are known.
+Every engine returns the query of a question's last row as a probe, as for policies. On the demo model, two heads of the last
+layer attend to the object in question (docs/internals/evidence.md); no such heads are known in other models.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Moment:
     """A frame that an answer was read from.
 
     ``frame``: the frame's number. ``last_frame``: the last frame before the attended patches changed. ``time_s``, ``until_s``:
-    the times of these two frames, in seconds of the stream. ``weight``: the fraction of the attention to all frames, 0 to 1.
-    ``box``: the left, top, right and bottom of the attended patches, as fractions of the picture.
+    the times of ``frame`` and ``last_frame``, in seconds of the stream. ``weight``: this frame's fraction of the attention to
+    all frames, 0 to 1. ``box``: the left, top, right and bottom of the attended patches, as fractions of the picture.
     """
 
     frame: int
@@ -83,7 +83,7 @@ def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
 
 
 class QuestionAttention:
-    """A copy of the attention of one row of a question; :meth:`evidence` evaluates it on demand.
+    """A copy of the attention of one row of a question, which :meth:`evidence` evaluates on demand.
 
     ``groups``: for each KV head, the queries ``[h, head_dim]`` and the rows that the head saw. ``grid``: the (rows, columns) of
     a frame's tokens. ``group``: the number of frames that share one grid. ``logits``: the logits ``[vocabulary]`` of the token
@@ -102,7 +102,7 @@ class QuestionAttention:
     ) -> None:
         self._heads, self._grid, self._group, self._times, self._lossless = heads, grid, group, copy(times), lossless
         self._sure = _certainty(logits)
-        self.scores: list[tuple[Float32, Float32, Sequence[Integers]]] = []  # scores, query lengths and rows by KV head
+        self.scores: list[tuple[Float32, Float32, Sequence[Integers]]] = []  # for each KV head: scores, query norms and rows
         for queries, parts in groups:
             seen = parts[0] if len(parts) == 1 else SeenRows(*map(np.concatenate, zip(*parts, strict=True)))
             score = np.ascontiguousarray((seen.key @ (queries.T / np.float32(np.sqrt(queries.shape[1])))).T)
@@ -115,8 +115,8 @@ class QuestionAttention:
 
     @property
     def features(self) -> Float64:
-        """Return ``[3 x heads + 3]`` numbers: each head's best score, median score and query length, followed by the next
-        token's logit, log-probability and entropy.
+        """Return ``[3 x heads + 3]`` numbers: each head's best score, median score and query norm, followed by the next token's
+        logit, log-probability and entropy.
         """
         parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self.scores)
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
@@ -124,8 +124,8 @@ class QuestionAttention:
     def weights(self) -> tuple[Int64, Int64, Float64]:
         """Return the distinct tokens (``frame * tokens + patch``), the last frame that showed each, and the weight of each.
 
-        A token's weight is the softmax of the queries over the rows of frames, averaged over heads. Rows below LEAST_ROW times
-        the largest weight are skipped.
+        A token's weight is its softmax weight among all rows of frames, averaged over the query heads. Rows whose weight is
+        below LEAST_ROW times the largest weight are skipped.
         """
         token, confirmed, weight = [], [], []
         for score, _, known in self.scores:
@@ -145,7 +145,7 @@ class QuestionAttention:
         return found, last_shown, np.bincount(place, np.concatenate(weight)) / heads
 
     def evidence(self) -> Evidence:
-        """Return at most MOMENTS frames, those with the most weight; frames whose weight is below LEAST are left out."""
+        """Return the frames with the most weight: at most MOMENTS frames, and none whose weight is below LEAST."""
         rule, times, (rows, columns) = self._heads, self._times, self._grid
         if self.blind:
             return Evidence((), False if rule.weights else None)

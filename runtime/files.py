@@ -29,7 +29,7 @@ PRIVATE = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Found = Literal["file", "folder", "other", "nothing"]
 
-_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # a single slash, because Path turns ``//`` into ``/``
+_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # a single slash is enough, because Path turns ``//`` into ``/``
 _NO_SPACE = 1 << 20
 _FULL = {
     errno.ENOSPC: "the disk is full",
@@ -68,13 +68,13 @@ def check_utf8(path: str | Path) -> None:
 
 
 def refuse_address(path: str | Path) -> None:
-    """Raise UserError if ``path`` is an address. The message does not repeat the address, because it may hold a password."""
+    """Raise UserError if ``path`` is a URL. The message does not repeat the URL, because a URL may hold a password."""
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
         raise UserError("a model cannot be a URL; give a folder, or ORG/NAME on the Hugging Face hub")
 
 
 def open_file(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading without blocking, following links. Raises OSError for any other file."""
+    """Open a regular file for reading without blocking, following links. Raises OSError unless ``path`` is a regular file."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a file")
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
@@ -111,7 +111,7 @@ def refuse_unmapped(path: Path, error: Exception) -> None:
 
 
 def reason(error: OSError, place: Path) -> str:
-    """Describe a failure to write. Without an errno, it is a full disk if under _NO_SPACE bytes are free at ``place``."""
+    """Describe a failure to write. Without an errno, assume a full disk if under _NO_SPACE bytes are free at ``place``."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))
@@ -161,14 +161,14 @@ def atomic_directory(
     keep: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
     notify: Notify = lambda _: None,
 ) -> Iterator[Path]:
-    """Yield an empty folder next to ``out_dir``, which becomes ``out_dir`` if the block succeeds.
+    """Yield an empty folder next to ``out_dir``. If the ``with`` block succeeds, that folder becomes ``out_dir``.
 
-    ``check`` raises UserError if ``out_dir`` must not be replaced; it is called at the start and before the replacement. If
-    ``key`` is set, a block that is killed, or that ends with an error in ``keep``, leaves its folder in place. The next call
-    with the same ``key`` then yields that folder again, and the journal at :func:`journal_of` lists its finished files. The
-    folders of other stopped calls are removed. Raises UserError for every failure to write. A kill between the replacement's
-    two renames leaves nothing at ``out_dir``. The next call, or loading the bundle, then restores the old folder with
-    :func:`put_back`.
+    ``check`` is called at the start and before the replacement; it raises UserError if ``out_dir`` must not be replaced. If
+    ``key`` is set, a ``with`` block that is killed, or that ends with an error in ``keep``, leaves its folder in place. The
+    next call with the same ``key`` then yields that folder again, and the journal at :func:`journal_of` lists its finished
+    files. Folders that calls with another ``key`` left are removed. Raises UserError for every failure to write. A kill between
+    the replacement's two renames leaves nothing at ``out_dir``. The next call, or loading the bundle, then restores the old
+    folder with :func:`put_back`.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -228,7 +228,7 @@ def _prefix(target: Path) -> str:
 def lock_file(file: int | BinaryIO | TextIO, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
     """Lock a file for this process. Return False if the disk does not support locks, as some network disks do not.
 
-    Raises OSError, which is a BlockingIOError if another process holds the lock.
+    Raises BlockingIOError if another process holds the lock, and OSError for any other failure.
     """
     try:
         fcntl.flock(file, how)
@@ -369,7 +369,7 @@ class JsonLines:
     def close(self) -> None:
         """Close the file, so that another process may write to it."""
         if self._file is not None and not self._file.closed:
-            lock_file(self._file, fcntl.LOCK_UN)  # closing is not enough: a forked process may also have the file open
+            lock_file(self._file, fcntl.LOCK_UN)  # a forked process with the file open would keep the lock
             self._file.close()
 
     def __enter__(self) -> Self:

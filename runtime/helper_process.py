@@ -20,7 +20,7 @@ END_S = 5.0
 
 
 class HelperEnded(UserError):
-    """A helper process ended during a call. ``code``: its exit status, negative for a signal (-9: usually out of memory)."""
+    """A helper process ended during a call. ``code``: its status, negative for a signal (-9: usually out of memory)."""
 
     def __init__(self, code: int) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
@@ -32,10 +32,10 @@ class Helper:
     """A process that runs ``module:function`` calls one at a time. The first call starts the process; threads take turns.
 
     Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new process.
-    The helper's import path is the caller's without the current folder. Ctrl-C reaches only the caller.
+    The helper's import path is the caller's without the current folder. Ctrl-C interrupts only the calling process.
 
-    ``memory``: how many bytes the helper may map after its ``imports``. ``cpu_s``: the maximum processor time of a call, in
-    seconds. ``wait_s``: the maximum wait for a line, in seconds.
+    ``memory``: the most bytes that the helper may map after its ``imports``. ``cpu_s``: the maximum processor time of a call,
+    in seconds. ``wait_s``: the maximum wait for a line, in seconds.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Helper:
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.close()
-            # while OpenCV is being imported, sys.path has a package's folder, whose ``typing`` would hide Python's
+            # while OpenCV is being imported, sys.path has a package's folder, whose ``typing`` module would hide Python's
             paths = [path for path in sys.path if not os.path.exists(os.path.join(path, "__init__.py"))]
             code = f"import sys; sys.path[:] = {paths!r}; from {__name__} import serve; serve(**{self._settings!r})"
             try:
@@ -178,7 +178,7 @@ def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
         try:
             _answer(answers, *json.loads(line))
         except BrokenPipeError:
-            sys.exit(1)  # the caller has ended
+            sys.exit(1)  # the calling process has ended
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
@@ -187,7 +187,7 @@ def _answer(answers: int, function: str, arguments: list[Any], options: dict[str
 
     def send(*values: Any) -> None:
         nonlocal last
-        if values != last or values[0] == "line":  # skip repeats, because a download reports whole MB after every block
+        if values != last or values[0] == "line":  # skip repeats: a download reports its size in whole MB after every block
             raw = json.dumps(values, default=str).encode() + b"\n"
             while raw:
                 raw = raw[os.write(answers, raw) :]

@@ -1,11 +1,11 @@
 """The scoring and selection kernels of policies, which run in C++ without the GIL.
 
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be float32 or float16 and dense
-in their last axis. Other arrays are copied if their rows are not dense. A wrong dtype raises CacheError. A kernel on a view of
-a cache allocates only its result, and uses the cache's scratch memory, which serves one call at a time. Rows and caches on a
-CUDA device use the kernels in :mod:`edgevlm.runtime.cuda.kernels`, which give the same scores within float32 rounding, and the
-same choices. tests/reference.py has a plain numpy version of each kernel, in float64. ``help(edgevlm.runtime.kernels)``
-documents each kernel.
+in their last axis. Arrays other than keys and values are copied if their rows are not dense. A wrong dtype raises CacheError. A
+kernel on a view of a cache allocates only its result, and uses the cache's scratch memory, which serves one call at a time.
+Rows and caches on a CUDA device use the kernels in :mod:`edgevlm.runtime.cuda.kernels`, which give the same scores within
+float32 rounding, and the same choices. tests/reference.py has a plain numpy version of each kernel, in float64.
+``help(edgevlm.runtime.kernels)`` documents each kernel.
 
 Inner loops use the processor's best instruction set (avx512, avx2, neon or scalar), or the set that ``EDGEVLM_SIMD`` names when
 this module is imported. Heads and layers are divided among :func:`set_threads` threads, by default one. Results are

@@ -83,10 +83,10 @@ class Model:
     ) -> Model:
         """Load ``demo``, the directory of a bundle or a checkpoint, or a hub model ``ORG/NAME[@revision]``.
 
-        ``engine``: a backend's name. ``threads``: the number of threads for a call, 1 to 256, by default the physical cores.
-        ``positions``: ``trained`` or ``transformers``, by default the bundle's rule. Raises BundleError for a bundle that is
-        missing, truncated or of an unsupported version. Raises UserError for an engine that is unknown or not installed, or
-        that does not accept the bundle or the number of threads.
+        ``engine``: the name of the backend that runs the graphs. ``threads``: the CPU threads used for a call, 1 to 256; by
+        default, one per physical core. ``positions``: ``trained`` or ``transformers``, by default the bundle's rule. Raises
+        BundleError for a bundle that is missing, truncated or of an unsupported version. Raises UserError for an engine that is
+        unknown or not installed, or that does not accept the bundle or the number of threads.
         """
         bundle = Bundle.load(find_bundle(name, engine), verify="size")
         if positions is not None:
@@ -118,7 +118,7 @@ class Model:
         return vision.before.format(**time), vision.after.format(**time)
 
     def close(self) -> None:
-        """End the work in progress and close the engine; sessions of this model raise UserError afterwards.
+        """Cancel waiting calls, wait for the running call and close the engine; this model's sessions then raise UserError.
 
         Closing a model again, or in a forked process, does nothing.
         """
@@ -161,7 +161,7 @@ def find_bundle(name: str | Path, engine: str) -> Path:
 
 
 def bundle_folder(name: str | Path) -> Path:
-    """Return the folder of the bundle ``name``, which is ``demo`` or a path. Raises UserError for an address."""
+    """Return the folder of the bundle ``name``, which is ``demo`` or a path. Raises UserError for a URL."""
     refuse_address(name)
     return demo_bundle() if str(name) == "demo" else Path(name)
 
@@ -176,5 +176,5 @@ def is_demo(bundle: Bundle) -> bool:
 
 
 def demo_bundle() -> Path:
-    """Return the bundle of the embedded demo model."""
+    """Return the folder of the embedded demo model's bundle."""
     return Path(str(files("edgevlm.runtime").joinpath("demo")))

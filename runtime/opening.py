@@ -21,7 +21,7 @@ from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY, OtherStore
 from edgevlm.runtime.stream import Stream
 
-FALLBACK = "infinipot-v"  # the policy for ``auto`` if no policy measured better on the model
+FALLBACK = "infinipot-v"  # the policy that ``auto`` chooses if calibration found no better one
 FAR = 2.0
 STORE = "store.bin"
 FEW = 64  # up to this many patches, encoding a whole frame is faster than comparing patches
@@ -29,7 +29,7 @@ LATEST_S = 1e12
 
 
 def check_int(**numbers: object) -> None:
-    """Raise UserError for a number that is neither None nor an integer."""
+    """Raise UserError for an argument that is neither None nor an integer."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
             raise UserError(f"{name} must be an integer, not {number!r}")
@@ -46,8 +46,8 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
     """Return the encoder of changed patches, or None if whole frames are encoded.
 
     ``auto`` uses the calibrated choice. Without a calibrated choice, ``auto`` encodes changed patches if frames have more than
-    FEW patches, the engine supports it, and the tower's cache takes at most a quarter of the free memory. A resumed stream
-    keeps its setting. Raises UserError if ``changed`` was requested and is impossible.
+    FEW patches, the engine can encode them separately, and the tower's cache takes at most a quarter of the free memory. A
+    stream resumed from a snapshot keeps its setting. Raises UserError if ``changed`` was requested but cannot work.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
@@ -69,7 +69,7 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
 def open_stream(
     settings: SessionSettings, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
 ) -> tuple[Stream, str]:
-    """Open a stream and append its prefix. Also returns a line on ``auto``'s choice of policy and of tokens to append.
+    """Open a stream and append its prefix. Also returns a line about the policy and the append setting that ``auto`` chose.
 
     ``writer`` writes the snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
     """
@@ -102,8 +102,8 @@ def open_stream(
 def _append(settings: SessionSettings, model: Model, policy: Policy, writer: SnapshotWriter | None) -> AppendChanged | None:
     """Return the settings of ``--append changed``, or None if all tokens of each frame enter the memory.
 
-    ``auto`` appends changed tokens, unless calibration chose whole frames or the policy needs them. A memory that earlier
-    versions filled with whole frames continues with whole frames.
+    ``auto`` appends changed tokens, unless calibration chose whole frames or the policy needs whole frames. If the snapshot was
+    made with whole frames, ``auto`` continues with whole frames.
     """
     choices, (name, tau, refresh, present) = model.bundle.choices(), parse_append(settings.append)
     if name == AUTO and writer is not None and writer.kept(model.bundle).get("append") == ALL:
@@ -117,7 +117,7 @@ def _append(settings: SessionSettings, model: Model, policy: Policy, writer: Sna
 def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: SessionSettings) -> Store | None:
     """Open a retrieval policy's store in the writer's directory or a temporary file; return None for other policies.
 
-    A store file without snapshots is deleted first. Raises UserError for store settings if the policy has no store.
+    Deletes an old store file if there are no snapshots. Raises UserError for store settings if the policy has no store.
     """
     given = {"file_bytes": settings.store_bytes, "host_bytes": settings.host_bytes}
     limits = {name: value for name, value in given.items() if isinstance(value, int)}
@@ -146,8 +146,8 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
     """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason, with
     details after its first ``; ``.
 
-    The policy is the choice at the nearest measured budget. The policy is FALLBACK if no budget was measured, no policy is
-    clearly better, or the chosen policy is not installed. Raises BundleError for invalid choices.
+    The policy is the one chosen at the measured budget nearest to ``budget``. The policy is FALLBACK if no budget was measured,
+    no policy is clearly better, or the chosen policy is not installed. Raises BundleError for invalid choices.
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
     if not choices:

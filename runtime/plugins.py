@@ -5,7 +5,7 @@ A name is looked up in a group of :data:`GROUPS`. Edgevlm and other packages dec
     [project.entry-points."edgevlm.policies"]
     my-policy = "my_package.policies:MyPolicy"
 
-Alternatively, ``./mine.py:MyPolicy`` names a class in a file, which needs no installation. Every failure raises a one-line
+Alternatively, ``./mine.py:MyPolicy`` names a class in a file that need not be installed. Every failure raises a one-line
 :class:`~edgevlm.errors.UserError`.
 """
 
@@ -81,7 +81,7 @@ def split_options(text: str) -> tuple[str, str]:
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
     """Convert errors in the file of ``plugin`` (a class, instance or function) to ``kind``, naming the file, line and error.
 
-    Errors from edgevlm's own classes and errors raised in other files pass through unchanged.
+    Errors in edgevlm's own classes, and errors whose traceback does not include the plugin's file, are raised unchanged.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def place(function: Any) -> str:
 
 @cache
 def _own(group: str) -> dict[str, EntryPoint]:
-    """Return edgevlm's entry points, preferring installed ones to a stale ``edgevlm.egg-info`` next to the sources."""
+    """Return edgevlm's own entry points, preferring the installed package's to a stale ``edgevlm.egg-info`` beside the sources."""
     found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]
     found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info has no METADATA
     return {point.name: point for point in found[0].entry_points.select(group=f"edgevlm.{group}")} if found else {}

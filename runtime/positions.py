@@ -71,7 +71,7 @@ class Positions:
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin
 
     def compact(self, cache: KVCache, prefix: int, gap: int = 0) -> None:
-        """Replace the positions of kept rows with their rank in each layer, head and axis; the next frame begins a new video.
+        """Replace each kept row's position with its rank in its layer, head and axis. The next frame begins a new video.
 
         ``gap``: how many positions to leave free after the prefix.
         """
@@ -102,9 +102,9 @@ class Positions:
 
         ``tokens``: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule ``rows`` leaves no gaps
         between positions. With rule ``video``, the frame coordinate advances by 1 per frame or by ``tokens_per_second`` for
-        each second, and rows and columns count from the video's start. With rule ``frame``, all three coordinates count from
-        the next index (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2). Rule ``transformers`` is like
-        ``video``, but the text position follows the largest row or column, whatever the time (transformers 5.23 and later).
+        each second, and rows and columns count from the video's start. With rule ``frame``, each frame's coordinates count from
+        the next position (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2). Rule ``transformers`` is like
+        ``video``, but text continues after the largest row or column (transformers 5.23 and later).
         """
         rows, columns = self.grid
         if self.rule == "rows":

@@ -15,7 +15,7 @@ SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 MOST_PIXELS = 1 << 26  # the largest frame or picture: 8192 x 8192, 192 MB decoded
 MOST_EDGE = 1 << 14
 BAND = 16
-SMALL = 1 << 17  # multiplications in one matrix product: BLAS splits larger products among threads, which is slower
+SMALL = 1 << 17  # the most multiplications in one matrix product: BLAS splits larger products among threads, which is slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Preprocessor:
         return found
 
     def _bands(self, height: int, width: int) -> list[Pass]:
-        """Return the bands of each resize pass. A frame of the right size needs no pass."""
+        """Return the bands of each resize pass. A frame that already has the tower's size needs no pass."""
         spec, method = self.spec, self.spec.resample
         sizes = [(height, width), (spec.size[0], spec.size[1])]
         if spec.fit == "longest":
@@ -84,7 +84,7 @@ class Preprocessor:
 
 
 def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.float32]:
-    """Resize ``[3, H, W]`` to ``[3, H, width]``, rounded to whole levels because Pillow rounds between the two passes."""
+    """Resize ``[3, H, W]`` to ``[3, H, width]``, rounded to integers because Pillow rounds between columns and rows."""
     lines, width = planes.reshape(-1, planes.shape[2]), columns[-1][0].stop
     out = np.empty((len(lines), width), np.float32)
     for to, of, weights in columns:
@@ -97,7 +97,7 @@ def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.floa
 
 
 def _down(planes: NDArray[np.float32], rows: list[Band]) -> NDArray[np.float32]:
-    """Resize ``[3, H, width]`` to ``[3, height, width]``, rounded to whole levels."""
+    """Resize ``[3, H, width]`` to ``[3, height, width]``, rounded to integers from 0 to 255."""
     out = np.empty((3, rows[-1][0].stop, planes.shape[2]), np.float32)
     for to, of, weights in rows:
         many = max(1, SMALL // weights.size)
@@ -120,7 +120,7 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
 
 
 def resize_bands(size: int, to: int, method: str, start: int = 0, count: int | None = None) -> list[Band]:
-    """Return the weights of Pillow's antialiasing filter ``method``, in bands, that resize ``size`` pixels to ``to``.
+    """Return, in bands, the weights with which Pillow's antialiasing filter ``method`` resizes ``size`` pixels to ``to``.
 
     Makes weights only for the ``count`` output pixels from ``start`` on, by default for all. A band has weights only for the
     pixels it uses.

@@ -60,10 +60,10 @@ class Sampler:
 class Repetition:
     """A logits processor that penalises tokens of the prompt and the answer.
 
-    ``penalty``: divides positive logits of these tokens and multiplies negative ones, as in transformers' ``generate``.
-    ``ngram``: no run of this many tokens may repeat; 0 means no limit. ``presence`` and ``frequency`` are subtracted from the
-    logits of the answer's tokens, once per token and once per occurrence, as in OpenAI's API. ``prompt``: the prompt's token
-    ids. Raises UserError for a penalty out of range.
+    ``penalty``: divides the positive logits of tokens used so far and multiplies their negative logits, as in transformers'
+    ``generate``. ``ngram``: no run of this many tokens may repeat; 0 means no limit. As in OpenAI's API, ``presence`` is
+    subtracted once from the logit of each token in the answer, and ``frequency`` once per occurrence. ``prompt``: the prompt's
+    token ids. Raises UserError for a penalty out of range.
     """
 
     def __init__(self, penalty: float = 1.0, ngram: int = 0, presence: float = 0.0, frequency: float = 0.0) -> None:

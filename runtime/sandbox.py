@@ -15,11 +15,11 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.runtime.helper_process import Helper, HelperEnded
 
-CPU_S = 2  # processor seconds for a template; published models' templates take a millisecond
+CPU_S = 2  # the most processor seconds for a template; published models' templates take a millisecond
 WAIT_S = 60.0
-MEMORY = 1 << 28  # how many bytes the helper may map after it starts
+MEMORY = 1 << 28  # the most bytes that the helper process may map after it starts
 LONGEST = 1 << 20
-TOKENIZER_S = 60  # processor seconds for a tokenizer; a tokenizer of 250,000 tokens takes 2 s
+TOKENIZER_S = 60  # the most processor seconds for a tokenizer; a tokenizer of 250,000 tokens takes 2 s
 TOKENIZER_BYTES = 20
 KNOWN = {  # SHA-256 of texts that need no helper: the demo's template and tokenizer, SmolVLM's default template
     "64908e476298d5017c8362d3c1cf7185abedc717720028d3e6a04691b9479b77",

@@ -1,4 +1,4 @@
-"""A thread that runs all work on a model, for any number of sessions."""
+"""Run all work on a model in one thread, for any number of sessions."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Scheduler:
     """Runs one task at a time: urgent tasks first, then watches, then the sessions' other tasks, the earliest deadline first.
 
     A session's task is due one period after the session's previous task. Under overload, every session runs at the same
-    fraction of its rate (start-time fair queueing). An idle session accumulates no credit. After an urgent task, a waiting task
-    that is not urgent runs, so endless questions to one camera do not stop the others. Watches take at most WATCH_FRACTION of
-    the time: after a watch of t seconds, the next watch starts 5.7 t seconds later. Only the scheduler's thread uses a model's
-    engine, caches and policies, so no lock is needed. The thread starts with the first task.
+    fraction of its rate (start-time fair queueing). An idle session accumulates no credit. After an urgent task, a task that is
+    not urgent runs if one is waiting, so that endless questions to one camera do not stop the other cameras. Watches take at
+    most WATCH_FRACTION of the time: after a watch of t seconds, the next watch starts 5.7 t seconds later. Only the scheduler's
+    thread uses a model's engine, caches and policies, so no lock is needed. The thread starts with the first task.
     """
 
     def __init__(self) -> None:
@@ -103,8 +103,8 @@ class Scheduler:
     ) -> Future[T]:
         """Queue a call and return the future for its result. Cancelling the future removes a call that has not begun.
 
-        ``urgent``: run the call before all others, like a user's question. ``watch``: run the call after urgent calls, like a
-        background question. ``period``: the seconds between the session's tasks if there is time for all. Raises UserError
+        ``urgent``: run the call before all others; used for users' questions. ``watch``: run the call after urgent calls; used
+        for background questions. ``period``: the seconds between the session's tasks if there is time for all. Raises UserError
         after :meth:`stop`, in a forked process, and if the system cannot start a thread.
         """
         self.check_process()
@@ -220,7 +220,7 @@ class Scheduler:
     def _returns(self) -> bool:
         """Return whether the session that ran last would run again if its next task were already queued.
 
-        If so, the scheduler waits RETURN_S for the session's next task. Without this wait, two sessions would alternate,
+        The scheduler waits RETURN_S for the next task of such a session. Without waiting, two sessions would alternate,
         whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
@@ -248,7 +248,7 @@ class Scheduler:
         queue = self._queues.pop(session)
         task = queue.popleft()
         if queue:
-            self._queues[session] = queue  # the session now comes after the others
+            self._queues[session] = queue  # the session now comes after all other sessions
         self._clock = max(self._clock, task.due - task.period)
         self._returning = session, self._next_due(session, task.period)
         return task

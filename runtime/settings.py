@@ -30,8 +30,8 @@ class Metavar(NamedTuple):
 class AppendChanged:
     """Settings of ``--append changed``.
 
-    ``tau``: append a token if the cosine between its feature and its patch's reference is below ``tau`` and lower than camera
-    noise explains. ``refresh``: append a patch again after this many frames even if it is unchanged; 0 turns this off.
+    ``tau``: append a token if the cosine similarity of its feature and its patch's reference is below ``tau`` and too low to be
+    camera noise. ``refresh``: append a patch again after this many frames even if it is unchanged; 0 turns this off.
     ``present``: keep this many of the newest frames outside the memory; every question sees them whole.
     """
 
@@ -48,9 +48,9 @@ class AppendChanged:
 class EncodeChanged:
     """Settings of ``--encode changed``.
 
-    ``interval``: encode a whole frame every ``interval`` frames; 0 adapts the interval to the errors that whole frames reveal,
-    up to INTERVAL. ``threshold``: encode a patch if the mean difference over its most different tenth of pixels reaches this
-    many levels (0 to 255); 0 encodes every frame whole.
+    ``interval``: encode a whole frame every ``interval`` frames; with 0, the interval grows up to INTERVAL frames while whole
+    frames confirm the kept features. ``threshold``: encode a patch if the mean difference over its most different tenth of
+    pixels reaches this many levels (0 to 255); 0 encodes every frame whole.
     """
 
     interval: int = 0
@@ -63,7 +63,7 @@ class EncodeChanged:
 def parse_append(text: str) -> tuple[str, float | None, int, int]:
     """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]`` to (word, tau, refresh, present).
 
-    If the text has no tau, ``tau`` is None, which means the model's value. Raises UserError for any other text.
+    If the text has no tau, ``tau`` is None, which means the model's value. Raises UserError for invalid text.
     """
     name, values = _split_changed("append", text, {"tau": TAU, "refresh": 0, "present": 1})
     tau, refresh, present = values.get("tau"), values.get("refresh", 0), values.get("present", 1)
@@ -79,7 +79,7 @@ def parse_append(text: str) -> tuple[str, float | None, int, int]:
 def parse_encode(text: str) -> tuple[str, EncodeChanged]:
     """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]`` to the word and the settings of ``changed``.
 
-    Raises UserError for any other text.
+    Raises UserError for invalid text.
     """
     name, values = _split_changed("encode", text, {"interval": INTERVAL, "threshold": THRESHOLD})
     interval, threshold = values.get("interval", 0), values.get("threshold", THRESHOLD)
@@ -105,12 +105,12 @@ def _split_changed(option: str, text: str, usual: Mapping[str, float]) -> tuple[
 
 
 def parse_budget(text: str) -> int:
-    """Parse ``512`` or ``6k`` (6,000) as a number of tokens. Raises UserError for any other text."""
+    """Parse ``512`` or ``6k`` (6,000) as a number of tokens. Raises UserError for invalid text."""
     return _number(text, "kK", f"budget {text!r}: give a number of tokens, like 512 or 6k")
 
 
 def parse_bytes(text: str) -> int:
-    """Parse ``8G`` (8,000,000,000) or ``256M`` as a number of bytes. Raises UserError for any other text."""
+    """Parse ``8G`` (8,000,000,000) or ``256M`` as a number of bytes. Raises UserError for invalid text."""
     return _number(text, "kKmMgGtT", f"{text!r} is not a number of bytes, like 8G or 256M")
 
 
@@ -137,7 +137,7 @@ def _integer(value: Any) -> Any:
 
 
 def _by(parse: Any, *, keep: bool = False) -> AfterValidator:
-    """Return a validator that calls ``parse``. ``keep``: whether to keep the value instead of the parsed one."""
+    """Return a validator that calls ``parse``. ``keep``: whether to return the original value, not the parsed value."""
 
     def check(value: Any) -> Any:
         try:
@@ -192,7 +192,7 @@ class SessionSettings(BaseModel):
 
     @classmethod
     def checked(cls, settings: SessionSettings | None = None, **fields: Any) -> SessionSettings:
-        """Return ``settings`` with the values in ``fields``. Raises a one-line UserError that names the invalid field."""
+        """Return a copy of ``settings``, updated with ``fields``. Raises a one-line UserError that names the invalid field."""
         given = {} if settings is None else {name: getattr(settings, name) for name in SessionSettings.model_fields}
         if unknown := [name for name in fields if name not in cls.model_fields]:
             raise UserError(f"a session has no setting {unknown[0]!r}; {nearest(unknown[0], cls.model_fields)}")

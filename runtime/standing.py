@@ -1,4 +1,4 @@
-"""Questions that a session asks repeatedly, with a callback when the answer changes."""
+"""Ask a session's questions repeatedly, and run a callback when an answer changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgevlm.runtime.plugins import place
 from edgevlm.runtime.sampling import Classified
 from edgevlm.runtime.stats import SessionStats
 
-OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # if the probability of yes is between these, the answer does not change
+OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # between these thresholds for the probability of yes, the answer does not change
 
 
 class Change(NamedTuple):
@@ -35,7 +35,7 @@ class AskedSession(Protocol):
 
 
 class StandingQuestion(threading.Thread):
-    """A thread that asks a yes-or-no question every ``every`` seconds, unless the session has watched no new frame.
+    """A thread that asks a yes-or-no question every ``every`` seconds, if the session has watched a new frame.
 
     The thread also runs ``callback``. The thread reports the callback's first error to the session's ``notify``, and continues.
     """

@@ -16,7 +16,7 @@ class Stateful:
     """A base class for objects that keep arrays between calls, in the attributes that ``state_fields`` names.
 
     A field holds an array, a number, a string, None (no value yet), another Stateful, or a list or dict of these. A dict's keys
-    are int or str. Snapshots store exactly the declared fields, and only their arrays count as the policy's memory::
+    are int or str. Snapshots store only declared fields, and only arrays in declared fields count as the policy's memory::
 
         class Counts(Stateful):
             state_fields = ("seen", "_mass")
@@ -39,7 +39,7 @@ class Stateful:
         """Restore the fields from what :meth:`state` returned for an object with the same settings.
 
         Raises KeyError for a missing field, and ValueError for an undeclared field or a wrong type or shape. A field that holds
-        an empty array accepts any shape.
+        an empty array accepts an array of any shape.
         """
         known = {field.lstrip("_") for field in self.state_fields}
         if unknown := [name for name in state if name.partition(".")[0] not in known]:

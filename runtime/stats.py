@@ -11,11 +11,11 @@ from edgevlm.runtime.store import StoreUse
 class MemoryStats:
     """Immutable counters since the stream was opened, with times in milliseconds.
 
-    ``compressions``: policy calls that evicted rows. ``compress_ms``: the time spent in the policy and on evictions, excluding
-    guidance. ``guidance_ms``: the time in forward passes of the policy's guidance texts. ``evicted``: rows evicted, summed over
-    layers and KV heads. ``reindexings``, ``reindex_ms``: how often positions were re-indexed, and the time this took.
-    ``prefill_ms``: the time in forward passes that append frames. ``tokens_seen``, ``tokens_appended``: the tokens of the
-    watched frames, and how many of them were appended; both 0 if frames are appended whole.
+    ``compressions``: how many policy calls evicted rows. ``compress_ms``: the time spent in the policy and on evictions,
+    excluding guidance. ``guidance_ms``: the time in forward passes of the policy's guidance texts. ``evicted``: the evicted
+    rows, summed over layers and KV heads. ``reindexings``, ``reindex_ms``: how often positions were re-indexed, and the time
+    this took. ``prefill_ms``: the time in forward passes that append frames. ``tokens_seen``, ``tokens_appended``: the tokens
+    of the watched frames, and how many of them were appended; both 0 if frames are appended whole.
     """
 
     compressions: int = 0
@@ -40,15 +40,15 @@ class MemoryStats:
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """The immutable statistics of a session after its last call.
+    """Immutable statistics of a session, as of its last call.
 
     ``frames`` is the number of frames watched, and ``fps`` the number watched per second. ``tokens`` is the number of rows in
     the fullest layer. ``cache_bytes`` is the cache's size, allocated once at the start; ``policy_bytes`` is the current size of
     the policy's state. ``present_bytes`` is the size of the newest frames and of the references that frames are compared with.
     ``encoded`` is the fraction of the frames' patches that was encoded, and ``tower_bytes`` the size of the encoder's state.
     ``ttft_ms`` is the newest answer's time to its first token, and ``tpot_ms`` its mean time per token after the first.
-    Snapshots are copied to a buffer of ``state_bytes``. This process wrote ``snapshots`` snapshots, and a copy held the stream
-    up by at most ``held_ms``. ``store`` describes the rows that a retrieval policy offloaded.
+    Snapshots are copied to a buffer of ``state_bytes`` bytes. This process wrote ``snapshots`` snapshots, and a copy held the
+    stream up by at most ``held_ms``. ``store`` describes the rows that a retrieval policy offloaded.
     """
 
     frames: int

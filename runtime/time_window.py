@@ -1,7 +1,7 @@
 """Answer questions about a time window: a question's rows attend only to rows in memory whose time is in the window.
 
-A row's time lasts from its frame to the last frame that confirmed it. A question always sees the prefix, and sees text together
-with its frame. Summary rows have no time, so a question about a time window never sees them.
+A row covers the time from its frame to the last frame that confirmed the row. A question always sees the prefix, and sees the
+text around each frame that it sees. Summary rows have no time, so a question about a time window never sees them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TimeWindow:
     until: float = math.inf
 
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
-        """Return the numbers of the window's first and last frame. If the window has no frame, the first exceeds the last.
+        """Return the numbers of the window's first and last frame; in an empty window, the first number exceeds the last.
 
         ``now``: the stream's time; the newest frame counts as seen until ``now``.
         """
@@ -63,7 +63,7 @@ def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> B
 
 
 class NarrowedMemory:
-    """Limits a question to some rows of the cache. The question's own rows come after the cache's and are not committed."""
+    """Limits a question to some rows of the cache. The question's own rows follow the cache's rows and are not committed."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
         """Narrow ``cache`` to the rows in ``shown``, which has a bool mask ``[kv_heads, n]`` for each layer.

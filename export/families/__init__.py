@@ -33,7 +33,7 @@ class TowerGeometry:
     """A vision tower's sizes. ``group`` frames together become a grid of ``tokens`` decoder rows.
 
     ``parameters`` counts all stored numbers, including the graph's constants. Each of ``patches`` goes through the blocks'
-    ``block_parameters``, and each of ``projected`` rows through the projector's ``projector_parameters``. A patch sees
+    ``block_parameters``, and each of ``projected`` rows through the projector's ``projector_parameters``. A patch attends to
     ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. A grid has ``text`` rows of text around it.
     """
 
@@ -71,7 +71,7 @@ class TowerGeometry:
 
 @dataclass(frozen=True, slots=True)
 class FamilyParts:
-    """What a family's :meth:`Family.parts` returns for a checkpoint."""
+    """The parts of a checkpoint's model, as :meth:`Family.parts` returns them."""
 
     vision: Tower  # pixels [G, group * 3, H, W] -> rows [G, tokens, width]
     grid: tuple[int, int]  # rows and columns of a frame's tokens
@@ -85,10 +85,10 @@ class FamilyParts:
 class Family:
     """A model family. A subclass sets the attributes that differ and implements :meth:`parts`."""
 
-    vision_type: ClassVar[str] = ""  # vision_config's model_type, where early checkpoints have the whole model's
+    vision_type: ClassVar[str] = ""  # vision_config's own model_type, which early checkpoints lack
     content_type: ClassVar[str] = "video"  # the chat template's name for the content watched
     token_keys: ClassVar[tuple[str, ...]] = ("video_token_id", "video_token_index")  # config keys of the placeholder token
-    processors: ClassVar[tuple[str, ...]] = ("video_processor", "image_processor")  # sections or files, best first
+    processors: ClassVar[tuple[str, ...]] = ("video_processor", "image_processor")  # processors, in order of preference
     is_sized: ClassVar[bool] = False  # whether the processor's pixel budget determines the size of frames
     keeps_aspect: ClassVar[bool] = False  # whether frames keep the camera's aspect ratio
     positions: ClassVar[str] = "rows"  # how frames take positions: see VisionSpec
@@ -102,7 +102,7 @@ class Family:
     closing_rows: ClassVar[int] = 0
     merge: ClassVar[int] = 1  # a token is made from merge x merge patches
     fading: ClassVar[tuple[str, str]] = FADING  # HERMES's k and omega: see DecoderSpec
-    tokenizer_class: ClassVar[str | None] = ""  # transformers' class if no file names one; None: use tokenizer.json unchanged
+    tokenizer_class: ClassVar[str | None] = ""  # tokenizer class if no file names one; None: as saved
     backbone: ClassVar[Backbone | None] = None  # the decoder's traits; None: those of ``text_config.model_type``
     template: ClassVar[str] = ""  # the chat template, if transformers' processor has a built-in one for videos
 
@@ -128,7 +128,7 @@ class Family:
 
 
 def load_family(model_type: str, where: object) -> Family:
-    """Return the family for a ``model_type`` or ``./file.py:Class``; raises UserError, naming ``where``, if there is none."""
+    """Return the family for a ``model_type`` or ``./file.py:Class``; an unknown one raises a UserError that names ``where``."""
     if not is_file(model_type) and model_type not in (known := names("families")):
         raise UserError(f"{where}: model type {model_type!r} is not supported, only {', '.join(known)}")
     family: Family = load_class("families", model_type)()

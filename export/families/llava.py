@@ -10,7 +10,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, square_geometry
 from edgevlm.runtime.bundle import VisionSpec
 
-PATCH = 14  # a patch's pixels in every CLIP and SigLIP tower of the published LLaVA models
+PATCH = 14  # a patch's edge in pixels, in every CLIP and SigLIP tower of the published LLaVA models
 
 
 class Llava(Family):

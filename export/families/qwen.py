@@ -1,4 +1,4 @@
-"""The families Qwen2-VL, Qwen2.5-VL and Qwen3-VL: two frames make one grid, whose size follows from a pixel budget."""
+"""The families Qwen2-VL, Qwen2.5-VL and Qwen3-VL: two frames share one grid of tokens, sized by a pixel budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ START, END = "<|vision_start|>", "<|vision_end|>"
 
 
 class Qwen2VL(Family):
-    """Qwen2-VL: every patch sees its whole frame pair; frame positions advance by 1 per pair (arXiv 2409.12191)."""
+    """Qwen2-VL: every patch attends to its whole pair of frames; frame positions advance by 1 per pair (arXiv 2409.12191)."""
 
     vision_type: ClassVar[str] = "qwen2_vl_vision"
     token_keys: ClassVar[tuple[str, ...]] = ("video_token_id",)
@@ -73,7 +73,7 @@ class Qwen2VL(Family):
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
         norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined
         attended = float(patches)
-        if "window_size" in vision and "fullatt_block_indexes" in vision:  # the other blocks attend inside windows
+        if "window_size" in vision and "fullatt_block_indexes" in vision:  # blocks that the list omits attend inside windows
             side = max(1, int(vision["window_size"]) // (patch * merge))
             tall, wide = ([min(side, edge - start) for start in range(0, edge, side)] for edge in (rows, columns))
             windowed = merge**2 * sum(height**2 for height in tall) * sum(across**2 for across in wide) / tokens
@@ -97,7 +97,7 @@ class Qwen25VL(Qwen2VL):
 
 
 class Qwen3VL(Qwen2VL):
-    """Qwen3-VL: the time precedes each pair of frames; middle layers of the tower feed the first decoder layers (DeepStack)."""
+    """Qwen3-VL: a timestamp precedes each pair of frames; middle layers of the tower feed the first decoder layers (DeepStack)."""
 
     vision_type: ClassVar[str] = "qwen3_vl_vision"
     tower: ClassVar[str] = "Qwen3Tower"

@@ -27,8 +27,8 @@ HALF_ROWS = Dense(np.float16, by_row=True, half=True)
 class Layouts(NamedTuple):
     """The layouts of a precision: ``matrices`` for the layers' matrices, ``table`` for the embedding and the head.
 
-    The engine gathers rows from the embedding, so ``table`` must store rows: numbers, or 8-bit codes with scales and no zeros.
-    ``rotated`` is true if the layers' rows are rotated.
+    The engine gathers rows from the embedding, so ``table`` must store whole rows, as numbers or as 8-bit codes with scales and
+    without zero points. ``rotated`` is true if the layers' rows are rotated.
     """
 
     matrices: Layout
@@ -49,18 +49,18 @@ class Precision:
 
 
 FP32 = Precision(Layouts(Dense(), Dense(by_row=True)), Layouts(Dense(), Dense(by_row=True)))
-# float16 in the file and float32 in memory: ONNX Runtime's CPU kernels have no float16 product
+# ONNX Runtime's CPU kernels have no float16 product, so FP16 weights are float16 in the file and float32 in memory
 FP16 = Precision(Layouts(Dense(np.float16), Dense(np.float16, by_row=True)), Layouts(Dense(np.float16, half=True), HALF_ROWS))
-# matrices have 8 bits and one scale per output; embedding and head, which are not rotated, have 8 bits in blocks of 32
+# INT8: matrices have one scale per output; embedding and head, which are not rotated, have a scale per block of 32
 INT8 = Precision(Layouts(RowsByColumns(), Blocks(8), rotated=True), Layouts(Symmetric(8), HALF_ROWS))
-# matrices have 4 bits in blocks of 32, without or with zero points; embedding and head have 8 bits
+# INT4 and INT4_ZP: matrices have 4 bits in blocks of 32, without or with zero points; embedding and head have 8 bits
 INT4 = Precision(Layouts(Blocks(4), Blocks(8)), Layouts(Symmetric(4), HALF_ROWS), least_opset=21)
 INT4_ZP = Precision(Layouts(Blocks(4, with_zeros=True), Blocks(8)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A matrix of ``shape`` (out, in) in the form it is stored in, rounded once for all graphs that share it."""
+    """A matrix of ``shape`` (out, in) in its stored form, rounded once for all graphs that share it."""
 
     layout: Layout
     parts: Parts
@@ -81,7 +81,7 @@ class Stored:
         return self.layout.multiply(graph, name, rows, tensors, self.shape)
 
 
-@cache  # a plan calls this hundreds of times, and each lookup searches all installed packages
+@cache  # ``edgevlm plan`` calls this hundreds of times; a lookup searches all packages
 def load_precision(name: str) -> Precision:
     """Return the precision called ``name``. For an unknown name, raise a UserError that suggests a similar name."""
     if name not in (known := names("precisions")):

@@ -41,7 +41,7 @@ class Layout(ABC):
 
     @abstractmethod
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        """Return the arrays to store, by name, rounded to nearest or, with a Hessian, by GPTQ.
+        """Return the arrays to store, keyed by name. Integers are rounded to nearest or, given a Hessian, by GPTQ.
 
         ``hessian`` is ``x.T @ x / n`` ``[in, in]`` for n input rows ``x`` of the matrix; None unless ``is_integer``.
         """
@@ -168,7 +168,7 @@ class Channels(Layout):
         return graph.node("Mul", [self.product(graph, f"{name}.product", scaled, tensors, 1.0, zero), step], [name])
 
     def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
-        """Return each row's step ``[.., 1]``: the smallest for which the row's codes fit into a byte."""
+        """Return each row's step ``[.., 1]``: the smallest step for which the row's codes fit into a byte."""
         ends = []
         for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
             end = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"])
@@ -192,8 +192,8 @@ class Channels(Layout):
 class RowsByColumns(Channels):
     """A :class:`Channels` layout for decoders: a row's largest magnitude gets the code 127 or -127.
 
-    A row of zeros divides 0 by 0: its codes are arbitrary bytes, and its product is 0. Rows are rounded only if the graph is
-    ``for_cpu``.
+    For a row of zeros, 0 is divided by 0: the row's codes are arbitrary bytes, and its product is 0. Rows are rounded only if
+    the graph is ``for_cpu``.
     """
 
     def multiply(
@@ -211,11 +211,11 @@ class RowsByColumns(Channels):
 
 @dataclass(frozen=True, slots=True)
 class Symmetric(Layout):
-    """Signed integers ``codes`` ``[in, out]`` from -top to top, with float16 ``scales`` max|w| / top.
+    """Signed integers from -top to top in ``codes`` ``[in, out]``, and float16 ``scales``, each max|w| / top.
 
-    With 8 bits, top is 127 and each output channel has a scale, ``[out]``. With 4 bits, top is 7 and each block of a column has
-    a scale, ``[in / block, out]``. A block is the largest power of two up to 128 that divides ``in``. Two 4-bit codes share a
-    byte, so an odd number of outputs raises UserError.
+    With 8 bits, top is 127, and ``scales`` ``[out]`` has one scale per output channel. With 4 bits, top is 7, and ``scales``
+    ``[in / block, out]`` has one scale per block of a column. A block's size is the largest power of two up to 128 that divides
+    ``in``. Two 4-bit codes share a byte, so an odd number of outputs raises UserError.
     """
 
     bits: int

@@ -28,7 +28,7 @@ def rounded(weight: Float32, hessian: Float32 | None, size: int, grid: Grid, cod
 
 
 def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
-    """Round to nearest; the last block of a row is padded with zeros."""
+    """Round weights to nearest, block by block; a row's last block is padded with zeros."""
     step = max(1, SLICE // weight.shape[1])  # a few rows at once: rounding takes several times the memory of the rows
     parts = []
     for row in range(0, len(weight), step):
@@ -44,8 +44,8 @@ def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int])
 def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
     """Return scales and zeros for unsigned codes.
 
-    If ``with_zeros``, codes span the block's range of numbers, extended to 0 and then shrunk by ``ratio``. Without zeros, the
-    number of largest magnitude gets code 0, because one more code lies below the middle than above. A scale may be negative.
+    If ``with_zeros``, codes span the range of the block's numbers and 0, shrunk by ``ratio``. Without zeros, the number of
+    largest magnitude gets code 0, because there is one more code below the middle than above. A scale may be negative.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:
@@ -121,7 +121,7 @@ def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, 
 
 
 def _upper_factor(hessian: Float32) -> Float32:
-    """Return the upper triangular ``U`` for which ``U.T @ U`` is the inverse of the damped Hessian."""
+    """Return the upper triangular matrix ``U`` for which ``U.T @ U`` is the inverse of the damped Hessian."""
     damped, diagonal = hessian.astype(np.float64), np.arange(len(hessian))
     mean = float(damped[diagonal, diagonal].mean()) or 1.0
     damped[diagonal, diagonal] += DAMPING * mean

@@ -1,4 +1,4 @@
-"""Graph profiles: how decoder graphs are written for each runtime.
+"""Define graph profiles, which determine how decoder graphs are written for each runtime.
 
 Profiles differ in the operators for norms and rotary positions, in the cache, and in the layout of matrices.
 docs/internals/engines.md describes the inputs and outputs. ONNX Runtime's profile, for CPU and CUDA, uses fused operators from
@@ -45,7 +45,7 @@ class Profile:
         return self.name != ONNXRUNTIME
 
     def precision(self, name: str) -> Layouts:
-        """Return the layouts for a weight precision; raises UserError if it is unknown or the profile does not support it."""
+        """Return the layouts for a weight precision; raises UserError for an unknown or unsupported one."""
         chosen = load_precision(name)
         layouts = chosen.tensorrt if self.is_tensorrt else chosen.onnxruntime
         if layouts is None:
@@ -72,7 +72,7 @@ class Fused:
     def tables(self) -> None:
         """Add the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` and convert them to two-dimensional tables for RotaryEmbedding.
 
-        If layers with a window have their own rotary base, the inputs are ``[1, S, D]``, with those layers' half at the end.
+        If layers with a window have their own rotary base, each input is ``[1, S, D]``: the other layers' table, then theirs.
         """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):

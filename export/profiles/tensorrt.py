@@ -17,13 +17,13 @@ from edgevlm.export.profiles import Profile
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 from edgevlm.runtime.kv import DTYPES, KVType
 
-UNSEEN = {"fp32": np.float32(-1e30), "fp16": np.float16(-6e4)}  # a logit whose weight is exactly 0
+UNSEEN = {"fp32": np.float32(-1e30), "fp16": np.float16(-6e4)}  # a masked logit, whose softmax weight is exactly 0
 NO_ROW = np.int32(2**31 - 1)
 
 
 @dataclass(slots=True)
 class Primitive:
-    """Norms and rotary positions like :class:`edgevlm.export.profiles.Fused`, in standard operators and always in float32."""
+    """A builder like :class:`edgevlm.export.profiles.Fused`, with standard operators that always compute in float32."""
 
     graph: GraphBuilder
     shape: DecoderShape
@@ -116,8 +116,8 @@ class Beside(Columns):
 
     Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are the separate outputs
     ``new_key{l}`` and ``new_value{l}`` ``[1, Hkv, S, D]``, which the caller copies into the cache. The g query heads that share
-    keys are folded into g S rows, so that keys need not be repeated. TensorRT recognises a product, a sum, a softmax and a
-    product as attention.
+    keys are folded into g S rows, so that keys need not be repeated. TensorRT recognises the sequence of product, sum, softmax
+    and product as attention.
     """
 
     def start(self) -> None:

@@ -100,7 +100,7 @@ def _build(tower: Tower, g: VisionGraph) -> None:
 
 
 def tower_parameters(tower: Tower, checkpoint: Checkpoint) -> int:
-    """Count the numbers that a tower's graph stores as weights."""
+    """Return how many numbers a tower's graph stores as weights."""
     weights = WrittenNowhere(BytesIO(), WEIGHTS)
     _build(tower, VisionGraph(GraphBuilder("vision", weights), checkpoint, fixed=False))
     return weights.numbers

@@ -1,14 +1,14 @@
 """Add the nodes of a vision tower to a graph: linears in each precision, norms, activations, attention, pooling.
 
 int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel; activations have one
-scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. This gives normed rows
-standard deviation 1 and no outlier channels, so one constant scale is enough for all normed rows. A projector that reads the
-residual stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the
-result back. The first convolution, norms, activations and sums stay float32.
+scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Rotation and folding give
+normed rows standard deviation 1 and no outlier channels, so one constant scale is enough for all normed rows. A projector that
+reads the residual stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast
+the result back. The first convolution, norms, activations and sums stay float32.
 
-For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a product,
-a softmax and a product, which TensorRT may merge into one kernel. A product takes only QUERIES queries, so that unmerged
-kernels need memory only for scores ``[B, heads, QUERIES, N]``.
+For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a matrix
+product, a softmax and a second product, which TensorRT may merge into one kernel. A product takes at most QUERIES queries, so
+that separate kernels need memory only for scores ``[B, heads, QUERIES, N]``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgevlm.export.vision import Tower
 
 CHANNELS = Channels()
-NORMED = 4.5  # standard deviations at which a rotated, normed row is clipped
+NORMED = 4.5  # a rotated, normed row is clipped at this many standard deviations
 QUERIES = 1024
 GELU_ZERO = 32  # the byte that stands for 0 in an activation's output, which is never far below 0
 SMALL = 64
@@ -50,7 +50,7 @@ Windows = list[tuple[Operand, Operand]]  # for each run of equal windows, how ma
 
 @dataclass(slots=True)
 class VisionGraph:
-    """A tower's graph under construction: methods add nodes and return their output tensor.
+    """A tower's graph under construction: its methods add nodes and return the output tensor's name.
 
     Layers are named after their tensors in the checkpoint, such as ``vision.encoder.layers.0.mlp.fc1``. Rows are float32
     ``[B, N, width]``. ``precision`` is the linears' precision. If ``standard``, only standard ONNX operators are used. If
@@ -74,11 +74,11 @@ class VisionGraph:
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
     def per_position(self, table: str) -> str:
-        """Return the rows of ``table [positions, ...]`` for the positions to compute; this graph computes every position."""
+        """Return the rows of ``table [positions, ...]`` for the positions to compute; a :class:`VisionGraph` computes all."""
         return table
 
     def per_patch(self, table: str) -> str:
-        """Return the rows of ``table [patches, ...]`` for the patches to compute; this graph computes every patch."""
+        """Return the rows of ``table [patches, ...]`` for the patches to compute; a :class:`VisionGraph` computes all."""
         return table
 
     def position_ids(self) -> str:
@@ -93,7 +93,7 @@ class VisionGraph:
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
-        """Return the rows of the tokens to compute; this graph computes every token. ``order`` gives each token's row."""
+        """Return the rows of the tokens to compute; :class:`VisionGraph` computes all. ``order``: each token's row."""
         return rows
 
     def integers(self, *numbers: int) -> str:
@@ -137,7 +137,7 @@ class VisionGraph:
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
-        """Return a tensor unchanged; turn numbers into a constant called ``name`` (by default, the numbers spelled out)."""
+        """Return a tensor's name unchanged. Turn numbers into a constant called ``name``, or named after the numbers."""
         if isinstance(operand, str):
             return operand
         array = np.asarray(operand)
@@ -149,7 +149,7 @@ class VisionGraph:
         return self.node("Add", [left, right], name)
 
     def mul(self, name: str, left: str, right: str | float) -> str:
-        """Multiply element by element, or by a number."""
+        """Multiply two tensors element by element, or a tensor by a number."""
         if isinstance(right, float):
             right = self.graph.number(right)
         return self.node("Mul", [left, right], name)
@@ -313,7 +313,7 @@ class VisionGraph:
         self, name: str, parts: Sequence[str], windows: Windows, *,
         rows: int, width: int, heads: int, scale: float, frames: Operand,
     ) -> str:  # fmt: skip
-        """Attend inside each window, or to all rows without windows. The three ``parts`` have shape ``[B, rows, width]``."""
+        """Attend inside each window, or to all rows if ``windows`` is empty. The three ``parts`` are ``[B, rows, width]``."""
         if len(windows) < 2 and (not windows or windows[0][0] == 1):
             query, key, value = parts
             return self.attention(f"{name}.0", query, key, value, rows=rows, heads=heads, scale=scale)
@@ -345,7 +345,7 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return a norm's gain and bias. Without ``apply``, a rotated graph folds both into linears: return ones instead."""
+        """Return a norm's gain and bias. Without ``apply``, return ones for a rotated graph, which folds both into linears."""
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -397,7 +397,7 @@ class ChangedGraph(VisionGraph):
     each shape. Rows are ``[1, n, width]`` for n changed patches; otherwise the interface is that of :class:`VisionGraph`.
 
     Patches in the input ``patches`` are numbered row by row in the frame. The tensor ``positions`` holds places in keys and
-    values, where the class tokens come first, and then the patches in the tower's order.
+    values, in which class tokens precede the patches, in the tower's order.
     """
 
     grid: tuple[int, int] = (0, 0)
@@ -416,7 +416,7 @@ class ChangedGraph(VisionGraph):
         return self.grid[0] * self.grid[1]
 
     def start(self, tower: Tower) -> str:
-        """Add the inputs, and nodes that find the changed patches' positions and tokens. Return the tensor of pixels."""
+        """Add the inputs, and nodes that find the changed patches' positions and tokens. Return the pixels' input."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])
         self.class_tokens, self.head_dim = tower.class_tokens, tower.head_dim
@@ -469,7 +469,7 @@ class ChangedGraph(VisionGraph):
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Return rows unchanged: patches stay in the order of the input ``patches``, and tokens in frame order."""
+        """Return rows unchanged: this graph keeps patches in the order of its input ``patches``, and tokens in row-major order."""
         return rows
 
     def kept(self, name: str, rows: str, width: int) -> str:

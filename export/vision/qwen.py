@@ -1,4 +1,4 @@
-"""Qwen's vision towers, whose patches span two frames, have rotary positions, and are merged to tokens in squares.
+"""Qwen's vision towers, whose patches span two frames, have rotary positions, and are merged square by square into tokens.
 
 Rotary tables, windows and the order of patches depend on the frame size: a graph computes them unless its frame size is fixed.
 """
@@ -18,7 +18,7 @@ from edgevlm.export.vision import Tower
 from edgevlm.export.vision.layers import Operand, VisionGraph, Windows
 
 EPSILON = 1e-6
-EDGE = 1 << 14  # limit for the squares along an edge
+EDGE = 1 << 14  # the most squares along a frame's edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PatchLayout:
             down, across = c("Div", tall, merge), c("Div", wide, merge)
             before = [
                 c("Div", c("Sub", edge, 1), side) for edge in (down, across)
-            ]  # windows before the last one, along an edge
+            ]  # how many windows come before the last one along each edge
             starts = [c("Mul", count, side) for count in before]
             last = [c("Sub", edge, start) for edge, start in zip((down, across), starts, strict=True)]
             behind = [c("GreaterOrEqual", at, start) for at, start in zip((y, x), starts, strict=True)]
@@ -100,7 +100,7 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
 
 
 class QwenTower(Tower):
-    """Qwen2-VL's tower, in which every patch sees its whole frame pair.
+    """Qwen2-VL's tower, in which every patch attends to its whole pair of frames.
 
     ``vision`` is the complete ``vision_config``. ``width``, ``inner`` and ``hidden`` are the widths of a block, MLP and token.
     """
@@ -260,7 +260,7 @@ class Qwen3Tower(QwenTower):
         shape = self.position_count, self.columns
         places = g.residual(g.tensor(name, shape))
         table: Operand = places if g.fixed else g.constant(name, places)
-        matrices = []  # [places along an edge, side]
+        matrices = []  # each [patches along an edge, side]
         for edge in self.shape:
             step = c("Div", np.float32(side - 1), c("Cast", c("Max", c("Sub", edge, 1), 1), to=TensorProto.FLOAT))
             at = c("Mul", c("Cast", c("Range", 0, edge, 1), to=TensorProto.FLOAT), step)

@@ -45,7 +45,7 @@ class EncoderTower(Tower):
         return g.add(name, rows, g.per_position(g.constant(f"{name}.position_embedding", places)))
 
     def states(self, g: VisionGraph, rows: str, layers: int) -> list[str]:
-        """Return hidden states ``[F, positions, columns]``: before the first block, and after each of the first ``layers``."""
+        """Return ``layers`` + 1 hidden states ``[F, positions, columns]``: the first block's input, then each block's output."""
         states, delta, columns, positions = [], "", self.columns, self.side**2 + self.class_tokens
         for layer in range(layers):
             name = f"vision.encoder.layers.{layer}"
@@ -68,9 +68,9 @@ class EncoderTower(Tower):
 class SquareTower(EncoderTower):
     """A tower that joins the hidden states of chosen layers, and projects them to decoder rows ``[F, tokens, width]``.
 
-    Hidden states are numbered as in transformers: 0 is the embedding, -1 the last layer before the final norm. The matrix
-    ``before`` pools the projector's input along both edges, and ``after`` pools its output. A tower that sets ``before`` or
-    ``after`` must also set ``tokens`` and ``reach``.
+    Hidden states are numbered as in transformers: 0 is the embedding, and -1 is the last layer's output before the final norm.
+    The matrix ``before`` pools the projector's input along both edges, and ``after`` pools its output. A tower that sets
+    ``before`` or ``after`` must also set ``tokens`` and ``reach``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -122,10 +122,10 @@ class SquareTower(EncoderTower):
 
 
 class SmolVLMTower(EncoderTower):
-    """SmolVLM's tower: all of SigLIP, then a linear over squares of ``scale`` x ``scale`` joined patches.
+    """SmolVLM's tower: all of SigLIP, then a linear layer over each square of ``scale`` x ``scale`` patches.
 
-    Frames fill the tower's square, so patch i has position i. transformers computes positions in float32: these are the same
-    for the published 27 and 32 patches per side, but not for 25.
+    Frames fill the tower's square, so patch i has position i. The float32 positions that transformers computes are the same for
+    the published 27 and 32 patches per side, but not for 25.
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:

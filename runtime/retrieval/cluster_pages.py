@@ -43,8 +43,8 @@ class PageRun:
 class ClusterPages(Stateful):
     """The runs of all clusters: up to MAX_RUNS for each slot of each layer and KV head.
 
-    If a slot gets more than MAX_RUNS runs, the two closest in size are joined, so that rows are rewritten only a few times.
-    If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
+    If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined, so that a row is rewritten only a few
+    times. If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
@@ -83,7 +83,8 @@ class ClusterPages(Stateful):
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
         """Update ``store`` after the clusters of a KV head have changed.
 
-        home: the new slot of the sealed cluster in each slot, ``[slots]``; -1 for no cluster. parts: newly sealed rows by slot.
+        home: the new slot of the sealed cluster in each slot, ``[slots]``; -1 if there is none. parts: newly sealed rows by
+        slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]
@@ -179,7 +180,7 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
 
 
 def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
-    """Store rows page by page under consecutive numbers. Return the first block's number (-1 for no rows) and the row count."""
+    """Store rows in consecutively numbered blocks of PAGE_ROWS. Return the first number (-1 for no rows) and the row count."""
     if not blocks:
         return -1, 0
     rows = joined(blocks)

@@ -45,7 +45,7 @@ class WorkingSet(Stateful):
         self._cache, self._store, self.rows, self._prefix = cache, store, rows, prefix
         self.contiguous = False
         self.held = np.zeros((cache.layers, cache.kv_heads), np.int32)
-        self.truncated = 0  # the total number of chosen rows that did not fit
+        self.truncated = 0  # the total number of chosen rows that did not fit in the set
         self._start = np.full(cache.layers, -1, np.int64)
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
         self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # fetched rows' frame, row, col, confirmed
@@ -61,7 +61,7 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
 
-        always: a function that returns a layer's rows to place first, one block per KV head. Rows that do not fit are dropped.
+        always: a function that returns a layer's rows to place first, a block per KV head. Rows beyond ``rows`` are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -132,7 +132,7 @@ def contiguous(rows: Block, first: int) -> Int32:
 
 
 def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
-    """Rotate ``key`` ``[.., n, head_dim]`` by ``by`` ``[.., n, axes]`` positions. Rotary pairs: ``(d, d + head_dim / 2)``."""
+    """Rotate ``key [.., n, head_dim]`` by ``by [.., n, axes]`` positions. A rotary pair is ``(d, d + head_dim / 2)``."""
     angles = (by[..., :1] if pair_axis is None or by.shape[-1] == 1 else by[..., pair_axis]) * inv_freq
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     low, high = np.split(key, 2, -1)
