@@ -56,7 +56,7 @@ class References(Stateful):
         self._spread: NDArray[np.float32] | None = None  # the largest mean distance so far between the patches of a frame
 
     def changed(self, features: Float32) -> Bool:
-        """Return the mask of a frame's tokens to append, bool ``[tokens]``: all in the first frame, later the changed tokens."""
+        """Return the mask of a frame's tokens to append, bool ``[tokens]``: all in the first frame, then the changed tokens."""
         distances, noise, spread = self._compare(unit_features(features))
         least = 1 - self.settings.tau
         if noise is not None:

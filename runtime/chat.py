@@ -275,7 +275,7 @@ class Conversations:
         return prompt(self.dropped)
 
     def add(self, conversation: str, turn: Turn) -> None:
-        """Add a turn. If there are then more than MAX_CONVERSATIONS conversations, forget the least recently used conversation."""
+        """Add a turn. Above MAX_CONVERSATIONS conversations, forget the least recently used one."""
         self.turns[conversation] = [*self.turns.pop(conversation, []), turn]
         if len(self.turns) > MAX_CONVERSATIONS:
             del self.turns[next(iter(self.turns))]

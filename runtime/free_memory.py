@@ -29,7 +29,7 @@ def available() -> Available:
 
 
 def group_limits(root: Path | None = None) -> list[Available]:
-    """Return the available and total memory of each control group (v1 or v2) that limits this process. ``root`` replaces ``/``."""
+    """Return the available and total memory of each control group that limits this process. ``root`` replaces ``/``."""
     root, own, found = root or ROOT, dict[str, str](), []
     with suppress(OSError, ValueError):
         lines = (line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines())

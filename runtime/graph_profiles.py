@@ -29,7 +29,7 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """Return the profile for a TensorRT version (``10.16``) or for ONNX Runtime (None). Raises UserError before version 10.3."""
+    """Return the profile for a TensorRT version (``10.16``) or for ONNX Runtime (None). Raises UserError before 10.3."""
     if tensorrt is None:
         return ONNXRUNTIME
     wanted = _version(tensorrt)

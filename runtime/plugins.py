@@ -111,7 +111,7 @@ def place(function: Any) -> str:
 
 @cache
 def _own(group: str) -> dict[str, EntryPoint]:
-    """Return edgevlm's own entry points, preferring the installed package's to a stale ``edgevlm.egg-info`` beside the sources."""
+    """Return edgevlm's own entry points, preferring installed ones to a stale ``edgevlm.egg-info`` beside the sources."""
     found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]
     found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info has no METADATA
     return {point.name: point for point in found[0].entry_points.select(group=f"edgevlm.{group}")} if found else {}

@@ -97,7 +97,7 @@ class Qwen25VL(Qwen2VL):
 
 
 class Qwen3VL(Qwen2VL):
-    """Qwen3-VL: a timestamp precedes each pair of frames; middle layers of the tower feed the first decoder layers (DeepStack)."""
+    """Qwen3-VL: timestamps precede pairs of frames; the tower's middle layers feed the first decoder layers (DeepStack)."""
 
     vision_type: ClassVar[str] = "qwen3_vl_vision"
     tower: ClassVar[str] = "Qwen3Tower"

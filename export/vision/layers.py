@@ -469,7 +469,7 @@ class ChangedGraph(VisionGraph):
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Return rows unchanged: this graph keeps patches in the order of its input ``patches``, and tokens in row-major order."""
+        """Return rows unchanged: this graph keeps patches in the order of ``patches``, and tokens in row-major order."""
         return rows
 
     def kept(self, name: str, rows: str, width: int) -> str:

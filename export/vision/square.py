@@ -45,7 +45,7 @@ class EncoderTower(Tower):
         return g.add(name, rows, g.per_position(g.constant(f"{name}.position_embedding", places)))
 
     def states(self, g: VisionGraph, rows: str, layers: int) -> list[str]:
-        """Return ``layers`` + 1 hidden states ``[F, positions, columns]``: the first block's input, then each block's output."""
+        """Return ``layers`` + 1 hidden states ``[F, positions, columns]``: the first block's input and all blocks' outputs."""
         states, delta, columns, positions = [], "", self.columns, self.side**2 + self.class_tokens
         for layer in range(layers):
             name = f"vision.encoder.layers.{layer}"
