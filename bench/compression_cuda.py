@@ -87,7 +87,7 @@ def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
 
 
 def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line for each part of a compression, without counting the first round. Raises UserError without a CUDA device."""
+    """Yield a line for each part of a compression, from all rounds but the first. Raises UserError without a CUDA device."""
     memory = FilledDeviceCache(shape, dtype)
     cache = memory.cache
     assert isinstance(cache, CudaCache)

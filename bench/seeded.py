@@ -186,7 +186,7 @@ def llava_onevision_config(layers: int | None = None) -> Any:
 
 
 def write_checkpoint(folder: Path, config: Any | None = None) -> Path:
-    """Save a bfloat16 LLaVA-OneVision checkpoint of ``config`` (default: 0.5B, 1.8 GB); return its directory.
+    """Save a bfloat16 LLaVA-OneVision checkpoint of ``config`` (default: the 0.5B shape, 1.8 GB); return its directory.
 
     transformers initialises the weights, which depend only on torch's version. The tokenizer has a token for each byte and
     ChatML's special tokens.

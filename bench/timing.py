@@ -57,7 +57,7 @@ def watching(session: Session, frames: Sequence[Any]) -> Job:
 
 
 def take_turns(jobs: Mapping[Key, Job], rounds: int) -> dict[Key, list[Took]]:
-    """Time every job once per round, after a warm-up round that is not counted."""
+    """Time every job once per round, after a warm-up round whose times are discarded."""
     took: dict[Key, list[Took]] = {key: [] for key in jobs}
     for done in range(rounds + 1):
         show(f"round {done} of {rounds}" if done else "warming up")

@@ -56,7 +56,7 @@ def report(
 ) -> None:
     """Report results as a page, or compare runs.
 
-    With --baseline, the last run is compared line by line with this earlier run. The exit status is 1 if a line is slower by
+    With --baseline, the last run is compared line by line with the earlier run. The exit status is 1 if a line is slower by
     more than --fail-over and by more than chance.
     """
     from edgevlm.bench.output import Table

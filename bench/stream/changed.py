@@ -133,7 +133,7 @@ def fill(session: Session, chunk: int) -> None:
 
 @contextmanager
 def bundle_of(name: str, precision: str, layers: int | None) -> Iterator[str | Path]:
-    """Yield ``name``, or for SEEDED the directory of a temporary bundle that is exported from it."""
+    """Yield ``name``, or for SEEDED the directory of a temporary bundle exported from SEEDED."""
     if name != SEEDED:
         if layers is not None:
             raise UserError(f"--layers: is of {SEEDED}, and {name} has its own")

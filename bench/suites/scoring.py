@@ -20,7 +20,7 @@ def is_right(record: Record) -> bool | None:
 
 
 def _proactive(record: Record) -> bool:
-    """Return whether the model spoke within WINDOW_S of the moment and its response contains the expected output."""
+    """Return whether the model spoke within WINDOW_S of the right moment and its response contains the expected output."""
     at = record["triggered_s"]
     return at is not None and abs(at - record["due_s"]) <= WINDOW_S and contains(record["response"], record["answer"])
 
