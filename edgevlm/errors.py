@@ -16,7 +16,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class UserError(Exception):
-    """An error that the user can fix. The command line prints its message in one line and exits with status 2.
+    """An error that the user can fix. The command line prints the error's message in one line and exits with status 2.
 
     The message names the problem and what to do next. Control characters in the message become blanks, and a long message loses
     its middle.
@@ -73,7 +73,7 @@ class CacheError(RuntimeError):
 
 
 class CacheFull(CacheError):
-    """The requested rows do not fit in the capacity fixed at start."""
+    """The requested rows do not fit in the cache's fixed capacity."""
 
 
 def refuse_fork(pid: int, what: str) -> None:

@@ -214,7 +214,7 @@ class OnnxRuntimeCpu:
         """Return, for each part of the decoder, the C++ extension's code, or None if ONNX Runtime computes the part.
 
         The extension's int8 parts compute single rows only. Calls with more rows go to the part's ONNX Runtime session, which
-        reads weights from the file and not from a copy. Reading the file makes an int8 call for a whole frame 7 % slower.
+        reads weights from the file, not a copy. Reading the weights file makes an int8 call for a whole frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))

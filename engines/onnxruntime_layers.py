@@ -38,7 +38,7 @@ def attention_of(layer: int) -> str:
 
 
 def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
-    """Raise ValueError if a decoder's parts do not fit each other or do not have the widths in ``spec``."""
+    """Raise ValueError if a decoder's parts do not fit together or do not have the widths in ``spec``."""
     query, key, half = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.rotary
     known = {"inputs_embeds": spec.hidden, "cos": half, "sin": half} | {
         f"features{n}": spec.hidden for n in range(spec.deepstack)

@@ -77,7 +77,7 @@ def ina3221(machine: Machine) -> Meter | str:
 
 
 def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield each connected rail's label, with its folder and its number n.
+    """Yield each connected rail's label, with the rail's folder and channel number n.
 
     Channel n has its label in ``in{n}_label``, its millivolts in ``in{n}_input`` and its milliamperes in ``curr{n}_input``.
     """

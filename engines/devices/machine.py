@@ -1,4 +1,4 @@
-"""Access to the machine's files, packages and commands for the checks of ``edgevlm doctor``."""
+"""Read the machine's files and packages, and run its commands, for the checks of ``edgevlm doctor``."""
 
 from __future__ import annotations
 
