@@ -74,14 +74,15 @@ class FileRecord:
 class DecoderSpec:
     """The language model's dimensions and files. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``).
 
-    ``model_limit`` is the number of positions that the checkpoint's configuration allows, ``trained_length`` the number that
-    training covered. ``graphs`` maps each variant to its file; the variant ``full`` always exists. ``embedding`` is a .npy
+    ``model_limit`` is the number of positions that the checkpoint's configuration allows, and ``trained_length`` is the number
+    that training covered. ``graphs`` maps each variant to its file; the variant ``full`` always exists. ``embedding`` is a .npy
     file: float32 or float16 ``[vocab, hidden]``, or uint8 codes ``[vocab, B, size]`` if the float32 ``embedding_scales [vocab,
-    B]`` exist. With scales, an embedding is ``(code - 128) * scale``. With M-RoPE, ``rope_sections`` gives how many rotary
-    pairs turn by frame, by row and by column. If ``rope_interleaved`` is set, pairs alternate between the three axes (Qwen3-VL)
-    instead of forming three blocks. ``deepstack`` is the number of layers, counted from the first, that add features to vision
-    rows. ``windows`` gives how many positions back each layer sees; 0 means all. ``local_inv_freq`` replaces ``inv_freq`` in
-    layers with a window. If ``whole_frames`` is set, each row of a frame sees all rows of the frame, including later rows.
+    B]`` exist. With ``embedding_scales``, an embedding is ``(code - 128) * scale``. With M-RoPE, ``rope_sections`` gives how
+    many rotary pairs turn by frame, by row and by column. If ``rope_interleaved`` is set, pairs alternate between the three
+    axes (Qwen3-VL) instead of forming three blocks. ``deepstack`` is the number of layers, counted from the first, that add
+    features to vision rows. ``windows`` gives how many positions back each layer sees; 0 means all. ``local_inv_freq`` replaces
+    ``inv_freq`` in layers with a window. If ``whole_frames`` is set, each row of a frame sees all rows of the frame, including
+    later rows.
     """
 
     backbone: Word
@@ -160,7 +161,7 @@ class ChangedTowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """A tower's frame sizes: sides are multiples of ``factor``, and ``frames`` frames have ``fewest`` to ``most`` pixels."""
+    """Allowed frame sizes: sides are multiples of ``factor``; ``frames`` frames together have ``fewest`` to ``most`` pixels."""
 
     factor: Count
     fewest: int
@@ -173,7 +174,7 @@ class PixelBudget:
             raise ValueError(f"invalid pixel budget: {self.fewest} to {self.most}")
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
-        """Return the allowed (height, width) nearest to the given one. Raises UserError for an aspect ratio over 200."""
+        """Return the allowed (height, width) nearest to the given size. Raises UserError for an aspect ratio over 200."""
         if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
             raise UserError(f"frames of {width} x {height} pixels are not supported; use an aspect ratio of at most 200")
         if self.frames > 1 and min(height, width) < self.factor:
@@ -230,10 +231,10 @@ class VisionSpec:
     longest_edge: Pixels | None = None
     precision: Word = "fp32"  # the precision of the tower's linear layers: fp32, fp16 or int8
     changed: ChangedTowerSpec | None = None
-    pixels: PixelBudget | None = None  # all sizes that the tower takes; None means only ``size``
+    pixels: PixelBudget | None = None  # the frame sizes that the tower supports; None: only ``size``
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
-        """Return the spec for frames of a new size, without ``changed``, because that graph works only at the bundle's size.
+        """Return the spec for frames of a new size, without ``changed``, whose graph works only at the bundle's size.
 
         Returns this spec itself if the tower takes only one size. Raises UserError for an invalid size.
         """
@@ -245,7 +246,7 @@ class VisionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """The checkpoint's chat template, and where the video goes in it.
+    """The checkpoint's chat template, and the video's place in it.
 
     The template is rendered with one content item ``{"type": content_type}`` for the whole stream. In the rendered text, the
     rows of all frames and the closing rows replace ``placeholder``, which occurs once. ``opening`` and ``ending`` are the texts

@@ -97,7 +97,7 @@ class SessionMemory:
 class HeldFrames(NamedTuple):
     """The frames that have tokens in the memory, oldest first, as arrays ``[k]``.
 
-    ``number``: each frame's number, from 0, or the number of each group of frames that the tower merges. ``seconds``: when the
+    ``number``: each frame's number, from 0, or the number of each group of frames that the tower merges. ``seconds``: when each
     frame was seen. ``tokens``: how many of the frame's tokens are in the layer and KV head that hold the most of them.
     """
 
@@ -222,15 +222,15 @@ class Session:
         appended. With ``present=N``, every question sees the newest N frames whole; N is 1 by default. ``append="auto"`` is
         ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``: ``all`` encodes every patch of
         each frame; ``changed[:interval=K,threshold=T]`` encodes the patches that changed since they were last encoded, and
-        every K-th frame whole. ``encode="auto"`` is the calibrated choice, else ``changed``. ``store_bytes``, ``host_bytes``:
-        the limits of a retrieval policy's file and host memory, like "8G". ``max_question_tokens``: the maximum length of a
-        question and its earlier turns, by default 8192; ``text_budget`` replaces it. The memory for a long question is
-        allocated when the question is asked.
+        every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if there is none. ``store_bytes``,
+        ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G". ``max_question_tokens``: the maximum
+        length of a question and its earlier turns, by default 8192; ``text_budget`` replaces it. The memory for a long question
+        is allocated when the question is asked.
 
         Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt, and for a
         budget or chunk that is smaller than a frame, exceeds the model's positions or does not fit in the free memory. Also
-        raises UserError for a state that cannot be written, is in use or belongs to a different session, and for store limits
-        with a policy that has no store.
+        raises UserError for a ``state`` that cannot be written, is in use or belongs to a different session, and for store
+        limits with a policy that has no store.
         """
         settings = SessionSettings.checked(settings, **fields)
         writer = SnapshotWriter(state) if isinstance(state, str | Path) else state
@@ -269,8 +269,8 @@ class Session:
         """Watch one frame, uint8 RGB ``[H, W, 3]``, or a frame from :meth:`prepare`.
 
         ``timestamp``: when the frame was seen, in seconds of the stream; by default the frame's number, from 0. Frames are
-        encoded and appended ``chunk`` at a time. This method waits while a question is being answered. After an interrupt, the
-        frame is either absent or complete. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest,
+        encoded and appended ``chunk`` at a time. This method waits while a question is being answered. An interrupted call adds
+        the frame completely or not at all. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest,
         for a full memory under a policy that never compresses, and after :meth:`close`.
         """
         pixels = self._pixels(frame)
@@ -419,25 +419,25 @@ class Session:
 
         A question leaves the memory unchanged; "What a question changes" in docs/guide/asking.md names the one exception.
         ``question``: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. ``conversation``:
-        the name of a conversation that this turn continues and is added to. ``history``: earlier turns (question, answer),
-        oldest first, instead of a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget
-        for answers. ``temperature``: 0 decodes greedily. Above temperature 0, a token can be drawn only if it is among the
+        the name of a conversation, which this turn continues and extends. ``history``: earlier turns (question, answer), oldest
+        first, instead of a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget for
+        answers. ``temperature``: 0 decodes greedily. Above temperature 0, a token can be drawn only if it is among the
         ``top_k`` likeliest, in the smallest set whose probability reaches ``top_p``, and at least ``min_p`` times as likely as
         the likeliest. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of the
         prompt and the answer; 1 means none, and the default is the model's (generation_config.json). ``presence_penalty``,
         ``frequency_penalty``: OpenAI's penalties for tokens of the answer. ``logprobs``: record the log-probabilities, before
         penalties and temperature, of each token and of this many likeliest tokens. ``choices``: answer with one of these texts,
-        and give the ``probabilities`` of all; ``max_tokens`` and penalties do not apply. ``logits_processor``: a function that
-        the model's thread calls for each token, with the ids so far and the logits ``[vocabulary]``; ignored with ``choices``.
-        The next token is drawn from the logits that ``logits_processor`` returns; minus infinity excludes a token.
+        and report the ``probabilities`` of all choices; ``max_tokens`` and penalties do not apply. ``logits_processor``: a
+        function that the model's thread calls for each token, with the ids so far and the logits ``[vocabulary]``; ignored with
+        ``choices``. The next token is drawn from the logits that ``logits_processor`` returns; minus infinity excludes a token.
         ``pictures``: frames for this question only, placed after the watched frames; at most :meth:`most_pictures`. ``since``,
         ``until``: attend only to frames from this period, in seconds of the stream.
 
         If the memory holds no frame from ``since`` to ``until``, reading the answer raises NothingHeld. Raises UserError for a
         question that is longer than its budget or contains the video's placeholder, and for sampling settings out of range.
         Also raises UserError for choices that cannot be distinguished or are longer than an answer, for too many pictures, and
-        after :meth:`close`. A period raises UserError if it ends before it begins, or if the policy, model or engine does not
-        support periods.
+        after :meth:`close`. Raises UserError for a period that ends before it begins, and if the policy, model or engine does
+        not support periods.
         """
         self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
@@ -605,7 +605,7 @@ class Session:
         return standing
 
     def memory(self) -> HeldFrames:
-        """Return which frames have tokens in the memory. If only changes are appended, the newest frame is left out."""
+        """Return which frames have tokens in the memory. If only changes are appended, the newest frame is not yet included."""
         self._check_open()
         return self.model.scheduler.run(self, self._step, self._held_frames, urgent=True)
 
@@ -631,11 +631,11 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete the frames seen from ``since`` to ``until``, in seconds of the stream. Return the most rows that any layer
-        lost.
+        """Delete the frames seen from ``since`` to ``until``, in seconds of the stream. Return the largest number of rows that
+        a layer lost.
 
         Rows from the period and older rows confirmed during the period leave the memory. All conversations are forgotten. A new
-        snapshot replaces all earlier ones. Rows of later frames that attended to deleted rows still reflect them. Raises
+        snapshot replaces all earlier ones. Later rows that attended to deleted rows still reflect the deleted frames. Raises
         UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if
         the new snapshot cannot be written; the old snapshots then remain.
         """
@@ -662,7 +662,7 @@ class Session:
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Return a snapshot's header, copies of the session's arrays, and how long copying blocked the session, in ms.
 
-        Copying is an urgent task, like a question. A closed session can be copied until its memory is freed.
+        Like a question, copying is an urgent task for the scheduler. A closed session can be copied until its memory is freed.
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:

@@ -39,7 +39,7 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: when it begins and ends."""
+    """A frame outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: its start and end."""
 
     features: Float32
     seconds: Float64
@@ -52,7 +52,7 @@ class Stream:
     ``capture_bytes``: the size of the buffer for snapshots, which is allocated elsewhere but must fit in memory with the cache.
 
     If ``append`` is set, only the tokens that changed enter the memory. The ``append.present`` newest frames, called the
-    *present*, are held outside the memory, and every question sees them whole, in rows reserved for them. When the next frame
+    *present*, are held outside the memory. Every question sees the present whole, in rows reserved for it. When the next frame
     comes, the changed tokens of the oldest present frame are appended.
     """
 
@@ -160,7 +160,7 @@ class Stream:
             self.store.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """Return the JSON values of a snapshot of the memory and the policy, and views of their arrays."""
+        """Return the state of the memory and the policy for a snapshot: JSON values, and views of arrays."""
         numbers = {"positions": self.positions.mark(), "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
         numbers["text_ids"] = sorted(self.text_ids)
         references = {} if self.references is None else add_prefix("references", self.references.state())
@@ -172,7 +172,7 @@ class Stream:
         return numbers, held | add_prefix("policy", self.policy.state()) | references | present | times
 
     def restore(self, numbers: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`state` returned. Raises ValueError unless the stream has the same model and settings."""
+        """Restore the result of :meth:`state`. Raises ValueError if the stream's model or settings differ."""
         for layer in range(self.cache.layers):
             self.cache.load(layer, strip_prefix(f"layer{layer}", arrays))
         self.policy.restore(strip_prefix("policy", arrays))
@@ -220,11 +220,11 @@ class Stream:
     def append_frames(self, features: Float32, coming: int = 0, seconds: Float64 | None = None) -> int:
         """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames. Return how many frames were appended.
 
-        Here a frame is one grid of tokens; a tower that merges frames makes one grid from a group. ``seconds``: the times ``[F,
-        2]`` of each group's first and last frame, by default the group's number. A piece has as many frames as fit without a
-        compression. If none fits, a piece has at least one frame, and as many as one compression makes room for. ``coming``:
-        how many frames of the chunk are still to come. An incomplete piece waits for the remaining frames of the chunk. Raises
-        UserError if an unbounded policy's budget is used up.
+        Here a frame is one grid of tokens; a tower that merges frames makes one grid from a group of frames. ``seconds``: the
+        times ``[F, 2]`` of each group's first and last frame, by default the group's number. A piece has as many frames as fit
+        without a compression. If no frame fits, a piece has as many as one compression makes room for, but at least one.
+        ``coming``: how many frames of the chunk are still to come. An incomplete piece waits for the remaining frames of the
+        chunk. Raises UserError if an unbounded policy's budget is used up.
 
         If only changes are appended, a piece has the changes of as many frames as fit. Frames after the last piece become the
         *present*: they stay outside the memory, but count as appended.
@@ -254,9 +254,9 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of frames that do not stay present. Return how many new frames were appended or became present.
+        """Append the changes of all frames but the newest, which become the *present*. Return how many new frames were taken.
 
-        If more frames are ``coming``, the last piece waits, because those frames may still join it.
+        If more frames are ``coming``, the last piece waits, because those frames may still join this piece.
         """
         done, last, held = 0, len(queue) - max(self._most_present - coming, 0), len(self.present)
         while done < last:
@@ -293,9 +293,9 @@ class Stream:
     ) -> tuple[list[Tokens], list[StreamFrame], list[NDArray[np.int64]], References]:
         """Return the changes of the first frame and of the following frames that fit without a compression.
 
-        The rows and positions equal those of frames appended one by one. A frame without changes gets no text around it.
-        Returns the rows, the frames with changes, the tokens that now show each frame's patches, ``[tokens_per_frame]``, and
-        the updated references.
+        The rows and their positions are the same as if the frames were appended one by one. A frame without changes gets no
+        text around it. Returns the rows, the frames with changes, the tokens that now show each frame's patches,
+        ``[tokens_per_frame]``, and the updated references.
         """
         parts: list[Tokens] = []
         frames: list[StreamFrame] = []
@@ -319,7 +319,7 @@ class Stream:
         return parts, frames, shown, references
 
     def _piece(self, left: int) -> int:
-        """Return how many of ``left`` frames are in the next piece: as many as fit, or else as one compression frees.
+        """Return how many of ``left`` frames are in the next piece: as many as fit or, if none fits, as one compression frees.
 
         If later frames always see frame 0, then frame 0 is a separate, dense piece.
         """
@@ -355,7 +355,7 @@ class Stream:
             check_declared(self.policy)
 
     def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
-        """Return the rows of frames, numbered from ``first``, and of the text around them. Advances the positions.
+        """Return the rows of frames, numbered from ``first``, and of the text around the frames. Advances the positions.
 
         ``tokens``: the mask of each frame's tokens to append, bool ``[tokens_per_frame]``, by default all.
         """
@@ -426,7 +426,7 @@ class Stream:
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
-        """Run the guidance texts after the memory, without present frames, in one causal forward pass; roll back the cache."""
+        """Run the guidance texts as if appended to the memory (no present frames) in one causal pass; roll back the cache."""
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self._timed("guidance_ms"), self.taken_out():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes
@@ -445,13 +445,13 @@ class Stream:
         """Let the block append a question. On exit, remove everything that the block appended and restore the positions.
 
         ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` exceed the reserved room,
-        the memory is copied to a larger cache. ``waiting``: frames that the block sees and that are appended permanently later.
-        Room for all waiting frames is made at once, so that the memory later is the same as if the question had not been asked.
-        If ``present`` frames are kept, the block sees the newest frames whole, and older waiting frames only where they
-        changed. ``pictures``: arrays ``[1, tokens_per_frame, width]``, which the block sees after all frames, at intervals of
-        one second from ``now``, the stream's time. ``window``: the block's rows attend only to rows from this time window.
-        Raises NothingHeld if the memory has no rows from ``window``, the errors of :meth:`check_window`, and UserError if the
-        copy does not fit in the free memory.
+        the memory is copied to a larger cache. ``waiting``: frames that the block sees now and that will be appended
+        permanently later. Room for all waiting frames is made at once, so that the memory later is the same as if the question
+        had not been asked. If ``present`` frames are kept, the block sees the newest frames whole, and older waiting frames
+        only where they changed. ``pictures``: arrays ``[1, tokens_per_frame, width]``, which the block sees after all frames,
+        at intervals of one second from ``now``, the stream's time. ``window``: the block's rows attend only to rows from this
+        time window. Raises NothingHeld if the memory has no rows from ``window``, the errors of :meth:`check_window`, and
+        UserError if the copy does not fit in the free memory.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -481,7 +481,8 @@ class Stream:
     def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
         """Work on a copy of the memory with room for ``rows`` rows of text, if ``rows`` exceeds the reserved room.
 
-        ``frame_rows``: how many rows of frames will also be appended. The copy's positions are made dense if too few are left.
+        ``frame_rows``: how many rows of frames will also be appended. The copy's positions are made dense if too few positions
+        are left.
         """
         if rows <= self._set_aside:
             yield
@@ -562,7 +563,7 @@ class Stream:
         """Return the attention of a step's last row, which must be the newest row in the memory."""
         heads, vision, narrowed = self.evidence_heads, self.model.bundle.vision, self._narrowed
         layer, query = heads.layer, result.probes[heads.layer][:, -1]
-        groups: dict[int, list[int]] = {}  # the query heads of each KV head
+        groups: dict[int, list[int]] = {}  # maps each KV head to its query heads
         for head in heads.heads:
             groups.setdefault(head * self.cache.kv_heads // len(query), []).append(head)
 

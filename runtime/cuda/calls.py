@@ -96,7 +96,7 @@ def aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """A layer's rows ``[kv_heads, n, head_dim]`` in device memory, with heads ``capacity`` rows apart.
+    """A layer's rows ``[kv_heads, n, head_dim]`` in device memory, where the heads are ``capacity`` rows apart.
 
     :mod:`edgevlm.runtime.kernels` accepts an instance in place of an array of keys or values. Indexing an instance, or using it
     as an array elsewhere, copies the rows to host memory. An instance keeps the cache alive.
@@ -186,7 +186,7 @@ class KernelCall:
             self._zeroed.update([name] if zero else [])
 
     def lay_out(self) -> None:
-        """Assign an address to each array. Inputs may still change in place until :meth:`send`."""
+        """Assign an address to each array. Inputs may still change in place until :meth:`send` is called."""
         sizes = {name: aligned(sum(array.nbytes for array in arrays)) for name, arrays in self._inputs.items()}
         self._sent = sum(sizes.values())
         made = sorted(self._made, key=lambda name: name not in self._zeroed)

@@ -112,7 +112,7 @@ class Hermes(FixedTarget):
         return done
 
     def score_rows(self, layer: Layer) -> Float64:
-        """Return the raw importance of a layer's competing rows (eqs. 1 to 4). Attention (eq. 2) is summed, not averaged."""
+        """Return the raw importance of competing rows (eqs. 1 to 4). Attention (eq. 2) is summed over queries, not averaged."""
         depth, among = self.kind_of(layer.index), self.competing(layer)
         k, omega = self.fading(layer.index)
         if depth == 0:

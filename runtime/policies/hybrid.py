@@ -60,7 +60,7 @@ class ClusterIndex(Stateful):
         return width + 2 * _scales(width) + sketch_bytes + 40
 
     def means(self) -> Float32:
-        """Return the mean keys, ``[clusters, width]``."""
+        """Return the clusters' mean keys, ``[clusters, width]``."""
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
@@ -184,7 +184,7 @@ class KeySketches(Stateful):
         self.bytes = layers * heads * 2 * -(-len(self._slow) // 8)  # size of one token's sketch
 
     def fit(self, layer: int, keys: Float32) -> None:
-        """Compute a layer's middle and spread from keys ``[kv_heads, n, head_dim]``."""
+        """Compute a layer's ``middle`` and ``spread`` from keys ``[kv_heads, n, head_dim]``."""
         self.middle[layer], self.spread[layer] = keys.mean(1, keepdims=True), keys.std(1, keepdims=True) + np.float32(1e-3)
 
     def normal(self, keys: Float32) -> Float32:

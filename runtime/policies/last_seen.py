@@ -32,7 +32,7 @@ class OneChoice(SteadyTarget):
     def compress(self, layer: Layer) -> None:
         score, ranked, shared = layer.prepared
         vision = layer.kind == Kind.VISION
-        if not np.array_equal(layer.seq, ranked):  # rows that the scored layer no longer holds leave first
+        if not np.array_equal(layer.seq, ranked):  # evict first the rows that the scored layer no longer holds
             at = kernels.index_of(layer.seq, ranked)
             known = np.take_along_axis(score, np.maximum(at, 0), 1)
             layer.keep(layer.top(np.where(at < 0, np.float32(-np.inf), known), layer.target, vision))

@@ -95,7 +95,7 @@ class Layer:
 
     @property
     def seq(self) -> Int64:
-        """The place of each row in the stream, a unique number that is larger for newer rows."""
+        """Each row's place in the stream: a unique number, larger for newer rows."""
         return self.cache.seq(self.index)
 
     @property
@@ -150,7 +150,7 @@ class Layer:
 
     @cached_property
     def free(self) -> Bool:
-        """A mask of the rows that the policy may evict, those not ``fixed``. Each head has the same number of free rows."""
+        """A mask of the rows that are not ``fixed``, which the policy may evict. Each head has the same number of free rows."""
         return ~self.fixed
 
     @property

@@ -38,7 +38,7 @@ At = tuple[int, int, int]  # layer, head, slot
 ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")
 NONE = -1  # marks the partition of a free slot, and the parent of a cluster that does not wait to join another
 EARLY_ROWS = 64
-MERGE_FRACTION = 16  # frees 1 / MERGE_FRACTION of the slots when none is free
+MERGE_FRACTION = 16  # frees 1 / MERGE_FRACTION of the slots when no slot is free
 FULL, OVER = 1, 2
 VISUAL = 8
 SCENE = 2.0  # widens the frames' thresholds, which are set by the first frames and therefore by only one scene
@@ -308,7 +308,7 @@ class MosaicClusters(Stateful):
             home[gone] = into
         self.pages.update(self._store, layer, head, home, parts)
 
-    # clusters split, merge and are removed
+    # splitting, merging and removing clusters
 
     def waiting(self, layer: int, head: int, slot: int) -> Int64:
         return np.flatnonzero(self.parent[layer, head] == slot)

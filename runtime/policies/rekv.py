@@ -35,7 +35,7 @@ class FrameIndex(Stateful):
         self.mean = np.zeros((layers, self.capacity, width), np.float32)
         self.first, self.end, self.held = (np.zeros((layers, self.capacity), np.int32) for _ in range(3))
         self.cost = np.zeros((layers, self.capacity), np.float32)
-        self.entries, self.added = np.zeros(layers, np.int64), np.zeros(layers, np.int64)  # added: the number of frames so far
+        self.entries, self.added = np.zeros(layers, np.int64), np.zeros(layers, np.int64)  # ``added`` counts all frames so far
         self.merged = 0
 
     @staticmethod
@@ -135,7 +135,7 @@ class ReKV(QuestionRetrieval):
         self._frames = FrameIndex(cache.layers, cache.kv_heads * cache.head_dim, self.index_bytes)
         if self._frames.capacity < 2:
             raise self.no_room("two frames")
-        self._newest = np.full((cache.layers, 2), -1, np.int64)  # the last frame taken in, and its number of rows so far
+        self._newest = np.full((cache.layers, 2), -1, np.int64)  # the last frame added, and its number of rows so far
 
     def take_in(self, blocks: Sequence[Block]) -> None:
         fresh = [self._add(layer, block) for layer, block in enumerate(blocks)]

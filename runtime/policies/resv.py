@@ -279,10 +279,7 @@ class ReSV(Retrieval):
             self.store.prefetch([number for of_head in self.selection(layer, query)[0] for number in of_head])
 
     def selection(self, layer: int, query: Float32) -> tuple[list[list[int]], int]:
-        """Return each KV head's blocks chosen by WiCSum, best first, and the number of rows that the working set cannot hold.
-
-        query: ``[heads, S, head_dim]``.
-        """
+        """Return each KV head's blocks chosen by WiCSum, best first, and how many rows the working set cannot hold."""
         best, opened = self.clusters.choose(layer, query, self.threshold), self.clusters.open[layer]
         blocks, truncated = [], 0
         for head, of_head in enumerate(best):

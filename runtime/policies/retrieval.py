@@ -119,7 +119,7 @@ class Retrieval(Policy, ABC):
         return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
     def always(self, layer: int) -> Sequence[Block]:
-        """Return the rows of the working set that every call attends to, in one block per KV head."""
+        """Return the rows that every call attends to in the working set, as one block per KV head."""
         return []
 
     @abstractmethod
@@ -218,6 +218,6 @@ def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
 
 
 def by_seq(cache: KVCache, layer: int, among: Bool) -> Int64:
-    """Return the indices of a mask's rows in stream order, ``[kv_heads, m]``. The mask must have m rows in each head."""
+    """Return the indices of a mask's rows in stream order, ``[kv_heads, m]``. The mask must select m rows in each head."""
     rows = np.nonzero(among)[1].reshape(cache.kv_heads, -1)
     return np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1)

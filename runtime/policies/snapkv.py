@@ -61,7 +61,8 @@ class SnapKV(FixedTarget):
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:
     """Return for each row in ``among`` the largest ``score`` of the ``kernel`` rows nearest by ``seq``, ``[kv_heads, n]``.
 
-    ``among`` has the same number of rows in each head. Neighbours beyond either end are skipped; rows not in ``among`` get 0.
+    ``among`` has the same number of rows in each head. Neighbours beyond the first or last row are skipped; rows not in
+    ``among`` get 0.
     """
     count = int(among[0].sum())
     at = np.nonzero(among)[1].reshape(-1, count)

@@ -243,7 +243,7 @@ def _pyrage() -> Any:
 
 
 class SnapshotDirectory:
-    """A folder of snapshots that only this process writes to until :meth:`close`, or an fsspec address.
+    """A folder of snapshots, which only this process uses until :meth:`close`, or an fsspec address, which is not locked.
 
     key: the key that encrypts new snapshots. Raises UserError if the folder cannot be written or another process uses it.
     """
@@ -265,7 +265,7 @@ class SnapshotDirectory:
 
     @property
     def folder(self) -> Path | None:
-        """The local folder of the snapshots, or None if they are at an address."""
+        """The local folder of the snapshots, or None if the snapshots are at an address."""
         return self.storage.root if isinstance(self.storage, Folder) else None
 
     def resume(
@@ -335,7 +335,7 @@ class SnapshotDirectory:
                     storage.remove(path)
             for path in storage.others() if alone else ():
                 storage.remove(path)
-        except OSError:  # the new snapshot is complete, so old snapshots do no harm
+        except OSError:  # the new snapshot is complete, so leftover old snapshots do no harm
             if alone:
                 raise
         return target
@@ -374,7 +374,7 @@ def verified(
 def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = None) -> Snapshot:
     """Read and verify a snapshot. Encrypted and remote snapshots are read into memory, never copied to disk.
 
-    Raises SnapshotError if the snapshot is unusable, and UserError if reading it may succeed later.
+    Raises SnapshotError if the snapshot is unusable, and UserError if a later attempt may succeed.
     """
     try:
         with as_os_error(), storage.open(path) as stream:

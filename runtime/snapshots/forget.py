@@ -1,7 +1,4 @@
-"""Delete a time window from a captured session: cache rows, conversations, and policy and encoder state.
-
-Rows of later frames still reflect the deleted frames that were in their context.
-"""
+"""Delete a time window from a captured session: cache rows, conversations, and policy and encoder state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Read and write a snapshot's file: a preamble, a JSON header and raw arrays, all with CRC-32. Nothing is pickled.
-
-docs/internals/snapshots.md shows the file's layout.
-"""
+"""Read and write a snapshot's file: a preamble, a JSON header and raw arrays, all with CRC-32. Nothing is pickled."""
 
 from __future__ import annotations
 

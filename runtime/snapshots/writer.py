@@ -1,6 +1,6 @@
 """Write snapshots of a session, in a thread at intervals and once more at the session's end.
 
-The session waits while its header and arrays are copied, and continues while they are written.
+The session waits while its header and arrays are copied, and continues while the copies are written.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
 
 
 class CaptureBuffer:
-    """A buffer for copies of a session's arrays: the stream waits for the copying, but not for the writing to disk.
+    """A buffer for copies of a session's arrays. The stream waits for the copying, but not for the writing to disk.
 
     The buffer's memory pages are allocated up front. The buffer grows if the arrays do not fit.
     """

@@ -1,4 +1,4 @@
-"""Read and write a store's file: a header, then records. The file grows in steps; only one process uses it at a time."""
+"""Read and write a store's file: a header, then records. The file grows in steps. Only one process at a time uses the file."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class StoreFile:
             rest, offset = rest[done:], offset + done
 
     def expect(self, extent: Extent) -> None:
-        """Ask the operating system to read a record ahead."""
+        """Ask the operating system to prefetch a record."""
         with suppress(OSError):
             os.posix_fadvise(self._handle, extent.offset, extent.nbytes, os.POSIX_FADV_WILLNEED)
 

@@ -1,4 +1,4 @@
-"""Keep blocks in host memory and in one file, each with a byte limit. Background threads write blocks and read them ahead."""
+"""Keep blocks in host memory and in one file, each with a byte limit. Background threads write blocks, and prefetch blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIN_BYTES = 1_000_000
 READERS = 2
 PATIENCE_S = 10.0
 RETRY_S = 30.0
-CROWDED = 0.75  # if more of the file than this is in use, a write overwrites old blocks instead of moving them
+CROWDED = 0.75  # if a larger fraction of the file is in use, a write overwrites old blocks instead of moving them
 CLEARED = 1 << 20
 MIN_ROWS = 64
 _REMOVED = -1  # the offset of a removed block; offset 0 means that the block is not in the file
@@ -74,7 +74,7 @@ class StoreUse:
 class BlockTable:
     """A table of the blocks' places in the file, by block number.
 
-    Numbers are added in ascending order and removed in any order. live: the total size in bytes of the blocks' records.
+    Block numbers are added in ascending order and removed in any order. live: the total size in bytes of the blocks' records.
     """
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ class Store:
                     self._forget(number)
 
     def lost(self) -> list[int]:
-        """Return the numbers of the blocks lost since the last call, without dropped blocks."""
+        """Return the numbers of the blocks lost since the last call, not counting dropped blocks."""
         with self._changed:
             lost, self._lost = self._lost, []
         return lost
@@ -272,7 +272,7 @@ class Store:
     def sync(self) -> None:
         """Write all blocks stored so far to disk, so that :meth:`restore` finds them after a power cut."""
         with self._changed:
-            for _ in range(4 * len(self._dirty)):  # limited, because other threads may put more blocks
+            for _ in range(4 * len(self._dirty)):  # limited, because other threads may put more blocks meanwhile
                 if not self._wait():
                     break
         if self._file is not None:
@@ -283,10 +283,7 @@ class Store:
         self._send_messages()
 
     def state(self) -> Mapping[str, NDArray]:
-        """Return the arrays that :meth:`restore` needs.
-
-        The array ``numbers`` includes blocks that could not be written to the file.
-        """
+        """Return the arrays that :meth:`restore` needs. ``numbers`` includes blocks that could not be written to the file."""
         with self._changed:
             while self._wait():
                 pass
@@ -498,8 +495,8 @@ class Store:
     def _write(self, file: StoreFile) -> None:
         """Write the least recently used unwritten block to the file. Raises OSError.
 
-        Blocks that the write would overwrite are read first, and written again later. If the file is nearly full, these blocks
-        are lost instead.
+        Blocks that the write would overwrite are read first, and written again later. If the file is nearly full, overwritten
+        blocks are lost instead.
         """
         with self._changed:
             if not self._dirty:
@@ -567,8 +564,8 @@ def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> 
     """Return, by block number, the places in the file of those blocks of ``state`` whose records are intact.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites records in file order, from ``head`` to the
-    end and then from the start to ``head``. In each of these two parts of the file, only records before the first intact record
-    can be damaged.
+    end and then from the start to ``head``. Overwritten records are therefore the first ones after ``head`` or the first ones
+    in the file.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
