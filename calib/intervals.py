@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 Z = 1.959964
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # t for 1 to 10 degrees of freedom
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's t for 1 to 10 degrees of freedom
 
 Cluster = Sequence[bool]
 Values = Sequence[float]  # a cluster's values
@@ -33,7 +33,7 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
     """Return the fraction of questions answered right, with Wilson's interval. clusters: one per stream.
 
     The interval uses the effective number of independent questions, which follows from :func:`ratio_variance` and is at most
-    the number of questions asked. If all answers are right or all are wrong, the number of streams is the effective number.
+    the number asked. If all answers are right or all are wrong, the effective number of questions is the number of streams.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())

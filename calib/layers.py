@@ -127,9 +127,9 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 
 
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
-    """Return the depths (middle_from, deep_from) that split the layers into three runs with the fewest errors in class.
+    """Return the depths (middle_from, deep_from) that split the layers into three runs that agree best with ``classes``.
 
-    Taking shallow for deep, or deep for shallow, is two errors. Ties go to the pair nearest to HERMES's depths, .1 L and .7 L.
+    Confusing shallow with deep counts as two errors. Ties go to the pair nearest to HERMES's depths, .1 L and .7 L.
     """
     layers = len(classes)
     ranks = np.array([CLASSES.index(name) for name in classes])

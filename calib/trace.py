@@ -41,7 +41,7 @@ class ClipTrace:
     """Each layer's measurements of a clip's n vision tokens, in stream order.
 
     ``attention``: the questions' attention ``[n]``, averaged over heads, rows and questions. ``norms``: the L2 norms of values,
-    ``[kv_heads, n]``. ``mass``: PureKV's eq. 2, ``[kv_heads, n - w]``.
+    ``[kv_heads, n]``. ``mass``: the sums of PureKV's eq. 2, ``[kv_heads, n - w]``.
     """
 
     frames: int

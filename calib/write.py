@@ -23,7 +23,7 @@ from edgevlm.runtime.model import Model
 
 @contextmanager
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
-    """Yield the checkpoint folder for ``settings``, next to ``target``, with the files of an interrupted run.
+    """Yield the checkpoint folder for ``settings``, next to ``target``, with any files that an interrupted run left.
 
     The folder is removed when the ``with`` block succeeds. Raises UserError if the folder is in use or cannot be created.
     """

@@ -91,7 +91,7 @@ def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
 
 
 def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
-    """Return a list per stream, with whether each result that ``pick`` selects is right."""
+    """Return one list per stream: whether each result that ``pick`` selects is right."""
     return [[result["right"] for result in record["results"] if pick(result)] for record in records]
 
 

@@ -1,4 +1,4 @@
-"""Compare policies by how far their next-token distributions are from full KV's, which needs no right answers."""
+"""Compare policies, without known answers, by how far their next-token distributions are from full KV's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip's features ``[F, tokens_per_frame, width]``, and full KV's answers after each number of frames."""
+    """A clip's features ``[F, tokens_per_frame, width]``, and full KV's answers, keyed by the number of frames watched."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]
@@ -96,7 +96,7 @@ class DivergenceMeter:
         """Measure a policy at |M| = ``tokens``, at every moment when more than ``budget`` tokens have been watched.
 
         ``kl``: KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``: whether policy and full
-        KV have the same most probable token, in lists like ``kl``. ``appended``: the fraction of tokens appended.
+        KV have the same most probable token, in lists like those of ``kl``. ``appended``: the fraction of tokens appended.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -116,7 +116,7 @@ class DivergenceMeter:
         }  # fmt: skip
 
     def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV with only changed tokens appended, in no more rows than ``frames`` whole frames would take."""
+        """Measure full KV with only changed tokens appended, in at most as many rows as ``frames`` whole frames take."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 
@@ -170,7 +170,7 @@ class DivergenceMeter:
 
 
 def moments(frames: int) -> set[int]:
-    """Return the numbers of frames after which to ask: MOMENTS even steps through a clip, rounded up to chunk ends."""
+    """Return the numbers of frames after which to ask: MOMENTS evenly spaced points of a clip, rounded up to chunk ends."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 

@@ -31,7 +31,7 @@ KINDS = {
 }
 TOKENS = 24
 SLOTS, PEOPLE = 4, 10
-STAY, EMPTY = (8, 16), (1, 4)  # (least, most) frames that a person stays, and that the slot is then empty
+STAY, EMPTY = (8, 16), (1, 4)  # (least, most) frames: a person's stay, and the slot's empty time after it
 SWAPS = 0.1
 VISITORS, NEAR = 8, 2  # how many visitors a stream has, and how many of them come in its newest eighth
 QUESTION_BUDGET = TextBudget(0, 64, 2)
