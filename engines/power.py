@@ -169,7 +169,7 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
     """Return the joules used between two readings ``seconds`` apart, or None if a reading is missing.
 
-    Watts are integrated by the trapezoidal rule. A counter whose value has fallen counts as restarted.
+    Watts are integrated by the trapezoidal rule. A counter whose value has fallen is taken to have restarted at 0.
     """
     if before is None or after is None:
         return None
