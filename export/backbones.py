@@ -86,8 +86,8 @@ class LayerWeights:
     """One layer's weights.
 
     The ``matrices`` ``[out, in]`` are ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``,
-    in float32 or rounded. The ``norms`` hold the gains ``input`` and ``mlp`` ``[hidden]`` before attention and MLP. In some
-    models there are also ``q`` and ``k`` ``[head_dim]`` for each head, and ``attended`` and ``passed`` ``[hidden]`` after
+    in float32 or rounded. The ``norms`` hold the gains ``input`` and ``mlp`` ``[hidden]`` before attention and MLP. Some models
+    also have the gains ``q`` and ``k`` ``[head_dim]`` for each head, and ``attended`` and ``passed`` ``[hidden]`` after
     attention and MLP.
     """
 

@@ -326,7 +326,7 @@ def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
     """Return a section of ``config.json`` with transformers' defaults for missing settings.
 
     ``kind`` is used instead of the section's ``model_type``, which in early checkpoints is the whole model's. If the section
-    has any rotary setting, ``rope_theta`` is the only rotary default to be added.
+    has any rotary setting, ``rope_theta`` is the only rotary default that is added.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:

@@ -1,6 +1,6 @@
 """Build the decoder's graphs from its weights, node by node.
 
-A traced decoder would concatenate its cache; these graphs append to the caller's memory in place. In profile ``onnxruntime``:
+A traced decoder would concatenate its cache; edgevlm's graphs append to the caller's memory. In profile ``onnxruntime``:
 
     inputs   inputs_embeds [1, S, E (1 + K)]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
              key{l}, value{l} [1, Hkv, C_l, D], and with int8 key_scale{l}, value_scale{l} [1, Hkv, 1, D]
@@ -13,7 +13,7 @@ the call. A graph can be split between a layer's three parts: ``project`` (resid
 uses the cache) and ``finish`` (back to the residual). docs/internals/engines.md describes TensorRT's inputs and outputs.
 
 All graphs share one weights file. ``full`` is the whole decoder. ``st-spattn`` prefills frames; its later layers attend
-sparsely (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` are ``full`` without attention
+sparsely (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` together are ``full`` without attention
 (:class:`PerLayerGraphs`). The CPU engine runs the per-layer graphs; CUDA runs ``full`` and ``st-spattn``.
 """
 
@@ -47,7 +47,7 @@ ST_SPATTN_FROM = 3  # the layer after PureKV's CLIE layer; the CLIE layer's scor
 
 @dataclass(frozen=True, slots=True)
 class DecoderFiles:
-    """A decoder's files: ``graphs`` by variant, and ``embedding``, which has a second file if the embedding has scales."""
+    """A decoder's file names: ``graphs`` by variant, and ``embedding``, with a second file if the embedding has scales."""
 
     graphs: dict[str, str]
     embedding: tuple[str, ...]

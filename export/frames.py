@@ -82,7 +82,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return the setting ``key`` as a dict of sides. A number gives both sides of a crop, or a size's shorter edge."""
+    """Return the setting ``key`` as a dict of sides; a number sets both sides of a crop, or the shorter edge of a size."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}

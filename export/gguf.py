@@ -89,7 +89,7 @@ class GgufCheckpoint(Checkpoint):
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
         """Describe a tensor without reading it.
 
-        llama.cpp stores the two rows of a rotary pair side by side. With ``heads``, a pair's rows are read half a head apart.
+        llama.cpp stores a rotary pair's two rows side by side; with ``heads``, reading moves them half a head apart.
         """
         from gguf.quants import dequantize
 

@@ -38,7 +38,7 @@ class ExportOptions:
 
     ``st_spattn_from``: the first layer that prefills frames sparsely if a policy asks for PureKV's ST-SpAttn; by default layer
         3, or the last layer of a shallower model.
-    ``camera``: (height, width) of the frames to be watched. Families that keep a frame's aspect ratio are exported for the
+    ``camera``: the (height, width) of the frames to watch. Families that keep a frame's aspect ratio are exported for the
         camera's aspect ratio; frames of any other shape are stretched.
     ``precision``: the precision of the decoder's weights, see :mod:`edgevlm.export.precisions`. AWQ and GPTQ checkpoints keep
         their rounding (int4-zp); for other checkpoints, the default is fp32.
@@ -46,9 +46,9 @@ class ExportOptions:
     ``vision_precision``: the precision of the vision tower's linears: fp32 or int8 for ONNX Runtime, fp32 or fp16 for TensorRT.
         An export for TensorRT uses fp16 by default, but fp32 if ``precision`` is fp32.
     ``kv``: the type of keys and values. An export to int8 runs the new bundle in ONNX Runtime to measure the scales.
-    ``profile``: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. ``positions``: how positions
-    continue after a Qwen2-VL or Qwen2.5-VL video: ``trained``, or as ``transformers`` does now. ``family``: the class that
-    reads the checkpoint, by name or as ``./file.py:Class``; by default the one named after ``model_type``.
+    ``profile``: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
+    ``positions``: how positions continue after a Qwen2-VL or Qwen2.5-VL video: as ``trained``, or as in ``transformers`` now.
+    ``family``: the class that reads the checkpoint, by name or as ``./file.py:Class``; by default that of ``model_type``.
     """
 
     st_spattn_from: int | None = None
@@ -69,7 +69,7 @@ class ExportOptions:
 def fingerprint(folder: Path, options: dict[str, Any]) -> str:
     """Return the hexadecimal SHA-256 of everything that determines a bundle's bytes.
 
-    Small files in ``folder`` are identified by their content, weights and other large files by name, size and modification
+    Small files in ``folder`` are identified by their content; weights and other large files by name, size and modification
     time. A snapshot of the Hugging Face Hub is identified by its commit. Raises UserError if a file cannot be read.
     """
     try:

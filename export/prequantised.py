@@ -85,7 +85,7 @@ def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size
 
 
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
-    """Return the codes, zeros and scales of the matrix called ``place``, of ``size`` (out, in), with one row per output."""
+    """Return the codes, zero points and scales of the matrix ``place``, of ``size`` (out, in), with one row per output."""
     codes, zeros, scales = _codes(checkpoint, packing, place, size)
     layout = Blocks(4, packing.group, with_zeros=True)
     blocks = np.ascontiguousarray(codes.T).reshape(size[0], -1, packing.group)

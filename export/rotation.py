@@ -25,7 +25,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """A rotation of rows in blocks of ``a * b`` columns, by matrices ``outer`` ``[a, a]`` and ``inner`` ``[b, b]``."""
+    """A rotation of blocks of ``a * b`` columns by the Kronecker product of ``outer`` ``[a, a]`` and ``inner`` ``[b, b]``."""
 
     outer: Float32
     inner: Float32
@@ -33,7 +33,7 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns. ``a`` and ``b`` minimise a row's ``width * (a + b)`` products.
+        """Return a rotation that mixes all columns. ``a`` and ``b`` minimise the ``width * (a + b)`` products per row.
 
         Raises UserError if the width has so large an odd part that ``b`` exceeds MOST.
         """
@@ -41,7 +41,7 @@ class Rotation:
         if (inner := width // outer) > MOST:
             raise UserError(f"config.json: rows of {width} numbers cannot be rotated; choose another --precision")
         odd = inner // (inner & -inner)
-        signs = np.random.RandomState(0).randint(0, 2, width) * 2 - 1  # the same numbers in all numpy versions
+        signs = np.random.RandomState(0).randint(0, 2, width) * 2 - 1  # RandomState is the same in all numpy versions
         return cls(_hadamard(outer), np.kron(_hadamard(inner // odd), _cosines(odd)), signs.astype(np.float32))
 
     @classmethod

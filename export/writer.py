@@ -118,7 +118,7 @@ class ModelSource:
             "chat": self.chat,
             "files": {path.name: asdict(hash_file(path)) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
         }
-        if profile.is_tensorrt:  # engines are tuned for calls of these sizes
+        if profile.is_tensorrt:  # TensorRT tunes engines for the sizes in ``shapes``
             frames = -(-CHUNK // group) * group
             rows = frames // group * (tokens + (FRAME_TEXT if has_text else 0))
             manifest["shapes"] = {"frames": frames, "rows": rows, "question": QUESTION}

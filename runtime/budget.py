@@ -30,8 +30,8 @@ class TextBudget:
     """The tokens set aside at the start for the conversation, the question and the answer, in addition to the memory.
 
     ``pictures``: the number of pictures for which tokens are set aside. ``most``: the maximum number of tokens in a question,
-    including its conversation and any further pictures; 0 allows only what is set aside. If a question needs more, the session
-    allocates the extra memory when the question is asked and frees it afterwards.
+    including its conversation and any further pictures; with 0, only the tokens set aside. If a question needs more than these,
+    the session allocates the extra memory when the question is asked and frees it afterwards.
     """
 
     conversation: int
@@ -74,7 +74,7 @@ def default_budget(model: Model, policy: Policy, most: int) -> int:
 
 
 def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, prefix: int, frame: int | None = None) -> None:
-    """Raise UserError for a budget too small for the policy or too large for the model. ``frame``: a frame's rows."""
+    """Raise UserError for a budget that is too small or too large. ``frame``: a frame's number of rows, including its text."""
     frame, limit = frame or bundle.vision.tokens_per_frame, bundle.limit
     smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max()) + policy.needs.working_rows
     least, what = (2 * frame, "two frames, which take") if policy.needs.keeps_first_frame else (frame, "one frame, which takes")
@@ -129,7 +129,7 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
     """Return the size in bytes of a snapshot's buffer for a chunk and ``rows`` rows. ``item``: the bytes of a stored number.
 
-    The policy's own state is not counted; the snapshot buffer grows if needed.
+    The policy's state is not counted, because the snapshot buffer grows if needed.
     """
     held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
     features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize

@@ -85,7 +85,7 @@ def row_bytes(axes: int) -> int:
 class KVCache(_native.Cache):
     """The keys, values and metadata of one stream, allocated once. ``csrc/bindings.cpp`` documents the inherited methods.
 
-    ``capacity``: the rows per layer, a single number or a list with a number for each layer. ``inv_freq``: the keys' rotary
+    ``capacity``: the number of rows in each layer, either one number for all layers or a list. ``inv_freq``: the keys' rotary
     frequencies, float64 ``[head_dim / 2]``, followed by the frequencies of layers whose ``local`` is 1. ``axes``: the number of
     axes of a position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many rotary pairs each axis
     rotates, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL). Without ``sections``, keys with 3 axes can be

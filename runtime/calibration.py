@@ -32,7 +32,7 @@ Bound = Annotated[Number, "Upper bound of the loss."]
 
 @cache
 def _schema(kind: Any) -> Any:
-    from pydantic import TypeAdapter  # imported here because it is slow to import and few commands need it
+    from pydantic import TypeAdapter  # imported here because pydantic is slow to import and few commands need it
 
     return TypeAdapter(kind)
 
@@ -159,7 +159,7 @@ class AppendTrial:
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """The ``tau`` that ``--append auto`` uses; None (whole frames) if no trial's loss is certain to be within ``bound``."""
+    """The ``tau`` that ``--append auto`` uses, or None for whole frames if every trial's loss may exceed ``bound``."""
 
     tau: Annotated[Number | None, "What --append auto uses; null means all."]
     bound: Bound
@@ -182,7 +182,7 @@ class EncodeTrial:
 
 @dataclass(frozen=True, slots=True)
 class EncodeChoice:
-    """The setting that ``--encode auto`` uses; None (whole frames) if no trial's loss is certain to be within ``bound``."""
+    """The setting that ``--encode auto`` uses, or None for whole frames if every trial's loss may exceed ``bound``."""
 
     setting: Annotated[str | None, "What --encode auto uses; null means all."]
     bound: Bound
@@ -194,7 +194,7 @@ class Choices(JsonFile):
     """The policies and settings that ``edgevlm calibrate`` chose; ``budgets`` holds one choice per budget, in ascending order.
 
     ``watched``: the names of the measured clips, or the number of demo worlds and their seed. ``frames``: the number of frames
-    in the longest stream. ``known``: every bounded policy of the version that calibrated, measured or not.
+    in the longest stream. ``known``: every bounded policy that the calibrating version had, measured or not.
     """
 
     _file = (2, "a valid list of choices")
@@ -221,7 +221,7 @@ class Choices(JsonFile):
             raise ValueError(f"chosen policy {unknown[0]!r} was not measured")
 
     def nearest(self, budget: int) -> Choice:
-        """Return the choice whose measured budget has the ratio to ``budget`` that is closest to 1."""
+        """Return the choice whose measured budget is nearest to ``budget`` by ratio."""
         return min(self.budgets, key=lambda choice: abs(math.log(choice.budget / max(budget, 1))))
 
 

@@ -115,7 +115,7 @@ class PatchChanges(Stateful):
     """Holds the pixels from which each patch was last encoded, and finds the patches of a new frame that differ from them.
 
     A patch has changed if the mean difference over its most different tenth of pixels is at least ``threshold`` levels and at
-    least MARGIN times the noise. The patches around a changed patch are encoded with it. The noise is estimated as the median
+    least MARGIN times the noise. The patches around a changed patch are encoded too. The noise is estimated as the median
     patch's distance from the previous frame, but at most LOUDEST times the distance between neighbouring patches. A smaller
     estimate found later replaces an earlier one. If many patches seem changed, and a shift of the picture or a new exposure
     explains at least half of the changes, the explained patches do not count as changed.
@@ -203,7 +203,7 @@ class PatchChanges(Stateful):
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """For each possible camera effect, yield the levels without it, both bounds of unchanged levels, and the gain."""
+        """Yield, for each possible camera effect, the levels without it, the bounds of unchanged levels, and the gain."""
         gain = exposure / self._exposure
         gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
@@ -244,7 +244,7 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
     """Return how far ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest`` per axis.
 
-    Phase correlation of the pictures' centres, at half size for large pictures, finds the shift. A parabola refines it.
+    Phase correlation of the pictures' centres, at half size for large pictures, finds the shift; a parabola refines it.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)
@@ -284,7 +284,7 @@ def _vertex(three: NDArray[np.float64]) -> float:
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Copy ``levels [planes, H, W]`` to ``out``, moved up by ``down`` and left by ``across``; pixels not covered are kept."""
+    """Copy ``levels [planes, H, W]`` to ``out``, moved up by ``down`` and left by ``across``; ``out`` keeps other pixels."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -299,7 +299,7 @@ def was_right(kept: Float32, whole: Float32) -> bool:
 
 
 class ChangedEncoder(Stateful):
-    """Encodes the frames of one stream in order. Its state consists of the references, the features and the tower's cache.
+    """Encodes the frames of one stream in order. The encoder's state is the references, the features and the tower's cache.
 
     A patch that is not encoded keeps its features, even if patches that it attended to have changed.
     """
@@ -307,7 +307,7 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Bind the tower. Raises UserError as ``bind_tower`` does, and if ``copies`` of its cache exceed the free memory."""
+        """Bind the tower. Raises UserError as ``bind_tower`` does, and if ``copies`` tower caches exceed the free memory."""
         vision = bundle.vision
         if (spec := vision.changed) is None:
             height, width = vision.size

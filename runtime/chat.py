@@ -25,9 +25,9 @@ class Dialogue:
     """A conversation that the caller keeps and passes in whole.
 
     ``messages``: dicts in the format of chat templates, with ``role`` and ``content``, which is None in a message with tool
-    calls. The ``arguments`` of a tool call are an object. ``tools``: functions in OpenAI's format, for a template that supports
-    tools. ``continues``: whether the answer continues the last message, which must then be the assistant's. ``opening``: the
-    text with which the answer begins.
+    calls. A tool call's ``arguments`` are an object, not a string. ``tools``: functions in OpenAI's format, for a template that
+    supports tools. ``continues``: whether the answer continues the last message, which must then be the assistant's.
+    ``opening``: the text with which the answer begins.
     """
 
     messages: tuple[Message, ...]

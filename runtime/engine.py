@@ -113,8 +113,8 @@ class Decoder(Protocol):
         ``embeds``: the rows to append, ``[S, hidden]``, or ``[S, row_width]`` from a tower. ``cos``, ``sin``: the rotary tables
         of the new rows, ``[S, rotary]``. ``past_len``: the number of valid rows in each layer before the step, ``[layers]``.
         After the step, rows ``[past_len[l], past_len[l] + S)`` of layer ``l`` hold the new keys (rotated) and values; the
-        caller commits them. ``logit_rows``: the requested rows, as indices into the S rows, negative from the end; ``()``
-        requests no logits. ``pattern`` is only for a decoder that was bound with ``sparse``.
+        caller commits them. ``logit_rows``: for which of the S rows to return logits; a negative index counts from the end, and
+        ``()`` requests no logits. ``pattern`` is only for a decoder that was bound with ``sparse``.
 
         For a ``by_layer`` engine, ``rows[l][h]`` (int32, without duplicates) lists the valid rows of layer ``l`` and KV head
         ``h`` that the new rows see. With ``fetch``, the new rows follow the fetched rows. ``sight`` is required if the decoder

@@ -1,6 +1,6 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
-Every engine returns the query of a question's last row as a probe, as for policies. On the demo model, two heads of the last
+Every engine can return the query of a question's last row, as it does for policies. On the demo model, two heads of the last
 layer attend to the object in question (docs/internals/evidence.md); no such heads are known in other models.
 """
 
@@ -187,8 +187,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    If there are too many times, those that their neighbours predict within CLOSE_S seconds are dropped, or, failing that, every
-    second time of the older half. Arrays are replaced, never modified, so later additions leave a shallow copy unchanged.
+    Too many times are thinned: those that their neighbours predict within CLOSE_S seconds are dropped, or else every second
+    time of the older half. Arrays are replaced, never modified, so later additions leave a shallow copy unchanged.
     """
 
     state_fields = ("frame", "seconds")

@@ -166,7 +166,7 @@ def atomic_directory(
     ``check`` is called at the start and before the replacement; it raises UserError if ``out_dir`` must not be replaced. If
     ``key`` is set, a ``with`` block that is killed, or that ends with an error in ``keep``, leaves its folder in place. The
     next call with the same ``key`` then yields that folder again, and the journal at :func:`journal_of` lists its finished
-    files. Folders that calls with another ``key`` left are removed. Raises UserError for every failure to write. A kill between
+    files. Folders left by calls with another ``key`` are removed. Raises UserError for every failure to write. A kill between
     the replacement's two renames leaves nothing at ``out_dir``. The next call, or loading the bundle, then restores the old
     folder with :func:`put_back`.
     """

@@ -20,7 +20,7 @@ END_S = 5.0
 
 
 class HelperEnded(UserError):
-    """A helper process ended during a call. ``code``: its status, negative for a signal (-9: usually out of memory)."""
+    """A helper process ended during a call. ``code``: the exit status, negative for a signal (-9: usually out of memory)."""
 
     def __init__(self, code: int) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"

@@ -25,7 +25,7 @@ _ROUNDING = 1e-6  # added to positions before rounding down, because 0.1 * 30 ma
 def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8] | None = None) -> tuple[Float32, Float32]:
     """Return the cosine and sine tables, each float32 ``[S, head_dim / 2]``, for positions ``[S]`` or ``[S, axes]``.
 
-    With several axes, ``pair_axis [head_dim / 2]`` gives the axis that each rotary pair turns by. Angles are float32.
+    With several axes, ``pair_axis [head_dim / 2]`` gives the axis that rotates each rotary pair. Angles are float32.
     """
     flat = positions.reshape(len(positions), -1).astype(np.float32)
     angles = (flat[:, :1] if pair_axis is None or flat.shape[1] == 1 else flat[:, pair_axis]) * inv_freq
@@ -71,7 +71,7 @@ class Positions:
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin
 
     def compact(self, cache: KVCache, prefix: int, gap: int = 0) -> None:
-        """Replace each kept row's position with its rank in its layer, head and axis. The next frame begins a new video.
+        """Replace each kept row's position with the row's rank in its layer, head and axis. The next frame begins a new video.
 
         ``gap``: how many positions to leave free after the prefix.
         """
@@ -102,9 +102,9 @@ class Positions:
 
         ``tokens``: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule ``rows`` leaves no gaps
         between positions. With rule ``video``, the frame coordinate advances by 1 per frame or by ``tokens_per_second`` for
-        each second, and rows and columns count from the video's start. With rule ``frame``, each frame's coordinates count from
-        the next position (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2). Rule ``transformers`` is like
-        ``video``, but text continues after the largest row or column (transformers 5.23 and later).
+        each second, and rows and columns count from the video's start. With rule ``frame``, each frame's coordinates start at
+        the next free position (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2). Rule ``transformers`` is
+        like ``video``, but text continues after the largest row or column (transformers 5.23 and later).
         """
         rows, columns = self.grid
         if self.rule == "rows":
@@ -114,7 +114,7 @@ class Positions:
             self._since = seconds
         elif self.tokens_per_second is None:
             self._time += 1
-        else:  # a frame never comes before the previous frame, nor so late that no text would fit
+        else:  # a frame's position is never below the previous frame's, nor so high that no text would fit
             passed = int((seconds - self._since) * self.tokens_per_second + _ROUNDING)
             furthest = max(self._time + 1, self.limit - self.margin - 1)
             self._time = min(max(self._time, self._start + passed), furthest)

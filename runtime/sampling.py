@@ -123,8 +123,8 @@ class Classified(NamedTuple):
 class OneOf:
     """A logits processor that allows only the tokens of ``texts``; a space may precede each text.
 
-    ``probabilities``: the probability of each text; they add up to 1. Texts that start with the same token share the token's
-    probability evenly until the answer decides between them.
+    ``probabilities``: the probability of each text; all texts' probabilities add up to 1. Texts that start with the same token
+    share the token's probability evenly until the answer decides between them.
     """
 
     def __init__(self, model: Model, texts: Sequence[str]) -> None:

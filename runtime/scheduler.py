@@ -104,8 +104,8 @@ class Scheduler:
         """Queue a call and return the future for its result. Cancelling the future removes a call that has not begun.
 
         ``urgent``: run the call before all others; used for users' questions. ``watch``: run the call after urgent calls; used
-        for background questions. ``period``: the seconds between the session's tasks if there is time for all. Raises UserError
-        after :meth:`stop`, in a forked process, and if the system cannot start a thread.
+        for background questions. ``period``: the seconds between the session's tasks unless the model is overloaded. Raises
+        UserError after :meth:`stop`, in a forked process, and if the system cannot start a thread.
         """
         self.check_process()
         with self._changed:
@@ -220,8 +220,8 @@ class Scheduler:
     def _returns(self) -> bool:
         """Return whether the session that ran last would run again if its next task were already queued.
 
-        The scheduler waits RETURN_S for the next task of such a session. Without waiting, two sessions would alternate,
-        whatever their rates.
+        The scheduler waits RETURN_S for the next task of a session that would run again. Without this wait, two sessions would
+        alternate, whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

@@ -12,7 +12,7 @@ from edgevlm.runtime.plugins import place
 from edgevlm.runtime.sampling import Classified
 from edgevlm.runtime.stats import SessionStats
 
-OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # between these thresholds for the probability of yes, the answer does not change
+OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # probabilities of yes: an answer becomes yes at the first, and no below the second
 
 
 class Change(NamedTuple):

@@ -68,7 +68,7 @@ def ask(kind: str, phrasing: int, color: int | None = None, shape: int | None = 
 
 
 def parse(text: str) -> Question | None:
-    """Return the taught question that ``text`` is, or None. Ignores case, spaces, final punctuation and British spelling."""
+    """Return ``text`` as a taught question, or None. Ignores case, spaces, final punctuation and British spelling."""
     words = " ".join(text.lower().replace("colour", "color").split()).rstrip(" ?!.")
     words = re.sub(r"\ban? ", "a ", words)
     for pattern, kind, phrasing in _PATTERNS:

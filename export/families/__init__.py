@@ -34,7 +34,7 @@ class TowerGeometry:
 
     ``parameters`` counts all stored numbers, including the graph's constants. Each of ``patches`` goes through the blocks'
     ``block_parameters``, and each of ``projected`` rows through the projector's ``projector_parameters``. A patch attends to
-    ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. A grid has ``text`` rows of text around it.
+    ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. ``text`` counts a grid's rows of text.
     """
 
     parameters: int

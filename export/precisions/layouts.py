@@ -61,7 +61,7 @@ class Layout(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Dense(Layout):
-    """Floating-point numbers in one part, ``weight``: ``[in, out]``, as MatMul expects, or ``[out, in]`` if ``by_row``.
+    """Stores floating-point numbers in one part, ``weight``: ``[in, out]``, as MatMul expects, or ``[out, in]`` if ``by_row``.
 
     Products are computed in float32 or, with ``half``, in float16.
     """
@@ -88,7 +88,7 @@ class Dense(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Layout):
-    """Integers of 4 or 8 bits in blocks of ``size`` along a row, multiplied by ``com.microsoft.MatMulNBits``.
+    """Stores integers of 4 or 8 bits in blocks of ``size`` along a row, multiplied by ``com.microsoft.MatMulNBits``.
 
     A weight is ``(code - zero) * scale``; code and zero are unsigned. A row has B = ``ceil(in / size)`` blocks; the last is
     padded with zeros. ``codes`` is uint8 ``[out, B, size * bits / 8]``; a byte has two 4-bit codes, the first in the low
@@ -146,7 +146,7 @@ class Blocks(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Channels(Layout):
-    """Integers of 8 bits with one scale per output channel, multiplied by ``com.microsoft.MatMulIntegerToFloat``.
+    """Stores integers of 8 bits with one scale per output channel, multiplied by ``com.microsoft.MatMulIntegerToFloat``.
 
     Rows of activations are rounded to bytes. ``codes`` is int8 ``[in, out]``; ``scales`` is float32 ``[out]``, of any sign.
     """
@@ -211,7 +211,7 @@ class RowsByColumns(Channels):
 
 @dataclass(frozen=True, slots=True)
 class Symmetric(Layout):
-    """Signed integers from -top to top in ``codes`` ``[in, out]``, and float16 ``scales``, each max|w| / top.
+    """Stores signed integers from -top to top as ``codes`` ``[in, out]``, and float16 ``scales``, each max|w| / top.
 
     With 8 bits, top is 127, and ``scales`` ``[out]`` has one scale per output channel. With 4 bits, top is 7, and ``scales``
     ``[in / block, out]`` has one scale per block of a column. A block's size is the largest power of two up to 128 that divides

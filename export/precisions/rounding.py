@@ -45,7 +45,7 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
     """Return scales and zeros for unsigned codes.
 
     If ``with_zeros``, codes span the range of the block's numbers and 0, shrunk by ``ratio``. Without zeros, the number of
-    largest magnitude gets code 0, because there is one more code below the middle than above. A scale may be negative.
+    largest magnitude gets code 0, because one more code is below the middle than above it. A scale may be negative.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:

@@ -36,7 +36,7 @@ class WeightTable:
 
 
 def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
-    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part, unless ``journal`` shows that this is done."""
+    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part, unless ``journal`` lists them as written."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
         written = []

@@ -45,7 +45,7 @@ class Profile:
         return self.name != ONNXRUNTIME
 
     def precision(self, name: str) -> Layouts:
-        """Return the layouts for a weight precision; raises UserError for an unknown or unsupported one."""
+        """Return the layouts for a weight precision; raises UserError for an unknown or unsupported precision."""
         chosen = load_precision(name)
         layouts = chosen.tensorrt if self.is_tensorrt else chosen.onnxruntime
         if layouts is None:
@@ -72,7 +72,7 @@ class Fused:
     def tables(self) -> None:
         """Add the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` and convert them to two-dimensional tables for RotaryEmbedding.
 
-        If layers with a window have their own rotary base, each input is ``[1, S, D]``: the other layers' table, then theirs.
+        If layers with a window have their own rotary base, each input is ``[1, S, D]``, with the windowed layers' table last.
         """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):

@@ -112,7 +112,7 @@ class Columns:
 
 @dataclass(slots=True)
 class Beside(Columns):
-    """The cache for TensorRT 10.3 to 10.14: operators of opset 20, and attention built from products and a softmax.
+    """The cache for TensorRT 10.3 to 10.14, with operators of opset 20 and attention built from products and a softmax.
 
     Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are the separate outputs
     ``new_key{l}`` and ``new_value{l}`` ``[1, Hkv, S, D]``, which the caller copies into the cache. The g query heads that share

@@ -23,10 +23,10 @@ class Tower:
     """A vision tower, which turns pixels ``[G, group * 3, H, W]`` into decoder rows ``[G, tokens, width]``.
 
     ``size`` is a frame's (height, width) in pixels; if ``is_sized``, frames of other sizes are accepted too. ``group`` frames
-    become a grid of ``patch_grid`` (rows, columns) patches, preceded by ``class_tokens`` extra rows. ``reach`` tells which
-    patches a token depends on: a matrix ``[rows of tokens, rows of patches]`` and one for columns, or None if patches are
-    tokens. ``residual`` is the width of the residual stream for int8 to rotate; leave it 0 if :meth:`add_nodes` does not mark
-    the linears that read and write the residual stream. Families implement :meth:`add_nodes`.
+    become a grid of ``patch_grid`` (rows, columns) patches, preceded by ``class_tokens`` extra rows. ``reach`` shows which
+    patches a token depends on: a matrix ``[rows of tokens, rows of patches]`` and a matrix for columns, or None if each patch
+    is a token. ``residual`` is the width of the residual stream for int8 to rotate; leave it 0 if :meth:`add_nodes` does not
+    mark the linears that read and write the residual stream. Families implement :meth:`add_nodes`.
     """
 
     size: tuple[int, int]

@@ -137,7 +137,7 @@ class VisionGraph:
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
-        """Return a tensor's name unchanged. Turn numbers into a constant called ``name``, or named after the numbers."""
+        """Return a tensor's name unchanged. Add numbers as a constant called ``name`` (if empty, named after the numbers)."""
         if isinstance(operand, str):
             return operand
         array = np.asarray(operand)
@@ -345,7 +345,7 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return a norm's gain and bias. Without ``apply``, return ones for a rotated graph, which folds both into linears."""
+        """Return a norm's gain and bias. Without ``apply``, return ones if the graph is rotated: linears contain both."""
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -397,7 +397,7 @@ class ChangedGraph(VisionGraph):
     each shape. Rows are ``[1, n, width]`` for n changed patches; otherwise the interface is that of :class:`VisionGraph`.
 
     Patches in the input ``patches`` are numbered row by row in the frame. The tensor ``positions`` holds places in keys and
-    values, in which class tokens precede the patches, in the tower's order.
+    values. Class tokens come first in keys and values, then the patches in the tower's order.
     """
 
     grid: tuple[int, int] = (0, 0)
@@ -408,7 +408,7 @@ class ChangedGraph(VisionGraph):
     outputs: list[int] = field(default_factory=list)
     runs: list[tuple[str, str]] = field(
         default_factory=list
-    )  # for each run of equal windows, windows ``[w]`` and rows ``[w, length]``
+    )  # for each run of equal windows, the windows to compute ``[w]`` and their rows ``[w, length]``
     slots: str = ""
 
     @property
@@ -416,7 +416,7 @@ class ChangedGraph(VisionGraph):
         return self.grid[0] * self.grid[1]
 
     def start(self, tower: Tower) -> str:
-        """Add the inputs, and nodes that find the changed patches' positions and tokens. Return the pixels' input."""
+        """Add the inputs, and nodes that find the changed patches' positions and tokens. Return the input ``pixel_values``."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])
         self.class_tokens, self.head_dim = tower.class_tokens, tower.head_dim
@@ -554,7 +554,7 @@ class ChangedGraph(VisionGraph):
     def _index(self, windows: list[tuple[int, int]]) -> None:
         """Add nodes that find, in each run of equal windows, the windows to compute and the rows of their queries.
 
-        The nodes also make ``slots``, the place of each row's query among the queries of all these windows.
+        The nodes also make ``slots``, the place of each row's query among the queries of all windows to compute.
         """
         ones = self._expanded("positions.ones", "positions", np.float32(1))
         marks = self._scattered("positions.changed", "positions", np.float32, ones)

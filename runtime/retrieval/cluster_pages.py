@@ -180,7 +180,7 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
 
 
 def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
-    """Store rows in consecutively numbered blocks of PAGE_ROWS. Return the first number (-1 for no rows) and the row count."""
+    """Store rows in consecutive blocks of PAGE_ROWS. Return the first block's number (-1 for no rows) and the row count."""
     if not blocks:
         return -1, 0
     rows = joined(blocks)
