@@ -56,7 +56,7 @@ class CalibrateRequest(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Measurements of the layers, the policies and an int8 cache's scales; None for those not made."""
+    """Measurements of the layers, the policies and an int8 cache's scales; a measurement that was not made is None."""
 
     layers: Calibration | None
     policies: Choices | None
@@ -65,7 +65,7 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The frames of a clip, uint8 RGB ``[H, W, 3]``, or of a demo world if ``video`` is None; iterable several times."""
+    """The frames, uint8 RGB ``[H, W, 3]``, of a clip or, if ``video`` is None, a demo world; can be iterated several times."""
 
     video: str | None
     seed: int = 0
@@ -83,7 +83,7 @@ class Frames:
 
 
 def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) -> ComparisonRequest | None:
-    """Return the requested comparison of policies, or None for ``none``. Raises UserError."""
+    """Return the requested comparison of policies, or None if ``policies`` is ``none``. Raises UserError."""
     if policies == "none":
         return None
     labels = evicting() if policies == "all" else [variant.label for variant in parse_variants([policies])]
@@ -95,7 +95,7 @@ def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) ->
 def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:
     """Measure a bundle, write the results into it, and return its folder and the results.
 
-    A run that is stopped leaves its results so far next to the bundle, and the next run continues from them. Raises UserError.
+    A stopped run leaves its results next to the bundle, and the next run continues from these results. Raises UserError.
     """
     if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: calibration requires clips; add --video FILE once or more")
@@ -134,7 +134,7 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify, notify: Notify
 ) -> Findings:
-    """Measure an int8 cache's scales, then the layers, then the policies. Skip what a stopped run measured."""
+    """Measure an int8 cache's scales, then the layers, then the policies. Measurements of a stopped run are reused."""
     layers, scales, choices, spec = None, None, None, model.bundle.decoder
     if request.layers and spec.kv == "int8":
         try:
@@ -199,7 +199,7 @@ def as_json(written: Path, found: Findings) -> str:
 
 
 def describe(written: Path, found: Findings) -> str:
-    """Return a readable report."""
+    """Return a readable report of the findings."""
     lines = ["layers: unchanged"]
     if (layers := found.layers) is not None:
         tau = "/".join(f"{threshold:.4f}" for threshold in layers.thresholds)

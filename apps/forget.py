@@ -25,14 +25,14 @@ Forgotten = dict[str, int]
 
 
 def in_words(name: str, counts: Forgotten) -> str:
-    """Return ``front-door: 120 rows of a layer, 40 thumbnails, 2 events, 3 journal lines deleted``."""
+    """Describe deletions, as in ``front-door: 120 rows of a layer, 40 thumbnails, 2 events, 3 journal lines deleted``."""
     called = {"rows": "rows of a layer", "journal": "journal lines"}
     said = ", ".join(f"{count:,} {called.get(what, what)}" for what, count in counts.items())
     return f"{name or 'all cameras'}: {said} deleted"
 
 
 def forget_folder(state: str, span: Span, stream: str | None = None, key: SnapshotKey | None = None) -> dict[str, Forgotten]:
-    """Delete what was seen in a period from the state folder of ``run`` or ``serve``; return the counts by camera.
+    """Delete what was seen in a period from the state folder of ``run`` or ``serve``; count deletions by camera.
 
     ``state`` is the folder, or the address of one camera's snapshots. ``stream`` limits the deletion to one camera of a server.
     Raises UserError.
@@ -52,7 +52,7 @@ def forget_folder(state: str, span: Span, stream: str | None = None, key: Snapsh
 
 
 def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the folder and the name of each camera. Symbolic links in the folder are skipped."""
+    """Yield the folder and the name of each camera in ``folder``. Symbolic links are skipped."""
     if (folder / LOCK).exists():
         yield folder, folder.name
     for path in sorted(folder.glob("*")):
@@ -61,7 +61,7 @@ def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None) -> Forgotten:
-    """Delete what a camera saw in a period; return the counts. ``where`` must not be in use. Raises UserError."""
+    """Delete what a camera saw in a period from ``where``, which must not be in use; count deletions. Raises UserError."""
     with closing(SnapshotDirectory(where, key)) as directory:
         counts = Forgotten() if directory.folder is None else forget_pictures(directory.folder, span)
         if span.everything:
@@ -70,7 +70,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
         if not found:
             if directory.storage.snapshots():
                 raise UserError(f"{where}: no snapshot can be read; use --all to delete them")
-            directory.clear()  # deletes what other versions left behind
+            directory.clear()  # deletes files that other versions left behind
             return {"rows": 0, **counts}
         about, arrays = dict(found[0].about), {name: array.copy() for name, array in found[0].arrays.items()}
         offset = about["written"] - about["session"]["time_s"]
@@ -98,7 +98,7 @@ def forget_pictures(folder: Path, span: Span) -> Forgotten:
 
 
 def mark(folder: Path) -> None:
-    """Mark a folder as forgotten until a user resumes watching. Raises UserError."""
+    """Mark a camera's folder as forgotten until a user resumes the camera. Raises UserError."""
     try:
         private_folder(folder)
         os.close(os.open(folder / MARK, os.O_CREAT | PRIVATE, 0o600))

@@ -1,4 +1,4 @@
-"""Limit the hosts that addresses given by clients, redirects and references in streams may reach."""
+"""Limit the hosts that can be reached through clients' addresses, redirects and references in streams."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AllowedHosts:
             self._networks = [ip_network(each) for each in allowed if is_network(each)]
 
     def resolve(self, host: str, port: int) -> str:
-        """Return a host's address. Raises SourceRefused if the host is not allowed, SourceError if its name is unknown."""
+        """Return a host's address. Raises SourceRefused if the host is not allowed, SourceError if the name is unknown."""
         found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address in found:

@@ -14,7 +14,7 @@ from edgevlm.apps.store import TimedDatabase
 
 COLUMNS = "camera, time, text, evidence"
 HEADING = "Notes from before, by the clock:"
-WORDS = 64  # largest number of words in a search
+WORDS = 64  # maximum number of words in a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Journal(TimedDatabase):
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:
-        """Store a line, unless :attr:`forgotten` has changed from ``since``. Raises no disk errors."""
+        """Store a line, unless rows were deleted after :attr:`forgotten` had the value ``since``. Raises no disk errors."""
 
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))
@@ -69,10 +69,10 @@ class Journal(TimedDatabase):
     ) -> list[Line]:
         """Return the lines that contain all words of ``search``, newest first.
 
-        ``since`` and ``until`` are in seconds since 1970 and both included. With ``any_word``, return the lines that contain
-        any of the words, best match (BM25) first.
+        ``since`` and ``until`` are inclusive and in seconds since 1970. With ``any_word``, return the lines that contain any of
+        the words, best match (BM25) first.
         """
-        words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # in quotes, AND, OR and NOT are words
+        words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # quotes make AND, OR and NOT plain words
         if search is not None and not words:
             return []
         match = (" OR " if any_word else " ").join(words) or None

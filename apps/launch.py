@@ -40,7 +40,7 @@ DEMO_SPEED = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run's settings, resolved for this terminal. ``compares`` is true if the demo shows three memories side by side."""
+    """A run's settings, completed for this terminal. ``compares`` is true if the demo shows three memories side by side."""
 
     settings: RunSettings
     plan: RunPlan
@@ -83,7 +83,7 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False,
 
 
 def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
-    """Resolve a run's settings for this terminal. Raises UserError for contradictory settings and for invalid sources."""
+    """Complete a run's settings for this terminal. Raises UserError for contradictory settings and for invalid sources."""
     interactive = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     can_draw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown") and "utf" in str(sys.stdout.encoding).lower()
     plan = RunPlan(settings.frames, settings.seconds, list(settings.ask), list(settings.ask_at))
@@ -156,7 +156,7 @@ def open_run(start: Start) -> RunLoop:
         run.check()
         for line in opening_lines(start, run):
             output.notice(line)
-        opened.pop_all()  # from here on the returned run closes these
+        opened.pop_all()  # from here on, the returned run closes the opened objects
     return run
 
 
@@ -182,9 +182,9 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """Return the frame size for a bundle that takes any size, else None.
+    """Return the frame size for a bundle that takes any size, or None for a bundle of one size.
 
-    Raises UserError if ``asked`` and the bundle takes frames of one size only.
+    Raises UserError if a frame size was ``asked`` for and the bundle takes frames of one size only.
     """
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
@@ -196,7 +196,7 @@ def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, in
 
 
 def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
-    """Yield lines that explain the run and what to do, then the reasons for its policy."""
+    """Yield lines that introduce the run and its commands, then the reason for its policy."""
     source, session = run.source, run.session
     if start.compares:
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."
@@ -209,7 +209,7 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
         yield f"Watching {source.name}."
     if session.model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
-    if session.basis and (start.verbose or not start.drawn):  # with the panel, /policy shows the reason
+    if session.basis and (start.verbose or not start.drawn):  # on the drawn screen, /policy shows the reason
         yield session.basis if start.verbose else session.basis.partition("; ")[0]
 
 

@@ -16,12 +16,12 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJso
 from edgevlm.runtime.files import atomic_write, private_folder
 
 ID = r"^[a-z0-9][a-z0-9_-]{0,63}$"
-HASHED = 55  # largest number of characters of an id before its hash
+HASHED = 55  # maximum number of characters in an id before its hash
 MAX_NAME = 100
 
 
 def printable(name: str) -> str:
-    """Strip a name of surrounding blanks. Raises ValueError if the name is empty, too long or unprintable."""
+    """Strip blanks from both ends of a name. Raises ValueError if the name is empty, too long or unprintable."""
     if not (name := name.strip()) or len(name) > MAX_NAME or not name.isprintable():
         raise ValueError(f"{name!r}: give a name of 1 to {MAX_NAME} printable characters")
     return name
@@ -39,7 +39,7 @@ NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id, made from a n
 
 
 def id_of(name: str) -> str:
-    """Make an id from a name. A valid id stays unchanged. Any other name is replaced by its ASCII letters and its hash."""
+    """Make an id from a name. A valid id stays unchanged. Any other name becomes its ASCII words and its hash."""
     name = unicodedata.normalize("NFC", name.strip())
     if re.fullmatch(ID, name):
         return name
@@ -57,7 +57,7 @@ def slug(text: str) -> str:
 
 
 def program_id(folder: Path, new: str = "") -> str:
-    """Return the program's id stored in a state folder; if there is none yet, store ``new`` or a random id."""
+    """Return the program's id stored in a state folder; if the folder has no id yet, store ``new`` or a random id."""
     path = folder / "program.id"  # the dot distinguishes this file from cameras' folders
     with suppress(OSError, ValueError):
         if re.fullmatch("[0-9a-f]{8}", found := path.read_text().strip()):

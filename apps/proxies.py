@@ -14,7 +14,7 @@ LOCAL = (".local", ".lan", ".internal", ".home.arpa")
 
 
 def is_private(host: str) -> bool:
-    """Return whether a host is this machine or in its network, and so is reached without a proxy."""
+    """Return whether a host is this machine or on a private network, and so is reached without a proxy."""
     if host.lower().endswith(LOCAL):
         return True
     with suppress(OSError, UnicodeError):

@@ -1,4 +1,4 @@
-"""Models of the lines that commands print with ``--json``, from which their JSON Schema and reference are generated."""
+"""Pydantic models of the lines that commands print with ``--json``; JSON Schema and reference are generated from them."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ class Snapshot(Record):
 
 
 def record(name: str, kind: Any, /, *, optional: bool = False, without: str = "", **more: Any) -> type[Record]:
-    """Make the model of a JSON line from ``more`` fields and a dataclass whose fields are ``Annotated`` with descriptions."""
+    """Make a JSON line's model from ``more`` fields and a dataclass whose fields are ``Annotated`` with descriptions."""
     types, fields = get_type_hints(kind), dict[str, Any](more)
     for each in dataclasses.fields(kind):
         if each.name != without:
@@ -357,7 +357,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_of(model: type[BaseModel], kind: dict[str, Any], name: str = "event") -> dict[str, Any]:
-    """Return the JSON Schema of a line. ``name`` is the field that distinguishes kinds of lines, and ``kind`` its schema."""
+    """Return the JSON Schema of a line. The field ``name`` distinguishes kinds of lines; ``kind`` is its schema."""
     schema = model.model_json_schema()
     version = {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."}
     schema["properties"] = {name: kind, "schema": version, **schema["properties"]}

@@ -85,7 +85,7 @@ class RunSettings(SessionSettings):
     seed: Annotated[int, Metavar("N")] = Field(0, ge=0, description="Seed the demo world.")
     wait: bool = Field(False, description="Wait for a camera that is not available yet.")
     rule: Annotated[Literal["block", "drop-oldest"] | None, Metavar("block|drop-oldest"), Shown("live: drop-oldest")] = Field(
-        None, description="While busy, wait or drop frames."
+        None, description="When the model is busy, wait or drop frames."
     )
     size: Size = Field(None, description="Ask a camera for this size.")
     pixel_format: Annotated[str | None, Metavar("FOURCC")] = Field(None, description="Ask a USB camera for MJPG, YUYV, ..")

@@ -33,7 +33,7 @@ WAL = "journal_mode = WAL"
 class TimedDatabase:
     """A table of rows with times, in a separate SQLite file in ``folder``, or in memory if ``folder`` is None.
 
-    Any thread may call any method. A damaged file is renamed, and a new file is begun. ``notify`` gets one line when the disk
+    Any thread may call any method. A damaged file is renamed, and a new file is started. ``notify`` gets one line when the disk
     refuses writes, and another once writes succeed again. Rows are kept for ``days`` of elapsed time, so that setting the clock
     deletes nothing. When the file takes more than ``cap`` bytes, the statements of :attr:`SPARE` delete rows. Raises UserError
     if the file cannot be opened or another process uses it.
@@ -60,7 +60,7 @@ class TimedDatabase:
         cap: int | None = None,
     ) -> None:
         self.path = None if folder is None else folder / self.FILE
-        self.forgotten = 0  # counts the calls of delete
+        self.forgotten = 0  # number of calls of delete
         self._has_locks = True
         self._notify, self._days, self._cap = notify, self.DAYS if days is None else days, self.CAP if cap is None else cap
         self._lock, self._failing, self._closed = threading.RLock(), False, False
@@ -97,7 +97,7 @@ class TimedDatabase:
             return deleted.rowcount
 
     def prune(self) -> None:
-        """Delete rows that are too old, a day at a time, and further rows while the file is too large."""
+        """Delete rows that are too old, day by day, then more rows until the file is small enough."""
         now, found = Instant.now(), self._run("SELECT passed, boot, boot_s, wall FROM days ORDER BY day DESC LIMIT 1")
         passed = found[0][0] + now.since(Instant(*found[0][1:]), DAY_S) if found else 0.0
         self._run(f"INSERT OR REPLACE INTO days VALUES (?, {self._newest}, ?, ?, ?, ?)", passed // DAY_S, passed, *now)
@@ -121,7 +121,7 @@ class TimedDatabase:
             self._held.close()
 
     def _find(self, columns: str, where: Mapping[str, Any], order: str, limit: int) -> Rows:
-        """Return the rows that meet these conditions; a condition whose value is None is ignored."""
+        """Return the rows that meet the conditions in ``where``; a condition whose value is None is ignored."""
         given = {condition: value for condition, value in where.items() if value is not None}
         statement = f"SELECT {columns} FROM {self.TABLE} WHERE {' AND '.join(given) or '1'} ORDER BY {order} LIMIT ?"
         return self._rows(statement, *given.values(), limit)
@@ -172,7 +172,7 @@ class TimedDatabase:
         return database
 
     def _mended(self, work: Callable[[], T]) -> T:
-        """Do the work and return its result. If the file is damaged, rename it and do the work in a new file."""
+        """Call ``work`` and return its result. If the file is damaged, rename the file and call ``work`` with a new one."""
         for again in (True, False):  # a single error does not prove damage
             try:
                 return work()
@@ -216,7 +216,7 @@ class TimedDatabase:
             return self._attempt(lambda: self._run(statement, *values), none)
 
     def _attempt(self, work: Callable[[], T], otherwise: T) -> T:
-        """Do the work and return its result. If the disk or the file fails, report it and return ``otherwise``."""
+        """Call ``work`` and return its result. If the disk or the file fails, report the error and return ``otherwise``."""
         if self._closed:
             return otherwise
         try:

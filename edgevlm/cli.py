@@ -23,7 +23,7 @@ WATCH, MODELS, MACHINE = "Watch", "Models and policies", "This machine"
 COMMANDS = {  # listed in --help in this order
     "run": ("edgevlm.apps.commands.watch:run", "Watch a stream and answer questions about it.", WATCH),
     "watch": ("edgevlm.apps.commands.watch:watch", "Report when the answer to a question becomes yes.", WATCH),
-    "serve": ("edgevlm.apps.commands.watch:serve", "Serve cameras over HTTP, with a page.", WATCH),
+    "serve": ("edgevlm.apps.commands.watch:serve", "Serve cameras over HTTP, with a web page.", WATCH),
     "ask": ("edgevlm.apps.commands.watch:ask", "Ask a running server.", WATCH),
     "digest": ("edgevlm.apps.commands.watch:digest", "Show what happened while you were away.", WATCH),
     "journal": ("edgevlm.apps.commands.watch:journal", "Show the journals of cameras.", WATCH),

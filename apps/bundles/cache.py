@@ -64,7 +64,7 @@ def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **o
 
 
 def cached_path(checkpoint: Path, **options: Any) -> Path:
-    """Return where a checkpoint's bundle with these options is cached. Raises UserError if the checkpoint does not exist."""
+    """Return the path of a checkpoint's cached bundle with these options. Raises UserError if the checkpoint does not exist."""
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
     options["precision"] = stored_in(ConfigOnly(folder).config, options["precision"])
     options["vision_precision"] = vision_precision(options["profile"], options["vision_precision"], options["precision"])

@@ -31,7 +31,7 @@ def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
 
 
 def resolve_config(model: str, progress: Report, notify: Notify) -> str:
-    """Return ``demo``, or the folder of a bundle or of a checkpoint (possibly without weights)."""
+    """Return ``demo`` or a folder unchanged; for a hub model, download its bundle or config.json and return the folder."""
     return model if hub_id(model) is None else str(fetch_start(model, progress, notify))
 
 
@@ -43,7 +43,7 @@ def resolve_checkpoint(model: str, progress: Report, notify: Notify) -> Path:
 
 
 def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
-    """Return a checkpoint's folder; fetch only config.json from the hub. Raises UserError."""
+    """Return a checkpoint's folder; if the checkpoint is on the hub, download only config.json. Raises UserError."""
     if (name := hub_id(model)) is None:
         return checkpoint_folder(model)
     repository = Repository(name, notify)
@@ -62,7 +62,7 @@ def fetch_config(repository: Repository, progress: Report) -> Path:
 
 
 def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify: Notify) -> None:
-    """Download those files of a hub checkpoint that an export reads, but no pickles or second copies of the weights.
+    """Download the files of a hub checkpoint that an export reads, without pickles and second copies of the weights.
 
     Raises HubError if the checkpoint has no safetensors, or if the files do not fit on the disk.
     """

@@ -68,7 +68,7 @@ def parse_id(name: str) -> HubId:
 
 
 def hub_id(model: str) -> HubId | None:
-    """Return the repository that ``model`` names, or None for a folder. An existing folder takes precedence.
+    """Return the repository that ``model`` names, or None for a folder. Existing folders take precedence over repositories.
 
     ``hf:ORG/NAME`` always names a repository. Raises UserError for ``hf:`` without a repository's name.
     """
@@ -119,7 +119,7 @@ class Repository:
         return there[0] == MANIFEST if there else MANIFEST in self.files
 
     def fetch(self, names: Iterable[str], progress: Report) -> Path:
-        """Download those of the files ``names`` that the repository has; return their folder. Raises HubError."""
+        """Download the files in ``names`` that the repository has, and return their folder. Raises HubError."""
         wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
         if not wanted:
             return self.folder
@@ -205,8 +205,8 @@ class Repository:
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
     """Download the rest of a file and append it to ``part``. Raises HTTPError.
 
-    Makes up to ``ATTEMPTS`` attempts, but gives up if the transfer is slow or if ``len(PAUSES_S)`` attempts in a row bring
-    nothing new.
+    Makes up to ``ATTEMPTS`` attempts, but gives up if the transfer is slow or if ``len(PAUSES_S)`` attempts in a row bring no
+    new bytes.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
@@ -227,7 +227,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
                         stream.truncate(0)
                         stream.seek(0)
                     for block in response.iter_bytes():
-                        stream.write(block[: file.bytes + 1 - stream.tell()])  # a file that is too long fails the check
+                        stream.write(block[: file.bytes + 1 - stream.tell()])  # a file that is too long fails the hash check
                         tell(stream.tell())
                         if stream.tell() > file.bytes:
                             return

@@ -73,7 +73,7 @@ KV = Annotated[
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Return those of ``values`` that are not None."""
+    """Return the ``values`` that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -30,7 +30,7 @@ class PlainCommand(PlainHelp, TyperCommand):
 
 
 class LazyGroup(PlainHelp, TyperGroup):
-    """A group of commands. ``targets`` holds each command's ``module:attribute``, a function or a Typer."""
+    """A group of commands. ``targets`` holds each command's ``module:attribute``, which names a function or a Typer."""
 
     targets: ClassVar[Mapping[str, str]] = {}
 
@@ -68,7 +68,7 @@ def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.
 
 
 def plain_app(commands: Mapping[str, Callable[..., None]], **settings: Any) -> typer.Typer:
-    """Return a Typer of these functions, by command name."""
+    """Return a Typer with a command for each function in ``commands``."""
     app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
     for name, function in commands.items():
         app.command(name, cls=PlainCommand)(function)

@@ -172,7 +172,7 @@ def build(
 ) -> None:
     """Build a bundle's TensorRT engines on this device.
 
-    Takes minutes per engine and prints each path. Keeps matching engines; after an interrupt, the same command resumes.
+    Takes minutes for each engine and prints its path. Matching engines are kept; after an interrupt, the same command resumes.
     """
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command
@@ -238,7 +238,7 @@ def push(
 ) -> None:
     """Upload a bundle to the hub, and print its address.
 
-    Needs a token that may write (HF_TOKEN). A new repository is private unless --public is given.
+    Needs a token with write access in HF_TOKEN. A new repository is private unless --public is given.
     """
     with progress("starting") as step:
         from edgevlm.apps.bundles import fetch

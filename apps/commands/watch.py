@@ -190,7 +190,7 @@ def serve(
     json: Json = False,
     quiet: Annotated[bool, flag("--quiet", "Write only errors and data losses.")] = False,
 ) -> None:
-    """Serve cameras over HTTP, with a page.
+    """Serve cameras over HTTP, with a web page.
 
     Prints the page's address. Programs can talk to the server with OpenAI's clients.
     """

@@ -1,1 +1,1 @@
-"""Plans: predict a model's memory and speed on a device."""
+"""Predict a model's memory and speed on a device."""

@@ -115,7 +115,7 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
     already rounded to a different precision.
     """
     stored = load_precision(precision)
-    engine = kind == "jetson" and stored.tensorrt is not None  # if TensorRT lacks the precision, ONNX Runtime runs it
+    engine = kind == "jetson" and stored.tensorrt is not None  # if TensorRT lacks the precision, ONNX Runtime runs the model
     layouts = stored.tensorrt if engine and stored.tensorrt else stored.onnxruntime
     table = round(model.table * layouts.table.bytes_per_weight())
     head = 0 if model.tied else table
@@ -138,16 +138,16 @@ def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
-    """Return the most bytes that a policy keeps: POLICY_ROW for each cached row."""
+    """Return the most bytes that a policy keeps: POLICY_ROW for each cached row, layer and KV head."""
     return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
 
 
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
     """Return the decoder's working memory in its largest call, which appends up to ``chunk`` frames to an empty memory.
 
-    I and E are the widths of the MLP and the residual stream. Q and K are the total widths of all query heads and key heads.
-    On a CPU, each row takes 6 I + 3 E + 3 Q + 4 K float32 numbers, plus three copies of its input, E (1 + deepstack) numbers.
-    On a GPU, each row takes 3 I + 4 E float16 numbers, plus one copy of its input.
+    I and E are the widths of the MLP and the residual stream. Q and K are the total widths of all query heads and key heads. On
+    a CPU, each row takes 6 I + 3 E + 3 Q + 4 K float32 numbers, plus three copies of its input of E (1 + deepstack) numbers. On
+    a GPU, each row takes 3 I + 4 E float16 numbers, plus one copy of its input.
     """
     frame = model.tower.rows
     rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))
@@ -193,7 +193,7 @@ def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
 
 
 def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the bytes of the cache's copy with room for the longest question, or 0 if no positions are left."""
+    """Return the bytes of the enlarged cache that the longest question needs, or 0 if no positions are left for it."""
     set_aside, spare = model.text_rows - model.closing, model.most_budget - budget
     longer = min(LONGEST_QUESTION, set_aside + spare) - set_aside
     return arena_bytes(model, budget + longer, kv) if longer > 0 else 0
@@ -201,7 +201,7 @@ def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model at a precision on a device. ``served`` is the number of a server's cameras, or 0 for ``edgevlm run``."""
+    """Predicts a model's memory and speed on a device. ``served`` counts a server's cameras; 0 means ``edgevlm run``."""
 
     model: PlannedModel
     device: DeviceProfile
@@ -244,7 +244,7 @@ class Roofline:
         )
 
     def _rate(self, integer: bool, wide: bool) -> float:
-        """Return how many operations per second the device does in matrix products.
+        """Return the number of operations per second that the device performs in matrix products.
 
         ``integer`` is true if a CPU multiplies the matrices as int8. ``wide`` is true if a GPU multiplies in float32, not
         float16.
@@ -277,8 +277,8 @@ class Roofline:
         """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached rows.
 
         The cost is 2 P rows operations for P parameters in the layers' matrices, and 4 L H D rows (held + rows / 2) for
-        attention with H heads of size D in L layers. ``logits`` adds a row of logits: 2 V E operations and the head's weights.
-        Each call reads the layers' weights and the cached rows.
+        attention with H heads of size D in L layers. ``logits`` adds a row of logits: 2 V E operations and one reading of the
+        head's weights. Each call reads the layers' weights and the cached rows.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2
@@ -302,8 +302,8 @@ class Roofline:
     def speed(self, budget: int, chunk: int) -> Speed:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        A frame's time is the sum of its shares of the tower's time for a grid, of the decoder's time for the grid's rows, and
-        of the compression. A compression reads the cache ``COMPRESSION_READS`` times per chunk.
+        A frame's time is its share of a grid's time: the time of the tower, of the decoder for the grid's rows, and of
+        compression. A compression reads the cache ``COMPRESSION_READS`` times per chunk.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)
@@ -326,7 +326,7 @@ class Roofline:
         )
 
     def can_run(self, budget: int, chunk: int, fps: float) -> bool:
-        """Return whether a budget fits memory and positions, and allows every camera ``fps`` frames a second."""
+        """Return whether a budget fits the memory and the positions, and allows every camera ``fps`` frames a second."""
         if not self.model.least_budget <= budget <= self.model.most_budget:
             return False
         fits = self.memory(budget, chunk).total <= self.device.usable_bytes

@@ -27,7 +27,7 @@ from edgevlm.runtime.files import look
 from edgevlm.runtime.model import bundle_folder, load_tokenizer
 
 DECODER, VISION = "decoder.weights", "vision.weights"
-MLP = "layer0.mlp"  # the first layer's matrix of gate and up
+MLP = "layer0.mlp"  # name of the first layer's matrix of gate and up
 VECTOR = re.compile(r"final_norm\.weight|layer\d+\..*(norm\.weight|\.bias)")
 PREFIX = 32  # assumed rows of the system prompt: counting them needs the tokenizer
 
@@ -100,7 +100,7 @@ def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner:
 
 
 def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
-    """Return the model of ``demo``, a folder or an id in models.json. ``camera`` is the frames' (height, width)."""
+    """Return the planned model of ``demo``, a folder or an id in models.json. ``camera`` is the frames' (height, width)."""
     if name == "demo" or (Path(name) / MANIFEST).exists():
         return plan_bundle(name, camera)
     facts = None if Path(name).exists() else next((each for each in published_facts() if each["id"] == name), None)
@@ -108,7 +108,7 @@ def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
 
 
 def plan_published(facts: Mapping[str, Any], camera: tuple[int, int]) -> PlannedModel:
-    """Return the model of an entry in models.json. ``camera`` is the frames' (height, width)."""
+    """Return the planned model of an entry in models.json. ``camera`` is the frames' (height, width)."""
 
     def sized(factor: int, budget: tuple[int, int], clip: int) -> tuple[int, int]:
         return PixelBudget(factor, budget[0], budget[1] * clip, clip).fitted(*camera)
@@ -170,7 +170,7 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
-    """Return the model of ``demo`` or a bundle's folder. If the bundle takes frames of any size, ``camera`` is (height, width).
+    """Return the planned model of ``demo`` or a bundle. ``camera`` is the frames' (height, width) if the bundle takes any size.
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """

@@ -25,10 +25,9 @@ NEARLY = 0.9  # if no precision keeps up, choose the most accurate one that is a
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The options as typed; :func:`choose` chooses those that are None.
+    """The options of ``edgevlm plan`` as typed; :func:`choose` chooses the options that are None.
 
-    ``device`` is a name in :mod:`edgevlm.engines.devices`, or None for this machine.
-    ``camera`` is the frames' (height, width).
+    ``device`` is a name in :mod:`edgevlm.engines.devices`, or None for this machine. ``camera`` is the frames' (height, width).
     ``cameras`` is the number of a server's cameras, or None for ``edgevlm run``.
     """
 
@@ -116,9 +115,9 @@ def make_plan(request: PlanRequest) -> DevicePlan:
 def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
     """Make a plan, choosing the options that were not given.
 
-    The chosen precision is the most accurate one at which the usual budget, or at least half of it, fits in memory and keeps
-    up with ``request.fps``. If no precision keeps up, choose a fast one that fits; if none fits, choose the smallest.
-    Raises UserError for an invalid precision or budget.
+    The chosen precision is the most accurate one at which the usual budget, or at least half of it, fits in memory and keeps up
+    with ``request.fps``. If no precision keeps up, the most accurate of the nearly fastest that fit is chosen; if none fits,
+    the smallest. Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
@@ -147,7 +146,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the candidate precisions: ``asked``, or that of a bundle or of rounded weights, or all that suit the device."""
+    """Return the candidate precisions: ``asked``, or else that of a bundle or rounded weights, or else all for the device."""
     if asked is not None:
         load_precision(asked)
         return (asked,)
@@ -155,7 +154,7 @@ def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) ->
 
 
 def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) -> str:
-    """Return a bundle's tower precision. For a checkpoint on a CPU, return int8 if the decoder's weights are integers."""
+    """Return the tower's own precision; for a checkpoint on a CPU, int8 if the decoder's weights are integers, else fp32."""
     if model.files or device.kind != "cpu":
         return model.tower.precision
     return "int8" if load_precision(precision).onnxruntime.matrices.is_integer else "fp32"
@@ -205,7 +204,7 @@ def show(request: PlanRequest, as_json: bool) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PublishedCheckpoint:
-    """A checkpoint on the hub. ``checked`` lists the facts that were looked up; others are from memory."""
+    """A checkpoint on the hub. ``checked`` lists the facts that were looked up; the other facts are unverified."""
 
     name: str
     licence: str

@@ -61,12 +61,12 @@ def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
 
 
 def device_named(name: str | None) -> DeviceProfile:
-    """Return the device of this name, or this machine for None. Raises UserError for an unknown device."""
+    """Return the device called ``name``, or this machine if ``name`` is None. Raises UserError for an unknown device."""
     return this_machine() if name is None else load_device(name)
 
 
 def assumptions(device: DeviceProfile) -> str:
-    """List this machine's assumed figures in words; empty for other devices."""
+    """List this machine's assumed figures in words; return "" for any other device."""
     if device.name != NAME:
         return ""
     return f"assumed: {device['bandwidth_gb_s']:g} GB/s of bandwidth, {device['system_mib'] / 1024:.1f} GiB for the system"
