@@ -1,4 +1,4 @@
-"""A cluster node: opens and closes its service's cameras as the head orders, as long as its lease lasts."""
+"""A cluster node: opens and closes its service's cameras as the head orders, while its lease lasts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class NodeAgent(Hooks):
         self.needs: dict[str, Planned] = {}
         self.epochs: dict[str, int] = {}  # epochs of cameras that are open, opening or closing
         self.problems: dict[str, str] = {}
-        self.moves: dict[str, dict[str, Any]] = {}  # by camera that moved here: its snapshot's time, and the seconds lost
+        self.moves: dict[str, dict[str, Any]] = {}  # the snapshot's time and the seconds lost, for each camera that moved here
         self.view: Fields = Director().told
         self._mark = ""  # identifies the newest view received from the head
         self._events: dict[str, MovingEvents] = {}
@@ -228,7 +228,7 @@ class NodeAgent(Hooks):
         """Close cameras that this node may no longer watch, open those it must watch, and apply the cluster's watches."""
         with self._working, self._service.watches.held():
             view = self.view
-            held = self._lease.held(self._clock())  # read the lease after the view, so that the lease is at least as new
+            held = self._lease.held(self._clock())  # read the lease after the view, to be at least as new as the view
             for name, epoch in list(self.epochs.items()):
                 if held.get(name) != epoch:
                     self._close(name)
@@ -317,7 +317,7 @@ class NodeAgent(Hooks):
         return {**self._service.stream(name).describe(), "node": self.name, "epoch": self.epochs.get(name), "lost_s": lost}
 
     def change(self, name: str, policy: str | None, budget: str | int | None, paused: bool | None) -> None:
-        """Pause or resume a camera, or change its policy or budget; a new policy or budget starts an empty memory.
+        """Pause or resume a camera, or change its policy or budget; a new policy or budget empties the memory.
 
         None leaves a setting unchanged. A camera that moves to another node keeps the change. Raises HeadAway and UserError;
         the camera then continues as before. Raises FieldError for a policy that clients may not name.
@@ -398,7 +398,7 @@ class NodeAgent(Hooks):
     def _replaced(
         self, kind: str, old: Fields, new: Fields, known: Collection[str], replace: Callable[[str], str]
     ) -> list[str]:
-        """Replace changed cameras, and retry cameras that failed before; return a line for each change."""
+        """Replace changed cameras or watches, and retry those that failed before; return a line for each change."""
         done = []
         for name in {**old, **new}:
             if old.get(name) != new.get(name) or (name in new and name not in known):
@@ -424,7 +424,7 @@ class NodeAgent(Hooks):
             self.ask()
 
     def pause_watch(self, name: str, paused: bool, camera: str | None) -> None:
-        """Pause a watch on one or all of its cameras, on any node. Raises UserError and HeadAway."""
+        """Pause or resume a watch on one or all of its cameras, on any node. Raises UserError and HeadAway."""
         cameras = self._service.watches.watch(name).cameras or list(self.view["cameras"])
         self.call("pause_watch", name, paused, [each for each in cameras if camera in (None, each)])
         self.follow()
@@ -476,7 +476,7 @@ class NodeAgent(Hooks):
             return self.notes.answer(number)
 
     def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
-        """Delete what a forget note names from the shared folders of cameras that no node has open.
+        """Carry out a forget note in the shared folders of cameras that no node has open.
 
         Returns what was deleted, the failures, and the names of absent nodes and closed cameras that must still delete their
         data. Raises UserError and HeadAway.

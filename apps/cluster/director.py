@@ -22,8 +22,8 @@ Fields = dict[str, Any]
 class ClusterState:
     """The head's state, which is saved.
 
-    A forget note in ``notes`` is kept until all nodes and cameras have deleted what the note names. A removed camera's epochs
-    are in ``removed``: a new camera of the same name continues from them. ``instances`` holds the id of each node's process.
+    A forget note in ``notes`` is kept until all nodes and cameras have deleted what the note names. ``removed`` holds removed
+    cameras' epochs, from which new cameras of the same names continue. ``instances`` holds the id of each node's process.
     ``nodes_forgot`` and ``cameras_forgot`` hold the number of the last forget note that each node and camera has followed.
     """
 
@@ -134,12 +134,12 @@ class Director:
         *,
         now: float,
     ) -> Fields:
-        """Return the cameras that a node must watch until LEASE_S after its request.
+        """Return the cameras that a node must watch until LEASE_S seconds after its request.
 
         The reply's ``view`` is None if ``mark`` identifies the newest view. ``open`` names the cameras whose memory the node
-        has open. ``needs`` holds the fields of a :class:`Need` for each model. The node has followed the forget notes up to
-        number ``forgot`` in its files, and up to the numbers in ``cameras_forgot`` in the cameras' memories. Raises UserError
-        if the node has to join again.
+        has open. ``needs`` holds the fields of a :class:`Need` for each model. ``forgot`` is the number of the last forget note
+        followed in the node's files; ``cameras_forgot`` holds this number for each camera's memory. Raises UserError if the
+        node has to join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"node {name} is no longer in the cluster; joining again")
@@ -265,7 +265,7 @@ class Director:
         self.keep()
 
     def pause_watch(self, watch: str, paused: bool, cameras: Iterable[str], *, now: float) -> None:
-        """Pause or resume a watch on these cameras, on any node."""
+        """Pause or resume a watch on the named cameras, on any node."""
         for camera in (self.state.cameras[name] for name in cameras if name in self.state.cameras):
             others = [each for each in camera.paused_watches if each != watch]
             camera.paused_watches = [*others, watch] if paused else others

@@ -1,4 +1,4 @@
-"""Delete what the head's forget notes name from a node's files, memories and folders."""
+"""Carry out the head's forget notes in a node's files, memories and folders."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Note = Mapping[str, Any]
 class NoteFollower:
     """Follows the forget notes in the head's last answer, ``view()``.
 
-    The agent holds its camera lock when it calls a method. Other threads read four fields without it. ``counts`` holds the
-    number of deletions, by note and camera. ``refused`` holds the reason why a memory could not forget a note's period. The
-    number of the last note followed is ``kept`` for files, and in ``cameras`` for each camera's memory.
+    The agent calls methods with its camera lock held. Other threads read the fields described here without the lock. ``counts``
+    holds the number of deletions, by note and camera. ``refused`` holds the reason why a memory could not forget a note's
+    period. ``kept`` is the number of the last note followed in files; ``cameras`` holds this number for each camera's memory.
     """
 
     node: str
@@ -46,7 +46,7 @@ class NoteFollower:
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and view of each camera that was closed
 
     def follow(self) -> None:
-        """Delete what forget notes name from this node's files, from open cameras, and from recently closed cameras."""
+        """Carry out forget notes in this node's files, in open cameras, and in recently closed cameras."""
         view = self.view()
         try:
             for note in view["notes"]:
@@ -68,7 +68,7 @@ class NoteFollower:
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Delete what forget notes, by default all waiting ones, name from a closed camera. Raises UserError and OSError."""
+        """Carry out forget notes, by default all waiting ones, for a closed camera. Raises UserError and OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))
@@ -77,7 +77,7 @@ class NoteFollower:
             self.cameras[name] = note["number"]
 
     def follow_shared(self, number: int) -> None:
-        """Delete what one forget note names from the folders of cameras that no node has open. Raises UserError."""
+        """Carry out one forget note in the folders of cameras that no node has open. Raises UserError."""
         view = self.view()
         for note in [note for note in view["notes"] if note["number"] == number]:
             for name in {*view["cameras"], *view["removed"]}:
@@ -111,7 +111,7 @@ class NoteFollower:
         self.kept = note["number"]
 
     def _forget_memory(self, name: str, note: Note, forget: Callable[[Span], Forgotten]) -> None:
-        """Delete rows and thumbnails of a period; if the policy cannot forget only a part, record the refusal."""
+        """Delete rows and thumbnails of a period; if the policy can only forget everything, record its refusal."""
         if not note["all"]:
             try:
                 self._count(note, {name: forget(span_of(note))})
@@ -125,7 +125,7 @@ class NoteFollower:
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
 
     def _delete_emptied(self, name: str) -> None:
-        """Delete a camera's folders of epochs before ``begins``, at which its memory was emptied."""
+        """Delete a camera's folders from before epoch ``begins``, which started with an empty memory."""
         view = self.view()
         begins = view["cameras"].get(name, {}).get("begins", view["removed"].get(name, 0))
         with suppress(OSError):

@@ -15,7 +15,7 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model's predicted memory and speed on a node. ``fps`` is the model's total, or 0 if it cannot run."""
+    """A model's predicted memory and speed on a node. The model's cameras share ``fps``, which is 0 if the model cannot run."""
 
     weights_bytes: int = 0  # counted once per node, however many cameras use the model
     camera_bytes: int = 0
@@ -24,11 +24,11 @@ class Need:
 
 @dataclass
 class Node:
-    """A machine of the cluster. ``seen`` is the time of its last request. A node that is ``leaving`` gets no new cameras."""
+    """A machine of the cluster. ``seen`` is the time of the node's last request. A ``leaving`` node gets no new cameras."""
 
     name: str
     memory_bytes: int
-    needs: dict[str, Need] = field(default_factory=dict)  # by model, for models that the node has planned
+    needs: dict[str, Need] = field(default_factory=dict)  # by model, for the models that the node has planned
     url: str = ""
     seen: float = 0.0
     leaving: bool = False
@@ -181,5 +181,5 @@ def why_not(loads: Collection[Load], camera: Camera) -> str:
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:
-    """Return the fraction of a node that a camera takes: the minimum over the nodes."""
+    """Return the smallest fraction of a node that a camera takes on any of the nodes."""
     return min((load.with_one_more(camera) - load.fullness() for load in loads), default=0.0)

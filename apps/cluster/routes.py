@@ -1,4 +1,4 @@
-"""The routes of a server in a cluster: requests about a camera are answered by the node that watches it."""
+"""The routes of a server in a cluster: requests about a camera are answered by the node that watches the camera."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from edgevlm.errors import UserError, nearest
 
 FROM = "x-edgevlm-node"  # header that marks a forwarded request, so that no node forwards it again
 PASSED = ("authorization", "content-type", "accept", "range")
-CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # timeouts for another node: connecting, a whole list, the next bytes
+CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # timeouts for a node to accept a connection, send a list, send the next bytes
 FORGET_S = 60.0
 HERE = "http://here"  # base URL for requests to this node's own application
 LATE_S = 6.0
@@ -50,7 +50,7 @@ class Noted(Strict):
 
 
 class ClusterRoutes:
-    """An ASGI application in front of a node's usual application."""
+    """An ASGI application that answers or forwards a cluster's requests before the node's usual application."""
 
     def __init__(self, app: Any, service: Service, agent: NodeAgent) -> None:
         self._app, self._service, self._agent = app, service, agent
@@ -233,7 +233,7 @@ class ClusterRoutes:
     async def _asked(
         self, request: Request, urls: Collection[str], body: bytes | None = None, seconds: float = LIST_S
     ) -> list[httpx.Response]:
-        """Send the request to these nodes; return the responses, in the order of ``urls``, without nodes that do not answer."""
+        """Send the request to the nodes at ``urls``; return the responses in this order, skipping nodes that do not answer."""
 
         async def one(url: str) -> httpx.Response | None:
             with suppress(httpx.HTTPError):

@@ -25,7 +25,7 @@ KEPT = 64  # number of unsent events to keep for each camera
 class Shared:
     """A cluster's shared storage.
 
-    Methods that delete raise no errors; the others raise OSError. Thumbnails are shared only if the storage is a folder;
+    Methods that delete raise no errors; all other methods raise OSError. Thumbnails are shared only if the storage is a folder;
     otherwise they stay on the node that made them.
     """
 
@@ -55,7 +55,7 @@ class Shared:
                 self._files.pipe_file(self._path(name), content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Return the epochs that have a folder, oldest first. If ``unfinished``, include incomplete copies."""
+        """Return the epochs that have a folder, oldest first. If ``unfinished`` is true, include incomplete copies."""
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
@@ -70,7 +70,7 @@ class Shared:
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Make an epoch's folder, empty or as a copy of another folder; leave an existing folder unchanged."""
+        """Make an epoch's folder, empty or as a copy of epoch ``like``'s folder; leave an existing folder unchanged."""
         folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
             if self._is_begun(camera, epoch):

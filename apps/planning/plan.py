@@ -27,7 +27,8 @@ NEARLY = 0.9  # if no precision keeps up, choose the most accurate one that is a
 class PlanRequest:
     """The options of ``edgevlm plan`` as typed; :func:`choose` chooses the options that are None.
 
-    ``device`` is a name in :mod:`edgevlm.engines.devices`, or None for this machine. ``camera`` is the frames' (height, width).
+    ``device`` is a name in :mod:`edgevlm.engines.devices`, or None for this machine.
+    ``camera`` is the frames' (height, width).
     ``cameras`` is the number of a server's cameras, or None for ``edgevlm run``.
     """
 

@@ -1,4 +1,4 @@
-"""The base class of all kinds of sources."""
+"""Define the base classes of sources and of connections to cameras."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StageTimer:
         self._last = now
 
     def mark(self, stage: str) -> None:
-        """End a stage, and record its time under this name."""
+        """End the current stage, and record its duration under the name ``stage``."""
         now = time.monotonic()
         self.ms[stage] = 1e3 * (now - self._last)
         self._last = now
@@ -59,8 +59,8 @@ class StageTimer:
 class Frame:
     """A sampled frame: uint8 RGB ``[H, W, 3]`` and its stream time in seconds, which never decreases.
 
-    ``scene`` holds the demo's right answers at this frame; None for other sources.
-    ``pixels`` is the image after :attr:`Source.prepare`.
+    ``scene`` holds the right answers at this frame if the source is the demo, else None.
+    ``pixels`` is what :attr:`Source.prepare` made of the image.
     """
 
     def __repr__(self) -> str:
@@ -86,9 +86,9 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options for a source. Sources ignore options that do not apply. Raises SourceError for invalid values.
+    """Options for a source. Sources ignore options that do not apply to them. Raises SourceError for invalid values.
 
-    ``fps`` is the number of frames a second to take, by their timestamps.
+    ``fps`` is the number of frames to take per second of their timestamps.
     ``size`` (width, height), ``pixel_format`` (a FourCC like ``MJPG``) and ``camera_fps`` are requested from a camera.
     ``camera_fps`` is also the assumed frame rate of recordings without timestamps.
     ``realtime`` plays a recording at ``speed`` times its own pace.
@@ -97,7 +97,7 @@ class SourceOptions:
     ``backoff_s`` holds the first and the longest pause between attempts to connect.
     ``seed`` determines the demo world and the random part of the pauses in ``backoff_s``.
     ``open_timeout_s`` limits an attempt to connect.
-    ``stall_timeout_s`` and ``read_timeout_s`` are the seconds without a frame until a source is STALLED or reconnects.
+    A source is STALLED after ``stall_timeout_s`` seconds without a frame, and reconnects after ``read_timeout_s`` seconds.
     ``hosts`` are the hosts that an address may reach, including by redirects and playlists; None allows any host.
     """
 
@@ -149,7 +149,7 @@ class Source(ABC):
 
     @cached_property
     def drops(self) -> Counter[str]:
-        """Count the due frames that were lost, by cause."""
+        """Return the number of due frames that were lost, by cause."""
         return Counter()
 
     @property
@@ -162,7 +162,7 @@ class Source(ABC):
         """Return the next sampled frame, or None at the end. Raises SourceError if the source cannot continue."""
 
     def interrupt(self) -> None:  # noqa: B027
-        """End a read that is waiting for frames; any thread may call it."""
+        """End a :meth:`read` that is waiting for frames. Any thread may call this method."""
 
     def skip(self, time_s: float) -> bool:
         """Skip a recording to ``time_s`` before the first :meth:`read`. Return False for a source that cannot skip."""

@@ -38,7 +38,7 @@ class Device:
 
 
 def devices(root: Path = ROOT) -> list[Device]:
-    """List every /dev/videoN under ``root``, in the order of N."""
+    """List every /dev/videoN under ``root``, ordered by N."""
     links: dict[Path, list[Path]] = {}
     for link in sorted((root / "dev" / "v4l").glob("by-*/*")):
         links.setdefault(link.resolve(), []).append(link)
@@ -58,7 +58,7 @@ def devices(root: Path = ROOT) -> list[Device]:
 
 
 def problem_of(path: Path, root: Path = ROOT) -> str | None:
-    """Return Linux's reason why a node cannot be opened or gives no pictures, or None."""
+    """Return the reason why a device cannot be opened or gives no pictures, or None if Linux gives no reason."""
     for process in (root / "proc").glob("[0-9]*"):
         try:
             if process.name != str(os.getpid()) and any(os.readlink(each) == str(path) for each in (process / "fd").iterdir()):
@@ -73,7 +73,7 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
 
 
 class UsbConnection(Capture):
-    """A device opened through OpenCV's V4L2 backend. It has a single buffer, so that frames are never stale.
+    """A device opened through OpenCV's V4L2 backend. A single buffer ensures that frames are never stale.
 
     ``target`` is an index, /dev/videoN, or a persistent name such as /dev/v4l/by-id/.., but existing ``links`` are tried first.
     The driver chooses the nearest mode to the requested size, rate and pixel format; :attr:`mode` describes the choice.
@@ -108,7 +108,7 @@ class UsbConnection(Capture):
 
 
 def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
-    """Return the camera's names by port, which stay the same when it is plugged into that port again with a new number."""
+    """Return the camera's links by port, which stay the same when replugging the camera into a port changes its number."""
     node = (root / "dev" / f"video{target}" if target.isdigit() else Path(target)).resolve()
     return [
         link for device in devices(root) if device.path.resolve() == node for link in device.links if "by-path" in link.parts

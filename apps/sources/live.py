@@ -27,7 +27,7 @@ from edgevlm.apps.sources.base import (
 )
 from edgevlm.errors import SourceError, SourceRefused, UserError, refuse_fork
 
-KEYFRAME_WAIT_S = 30.0  # after this time without a keyframe (intra refresh), watch any decoded picture
+KEYFRAME_WAIT_S = 30.0  # after this time without a keyframe (as with intra refresh), watch any decoded picture
 POLL_S = 0.2
 LATE_S = 1.0  # a recording that is this late (for example after ctrl-Z) continues without catching up
 ADRIFT = 4
@@ -155,7 +155,7 @@ class ReadAhead(ThreadedSource):
 def pauses(first_s: float, longest_s: float, random: Random) -> Iterator[float]:
     """Yield pauses of ``first_s * 2^n``, at most ``longest_s``, each shortened by up to half at random.
 
-    The randomness keeps cameras that fail together (a switch, a power cut) from reconnecting at the same moment.
+    The randomness keeps cameras that fail together (as in a power cut) from reconnecting at the same moment.
     """
     while True:
         yield min(first_s, longest_s) * random.uniform(0.5, 1)
@@ -188,7 +188,7 @@ class Link:
         self.thread.start()
 
     def quiet_s(self) -> float:
-        """Return the seconds since the link's last data."""
+        """Return the seconds since data last arrived, or 0 while the link waits for the reader."""
         return 0.0 if self.holding else time.monotonic() - self.moved_s
 
     def _run(self) -> None:
@@ -320,7 +320,7 @@ class LiveSource(ThreadedSource):
                 self._changed.wait(min(due - quiet, options.stall_timeout_s))
 
     def _rest(self) -> None:
-        """Pause before the next attempt, and for as long as too many abandoned connections hang."""
+        """Pause before the next attempt to connect, and for longer while too many abandoned connections hang."""
         end = time.monotonic() + next(self._pauses)
         with self._changed:
             while not self._closing:

@@ -179,7 +179,7 @@ class BoundHandler(http.AbstractHTTPHandler):
     def http_open(self, request: http.Request) -> HTTPResponse:
         def dialled(*arguments: Any, **options: Any) -> HTTPConnection:
             made = (HTTPSConnection if request.type == "https" else HTTPConnection)(*arguments, **options)
-            vars(made)["_create_connection"] = self._hosts.connect  # http.client opens all sockets, including TLS, by this
+            vars(made)["_create_connection"] = self._hosts.connect  # http.client's way to open sockets, including TLS
             return made
 
         return self.do_open(dialled, request)
@@ -193,8 +193,8 @@ Ask = Callable[[dict[str, str]], HTTPResponse]
 class PictureConnection(Connection):
     """Reads pictures over HTTP from an endless response (Motion JPEG), or requests single pictures ``fps`` times a second.
 
-    Pictures are decoded one by one, so their size and format may change; they have no timestamps. ``ask`` repeats the request
-    with the given headers, such as If-None-Match, so an unchanged picture is skipped.
+    Pictures are decoded one by one, so their size and format may change. Pictures have no timestamps. ``ask`` repeats the
+    request with the given headers, such as If-None-Match, so an unchanged picture is skipped.
     """
 
     def __init__(self, response: HTTPResponse, ask: Ask, options: SourceOptions) -> None:
@@ -253,8 +253,8 @@ class FfmpegConnection(Connection):
     """Decodes one video stream with FFmpeg. Raises SourceError, without the address in its text.
 
     A video file at a URL plays at its recorded speed, and then ends. If ``response`` is given, FFmpeg reads this HTTP response
-    and opens no address. This class requests the addresses in an HTTP playlist, but only on the camera's own host, on public
-    hosts, or (if set) on those of ``options.hosts``.
+    and opens no address. Addresses in an HTTP playlist are requested only on the camera's own host and on public hosts or, if
+    ``options.hosts`` is set, only on the hosts that it allows.
     """
 
     def __init__(

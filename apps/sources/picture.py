@@ -47,7 +47,7 @@ def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
 
 
 def try_decoding(data: bytes) -> Image | None:
-    """Decode a camera's picture; return None if it is damaged or too large."""
+    """Decode a camera's picture; return None if the picture is damaged or too large."""
     try:
         return decode_picture(data)
     except SourceError:
@@ -88,10 +88,10 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return the offset of a JPEG's end and True. For an incomplete JPEG, return the offset of the next search and False.
+    """Return the offset of a JPEG's end and True. For an incomplete JPEG, return the offset for the next search and False.
 
-    The returned offset is negated if a new JPEG begins at it. ``at`` is the offset of a segment or of the scan, from which to
-    search. ``seen`` is the number of bytes that were searched before.
+    If a new JPEG begins at the returned offset, the offset is negated. The search starts at ``at``, the offset of a segment or
+    of the scan. ``seen`` is the number of bytes that earlier searches covered.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

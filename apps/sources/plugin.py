@@ -1,4 +1,4 @@
-"""Open sources from packages and users' files (classes or generator functions), and check each frame that they give."""
+"""Open sources from packages and users' files (classes or generator functions), and check each frame."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FrameCheck:
     def __call__(self, image: Any, seconds: Any) -> None:
         """Raise SourceError unless ``image`` is uint8 RGB ``[H, W, 3]`` and ``seconds`` is finite and never decreases.
 
-        If the first ``MANY`` frames all have the same time, raise SourceError too.
+        Also raise SourceError if the first ``MANY`` frames all have the same time.
         """
         if not isinstance(image, np.ndarray):
             raise self.wrong(f"gave a {type(image).__name__} for an image; {RGB}")
@@ -55,8 +55,8 @@ class FrameCheck:
 class GeneratorSource(Source):
     """A source whose frames a generator function yields, as ``image`` or ``(seconds, image)``.
 
-    The function gets those of ``target``, ``fps`` and ``options`` that it declares as parameters. Frames without times are
-    taken to be ``1 / fps`` seconds apart, from 0. Frames with times are sampled at ``fps``.
+    ``target``, ``fps`` and ``options`` are passed to the function if it declares them as parameters. Frames without times start
+    at 0 and are ``1 / fps`` seconds apart. Frames with times are sampled at ``fps``.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], target: str, options: SourceOptions, check: FrameCheck) -> None:
@@ -87,8 +87,8 @@ class GeneratorSource(Source):
 def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
     """Open a source by its name or by ``./file.py:Name``.
 
-    Raises SourceError for anything except a Source class or a generator function. While the source is read, an error in its
-    code and a wrong frame or time raise SourceError with the source's name and location.
+    Raises SourceError for anything other than a Source class or a generator function. While the source is read, errors in its
+    code and wrong frames or times become a SourceError with the source's name and location.
     """
     made: Any = load_class("sources", name)
     what = f"source {name}"

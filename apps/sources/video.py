@@ -41,7 +41,7 @@ def load_av() -> Any:
 class Video:
     """An open container and its best video stream; cover art is ignored. Raises SourceError.
 
-    ``source`` and ``options`` are those of ``av.open``. If ``source`` is an open file, FFmpeg opens no other file.
+    ``source`` and ``options`` are passed to ``av.open``. If ``source`` is an open file, FFmpeg opens no other file.
     """
 
     def __init__(self, source: Any, most_pixels: int = MOST_PIXELS, threads: str = "AUTO", **options: Any) -> None:
@@ -101,7 +101,7 @@ class Video:
         return frames if self._filter is None else self._filter(frames)
 
     def is_corrupt(self, frame: Any) -> bool:
-        """Return whether a part of this picture, or of an earlier one since the last keyframe, was lost."""
+        """Return whether a part of this picture, or of an earlier picture since the last keyframe, was lost."""
         known = frame.pts in self._spoiled
         self._spoiled.discard(frame.pts)
         return known or bool(frame.is_corrupt)
@@ -218,7 +218,7 @@ class Deinterlacer:
         return done
 
     def drain(self) -> list[Any]:
-        """Return the frame that is still held back."""
+        """Return the last frame, which the filter still holds back."""
         if self._graph is None:
             return []
         self._graph.push(None)
