@@ -1,4 +1,4 @@
-"""Compare policies, without known answers, by how far their next-token distributions are from full KV's."""
+"""Compare policies by how far their next-token distributions are from full KV's; no right answers need to be known."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class DemoScene:
         return [str(random.choice(group)) for group in groups if group]
 
     def departed(self) -> list[Fact]:
-        """Return a question about where each departed object was; the object that left last comes first."""
+        """Return one question per departed object, about where it was; the object that left last comes first."""
         questions = [(thing, ask("past_where", 0, thing.color, thing.shape)) for thing in self.history.gone]
         known = [(thing, question.text, truth(question, self.history)) for thing, question in questions]
         facts = [Fact(thing.name, text, answer, ((thing.left or 0) + 1) / WORLD_FPS) for thing, text, answer in known if answer]
