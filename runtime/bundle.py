@@ -208,8 +208,8 @@ class VisionSpec:
     (frame, row, column) positions. The block's frame coordinate advances by 1 per grid or, if ``tokens_per_second`` is set, by
     that number per second of the stream. With ``positions="frame"``, each grid is a separate block.
     ``positions="transformers"`` is like ``"video"`` but places the text after the video as transformers 5.23 and later do.
-    ``before`` and ``after`` are the texts before and after each grid. In these texts, ``{seconds}``, ``{minutes}`` and
-    ``{second}`` stand for the grid's time.
+    ``before`` and ``after`` are the texts before and after each grid. In ``before`` and ``after``, ``{seconds}``, ``{minutes}``
+    and ``{second}`` stand for the grid's time.
     """
 
     graph: str

@@ -98,7 +98,7 @@ class HeldFrames(NamedTuple):
     """The frames that have tokens in the memory, oldest first, as arrays ``[k]``.
 
     ``number``: each frame's number, from 0, or the number of each group of frames that the tower merges. ``seconds``: when each
-    frame was seen. ``tokens``: how many of the frame's tokens are in the layer and KV head that hold the most of them.
+    frame was seen. ``tokens``: the frame's number of tokens in the layer and KV head that hold the most tokens of the frame.
     """
 
     number: NDArray[np.int64]
@@ -224,8 +224,8 @@ class Session:
         each frame; ``changed[:interval=K,threshold=T]`` encodes the patches that changed since they were last encoded, and
         every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if there is none. ``store_bytes``,
         ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G". ``max_question_tokens``: the maximum
-        length of a question and its earlier turns, by default 8192; ``text_budget`` replaces it. The memory for a long question
-        is allocated when the question is asked.
+        length of a question and its earlier turns, by default 8192; ignored if ``text_budget`` is given. The memory for a long
+        question is allocated when the question is asked.
 
         Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt, and for a
         budget or chunk that is smaller than a frame, exceeds the model's positions or does not fit in the free memory. Also

@@ -52,8 +52,8 @@ class Stream:
     ``capture_bytes``: the size of the buffer for snapshots, which is allocated elsewhere but must fit in memory with the cache.
 
     If ``append`` is set, only the tokens that changed enter the memory. The ``append.present`` newest frames, called the
-    *present*, are held outside the memory. Every question sees the present whole, in rows reserved for it. When the next frame
-    comes, the changed tokens of the oldest present frame are appended.
+    *present*, are held outside the memory. Every question sees all tokens of the present frames, in rows reserved for these
+    frames. When the next frame comes, the changed tokens of the oldest present frame are appended.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Stream:
         return numbers, held | add_prefix("policy", self.policy.state()) | references | present | times
 
     def restore(self, numbers: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore the result of :meth:`state`. Raises ValueError if the stream's model or settings differ."""
+        """Restore the result of :meth:`state`. Raises ValueError if the model or the settings differ from the snapshot's."""
         for layer in range(self.cache.layers):
             self.cache.load(layer, strip_prefix(f"layer{layer}", arrays))
         self.policy.restore(strip_prefix("policy", arrays))
@@ -194,7 +194,7 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Let the block change the memory permanently. An error in the block sets ``torn``, unless it is a UserError.
+        """Let the ``with`` block change the memory permanently. An error in the block sets ``torn``, unless it is a UserError.
 
         Raises CacheError if another thread is using the stream.
         """
@@ -222,7 +222,7 @@ class Stream:
 
         Here a frame is one grid of tokens; a tower that merges frames makes one grid from a group of frames. ``seconds``: the
         times ``[F, 2]`` of each group's first and last frame, by default the group's number. A piece has as many frames as fit
-        without a compression. If no frame fits, a piece has as many as one compression makes room for, but at least one.
+        without a compression. If no frame fits, a piece has as many frames as one compression makes room for, but at least one.
         ``coming``: how many frames of the chunk are still to come. An incomplete piece waits for the remaining frames of the
         chunk. Raises UserError if an unbounded policy's budget is used up.
 
@@ -254,7 +254,7 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all frames but the newest, which become the *present*. Return how many new frames were taken.
+        """Append the changes of all frames but the newest, which become the *present*. Return how many new frames were handled.
 
         If more frames are ``coming``, the last piece waits, because those frames may still join this piece.
         """
@@ -399,7 +399,7 @@ class Stream:
 
     @contextmanager
     def _positions_kept(self) -> Iterator[Callable[[], None]]:
-        """Restore the positions if the block raises an error or calls the yielded function."""
+        """Restore the positions if the ``with`` block raises an error or calls the yielded function."""
         mark = self.positions.mark()
         try:
             yield lambda: self.positions.restore(mark)
@@ -442,7 +442,7 @@ class Stream:
         window: TimeWindow | None = None,
         rows: int = 0,
     ) -> Iterator[None]:
-        """Let the block append a question. On exit, remove everything that the block appended and restore the positions.
+        """Let the ``with`` block append a question. On exit, remove all that the block appended and restore the positions.
 
         ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` exceed the reserved room,
         the memory is copied to a larger cache. ``waiting``: frames that the block sees now and that will be appended
@@ -450,8 +450,8 @@ class Stream:
         had not been asked. If ``present`` frames are kept, the block sees the newest frames whole, and older waiting frames
         only where they changed. ``pictures``: arrays ``[1, tokens_per_frame, width]``, which the block sees after all frames,
         at intervals of one second from ``now``, the stream's time. ``window``: the block's rows attend only to rows from this
-        time window. Raises NothingHeld if the memory has no rows from ``window``, the errors of :meth:`check_window`, and
-        UserError if the copy does not fit in the free memory.
+        time window. Raises NothingHeld if the memory has no rows from ``window``. Raises UserError as :meth:`check_window`
+        does, and if a copy of the memory is needed but does not fit.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -506,7 +506,7 @@ class Stream:
 
     @contextmanager
     def truncated_prefix(self, rows: int) -> Iterator[None]:
-        """Keep only the first ``rows`` prefix tokens of a memory without frames until the block ends."""
+        """Keep only the first ``rows`` prefix tokens of a memory without frames until the ``with`` block ends."""
         held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in range(self.cache.layers)]
         position, seq = self.positions.mark(), self._seq
         self.cache.evict([layer["seq"] < rows for layer in held])
@@ -521,7 +521,7 @@ class Stream:
 
     @contextmanager
     def taken_out(self) -> Iterator[None]:
-        """On exit, remove everything that the block appended."""
+        """On exit, remove everything that the ``with`` block appended."""
         mark, position, seq, text_ids = self.cache.mark(), self.positions.mark(), self._seq, self.text_ids
         try:
             yield

@@ -86,7 +86,7 @@ class Driver:
             cuda=f"{version // 1000}.{version % 1000 // 10}",
         )
         self._context = device.retain_primary_context()
-        weakref.finalize(self, self._context.detach)  # pycuda's destructor would treat the context as its own
+        weakref.finalize(self, self._context.detach)  # otherwise pycuda's destructor would treat the context as its own
         self.main = self.stream()
 
     @contextmanager

@@ -119,8 +119,8 @@ class Policy(Stateful):
     :meth:`prepare`. To rank by attention, name the layers whose queries you want in :attr:`needs`, and receive the queries in
     :meth:`after_append`.
 
-    Create persistent state in :meth:`attach`, and name its attributes in ``state_fields``. Snapshots store these attributes,
-    and the byte budget counts their arrays.
+    Create persistent state in :meth:`attach`, and name its attributes in ``state_fields``. Snapshots store the attributes in
+    ``state_fields``, and the byte budget counts their arrays.
     """
 
     name: ClassVar[str]  # the name on the command line, by default the class's name
@@ -236,7 +236,7 @@ class Policy(Stateful):
         return without_lone_text(layer, mask | layer.fixed)
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
-        """Handle vision rows that were just committed. ``appended`` has the queries of ``needs.probe_layers``."""
+        """Handle vision rows that were just committed. ``appended`` holds the queries of ``needs.probe_layers``."""
 
 
 def problem_of(cls: type[Policy]) -> str:

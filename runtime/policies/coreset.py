@@ -26,7 +26,7 @@ class Coreset(OneChoice):
     token wins ties.
 
     Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS always keeps
-    recent tokens. In edgevlm a frame is appended after tokens are chosen, so a question attends to the whole newest frame.
+    recent tokens. In edgevlm a frame is appended after the tokens to keep are chosen, so questions see the whole newest frame.
     """
 
     diversity: float = setting(0.3, "weight of the log-determinant term; 0 disables it", at_least=0)

@@ -188,7 +188,7 @@ class KeySketches(Stateful):
         self.middle[layer], self.spread[layer] = keys.mean(1, keepdims=True), keys.std(1, keepdims=True) + np.float32(1e-3)
 
     def normal(self, keys: Float32) -> Float32:
-        """Centre and scale the deepest layer's keys ``[kv_heads, n, head_dim]`` per channel, and return ``[n, width + 1]``.
+        """Centre and scale the deepest layer's keys ``[kv_heads, n, head_dim]`` per channel. Returns ``[n, width + 1]``.
 
         The last channel is a constant, roughly the norm of the other channels. Without the constant channel, keys near the mean
         would point in random directions and not be similar. Raw keys share a large mean, so their cosines would all be near 1.

@@ -23,8 +23,8 @@ class InfiniPotV(FixedTarget):
 
     Ours: keys are compared un-rotated, so a token's position does not affect similarity. Tokens keep their frame and patch
     after every compression; the authors' code reshapes the remaining tokens into pseudo-frames. A past token whose patch is in
-    no recent frame counts as least redundant. VaN's mean skips missing neighbours. Recent frames stay, as in Alg. 1; Alg. 2
-    does not mention them.
+    no recent frame counts as least redundant. VaN's mean over neighbouring patches skips missing patches. Recent frames stay,
+    as in Alg. 1; Alg. 2 does not mention them.
     """
 
     alpha: float = setting(0.5, "fraction of |C| for recent frames and the tokens selected by TaR", at_least=0, at_most=1)

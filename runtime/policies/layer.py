@@ -199,7 +199,7 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of all texts up to the last."""
+        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` up to the last of these texts."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise ValueError(f"attention_of: text {unknown[0]!r} is not in needs.guidance; add it")
@@ -224,8 +224,8 @@ class Layer:
 
         into: ``[kv_heads, n]``, the row of the same head that each row is merged into. weight: ``[kv_heads, n]``, the number of
         tokens that each row represents. A row that others are merged into gets the weighted mean of the merged keys and values;
-        its other data does not change. Keys are averaged un-rotated, then rotated to that row's position. Raises ValueError if
-        ``into`` names a row that leaves or is fixed, or if the weights of merged rows do not add up to more than 0.
+        its other data does not change. Keys are averaged un-rotated, then rotated to the remaining row's position. Raises
+        ValueError if ``into`` names a row that leaves or is fixed, or if the weights of merged rows add up to 0 or less.
         """
         weights, keys, values = (
             np.broadcast_to(np.asarray(weight, np.float32), gone.shape),

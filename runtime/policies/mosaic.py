@@ -36,7 +36,7 @@ NEVER = 0.0, 0.0, 2**62
 At = tuple[int, int, int]  # layer, head, slot
 
 ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")
-NONE = -1  # marks the partition of a free slot, and the parent of a cluster that does not wait to join another
+NONE = -1  # the partition of a free slot, and the parent of a cluster that is not waiting to join another
 EARLY_ROWS = 64
 MERGE_FRACTION = 16  # frees 1 / MERGE_FRACTION of the slots when no slot is free
 FULL, OVER = 1, 2
@@ -89,7 +89,7 @@ def units(rows: NDArray[np.floating]) -> Float64:
 
 
 def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
-    """Return the mean of rows ``[n, width]`` and their mean distance 1 - cos from it (eqs. 1 and 2)."""
+    """Return the mean of rows ``[n, width]`` and their mean distance 1 - cos from that mean (eqs. 1 and 2)."""
     mean = rows.astype(np.float64).mean(0)
     return mean, float(np.mean(1 - units(rows) @ units(mean[None])[0]))
 

@@ -139,7 +139,7 @@ class ReKV(QuestionRetrieval):
 
     def take_in(self, blocks: Sequence[Block]) -> None:
         fresh = [self._add(layer, block) for layer, block in enumerate(blocks)]
-        for of_frame in zip(*fresh, strict=True):  # in this order, a block's number is frame * layers + layer
+        for of_frame in zip(*fresh, strict=True):  # this order makes a block's number frame * layers + layer
             for part in of_frame:
                 self.store.put(part)
 

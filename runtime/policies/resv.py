@@ -65,7 +65,8 @@ class HashClusters(Stateful):
 
         keys: rotated, ``[kv_heads, n, head_dim]``. positions: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a new
         cluster takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``, the moves and merges of sealed clusters
-        (as :meth:`seal` does), and how many tokens joined a cluster beyond ``distance`` because half of the slots were open.
+        as in :meth:`seal`, and the number of tokens that joined beyond ``distance``, as tokens do if half of the slots are
+        open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 

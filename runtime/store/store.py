@@ -1,4 +1,4 @@
-"""Keep blocks in host memory and in one file, each with a byte limit. Background threads write blocks, and prefetch blocks."""
+"""Keep blocks in host memory and in one file, each with a byte limit. Background threads write and prefetch blocks."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ class Store:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Restore blocks and numbers from the arrays of :meth:`state`. Blocks that are no longer in the file are lost.
+        """Restore the blocks and block numbers of :meth:`state`. Blocks that are no longer in the file are lost.
 
         Blocks that were in host memory are read again, because policies depend on :meth:`resident`. Raises KeyError or
         ValueError if the state is invalid.
