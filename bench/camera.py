@@ -23,7 +23,7 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 
 STAGES = ("capture", "decode", "preprocess", "wait", "encode", "prefill", "compress", "busy", "answer", "total")
-QUESTION = "how many objects are there now?"  # asked of any model, because the answer is ignored
+QUESTION = "how many objects are there now?"  # suits any model, because the answer is ignored
 WARM_UP = 2
 
 

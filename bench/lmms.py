@@ -35,7 +35,7 @@ ANSWER = 1024  # default number of tokens reserved for a question, and for an an
 class Edgevlm(lmms):
     """Answers a task's questions from a memory of ``budget`` vision tokens per layer.
 
-    ``model``: what ``edgevlm run --model`` takes. ``fps``: frames sampled per second of video. ``question``, ``answer``: tokens
+    ``model``: as for ``edgevlm run --model``. ``fps``: frames sampled per second of video. ``question``, ``answer``: tokens
     reserved for a question and for an answer. All other arguments are passed to ``Session.open``. Raises UserError for invalid
     arguments, including those of ``Model.load`` and ``Session.open``.
     """

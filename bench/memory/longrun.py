@@ -114,7 +114,7 @@ def measure(
 
 
 def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str, Any]:
-    """Ask each question once, after a warm-up question that is not counted."""
+    """Ask each question once, after a warm-up question whose answer is discarded."""
     session.ask(asked[-1][0]).wait()
     right: dict[str, list[bool]] = defaultdict(list)
     before, ttft_ms = moved_bytes(session), []

@@ -1,7 +1,7 @@
 """Time how long a snapshot holds up the stream, compared with a frame's time, and how long writing it takes.
 
-Once the cache is full, watching a chunk and taking a snapshot alternate. The stream waits while a snapshot is copied, but not
-while it is written.
+Once the cache is full, the session watches a chunk and takes a snapshot in turn. The stream waits while a snapshot is copied,
+but not while it is written.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: 
         while not session.stats.memory.compressions:
             session.watch(world.step())
         buffer, turns = CaptureBuffer(session.cache.nbytes), []
-        for _ in range(rounds + 1):  # the first round touches new memory and is not counted
+        for _ in range(rounds + 1):  # the first round touches new memory and is discarded
             frame_ms = time_job(watching(session, [world.step() for _ in range(CHUNK)])).wall
             about, arrays, held_ms = session._capture(buffer)
             turns.append((frame_ms, held_ms, timed(partial(state.write, {"identity": {}, **about}, arrays))))

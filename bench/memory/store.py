@@ -1,6 +1,6 @@
 """Time storing clusters, and fetching clusters from host memory and from a file that is not in the page cache.
 
-Announced and unannounced fetches take turns.
+Fetches announced in advance take turns with unannounced fetches.
 """
 
 from __future__ import annotations

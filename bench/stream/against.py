@@ -70,8 +70,7 @@ def against(
 
     ``model``: a LLaVA-OneVision checkpoint, by default one of the 0.5B shape with random weights. All runtimes are loaded
     together and take turns, chunk by chunk. Frames are prepared once for all runtimes, untimed. Raises UserError for a
-    checkpoint of a family other than LLaVA-OneVision, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks;
-    the first chunk is cold.
+    checkpoint of a family other than LLaVA-OneVision, for ``theirs`` other than fp32 and bf16, and for fewer than three chunks.
     """
     count, threads = frames // chunk, threads or default_threads()
     if count < 3:

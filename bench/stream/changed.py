@@ -66,7 +66,7 @@ def changed(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios compare with the clip's first line.
+    """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios are relative to the clip's first line.
 
     Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the
     tower's time were proportional to patches encoded, and the prefill's to tokens appended. ``model``: a bundle or SEEDED.

@@ -1,7 +1,7 @@
 """Measure a growing stream's memory, speed, answers and energy at given lengths, for each policy, including full KV.
 
 The measurements follow InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Policies run one after another, each in a
-separate process, so that each policy's peak memory is measured alone. No frame rate limits the demo's frames.
+separate process, so that each policy's peak memory is measured alone. Demo frames arrive as fast as the session watches.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:
-    """Ask a question repeatedly; return ms to the first token and per further token. The cold first answer is separate."""
+    """Ask a question repeatedly; return ms to the first token and per further token. The cold first answer has its own
+    field."""
     most, energy = min(ANSWER_TOKENS, session.text_budget.answer), Energy(meter) if meter else None
     cold, answers = session.ask(QUESTION, max_tokens=most), []
     cold.settle()

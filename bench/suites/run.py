@@ -33,7 +33,7 @@ from edgevlm.runtime.settings import parse_budget
 
 PROMPT_PARTS = 4  # a prompt may take 1 / PROMPT_PARTS of a model's positions
 NAMED = 5
-LEFT_OUT = {  # field of the last line -> the words printed before its entries
+LEFT_OUT = {  # field of the report's last line -> the words printed before the field's entries
     "missing_videos": "missing",
     "malformed": "malformed, and left out",
     "unanswered": "not answered",
