@@ -21,8 +21,8 @@ def all_benches(
 ) -> None:
     """Run the benchmarks and save their results.
 
-    To continue an interrupted run, run the same command again. After a failure, the other benchmarks still run, and the exit
-    status is 1.
+    Repeat the command to continue an interrupted run. After a failure, the other benchmarks still run, and the exit status is
+    1.
     """
     from edgevlm.bench.results.run_all import planned, run_all, typed
 

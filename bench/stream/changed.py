@@ -68,10 +68,9 @@ def changed(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios are relative to the clip's first line.
 
-    Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the
-    tower's time were proportional to patches encoded, and the prefill's to tokens appended. ``model``: a bundle or SEEDED.
-    ``layers``: the number of layers in each of SEEDED's tower and decoder (default: all). Raises UserError for fewer than three
-    chunks.
+    Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if tower time
+    were proportional to patches encoded, and prefill time to tokens appended. ``model``: a bundle or SEEDED. ``layers``: the
+    number of layers in each of SEEDED's tower and decoder (default: all). Raises UserError for fewer than three chunks.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:
