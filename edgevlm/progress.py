@@ -73,7 +73,7 @@ class StandardError(io.FileIO):
 
 
 def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
-    """Open standard streams that were closed before the start, and wrap stdout in ``stdout`` and stderr in StandardError.
+    """Open standard streams that are closed, and wrap stdout in ``stdout`` and stderr in StandardError.
 
     Characters that a stream's encoding lacks are escaped. A stream that the caller has replaced is not wrapped.
     """

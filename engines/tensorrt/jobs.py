@@ -34,7 +34,7 @@ DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
     """Return the three kinds of calls of the ``full`` graph, for a cache with ``capacity`` rows per layer.
 
-    A call for a token or a chunk returns logits for one row; a call for a question returns logits for up to all of its rows.
+    A call for a token or a chunk returns logits for one row; a call for a question can return logits for all its rows.
     """
     assert bundle.shapes is not None
     spec, rows, question = bundle.decoder, min(bundle.shapes.rows, capacity), min(bundle.shapes.question, capacity)
