@@ -155,7 +155,7 @@ def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
 
 @dataclass
 class DecoderGraph:
-    """A decoder graph under construction: call ``start``, then ``layer`` for each layer in turn, then ``logits``.
+    """Builds a decoder graph: call ``start``, then ``layer`` for each layer in turn, then ``logits``.
 
     ``residual`` and ``delta`` add up to the hidden state. With ``rotations``, all layers read and write a rotated hidden state.
     Layers from ``sparse_from`` on attend sparsely.
@@ -290,7 +290,7 @@ class DecoderGraph:
 
 @dataclass(slots=True)
 class PerLayerGraphs:
-    """A decoder's dense parts under construction: L + 1 graphs, between which the caller computes attention.
+    """Builds a decoder's dense parts as L + 1 graphs; the caller computes attention between two graphs.
 
     ``graph(name)`` makes an empty graph. ``per-layer0`` projects the input rows to layer 0's query, key and value.
     ``per-layer{l}`` reads the attention of layer ``l - 1``, finishes that layer and projects layer ``l``. ``per-layer{L}``

@@ -135,7 +135,7 @@ class WeightsFile:
 
 
 class GraphBuilder:
-    """An ONNX graph under construction: nodes, initializers, inputs and outputs, with unique, readable names.
+    """Builds an ONNX graph of nodes, initializers, inputs and outputs with unique, readable names.
 
     ``for_cpu`` marks a graph that runs only on ONNX Runtime's CPU and may use operators that other devices lack.
     """

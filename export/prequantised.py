@@ -6,7 +6,7 @@ inputs shares a zero point and a scale. An int32 holds eight codes or zero point
 - AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. The
   i-th number of an int32 belongs to output ``AWQ_ORDER[i]`` of the eight.
 - GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx``
-  ``[in]``, all in order. GPTQ's first format stores each zero point minus 1; ``gptq_v2`` stores it as it is.
+  ``[in]``, all in order. GPTQ's first format stores each zero point minus 1; ``gptq_v2`` stores the zero point itself.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ UNSEEN = np.float32(-1e30)  # a masked logit, whose softmax weight is exactly 0
 
 
 class SparseAttention:
-    """A builder of sparse attention: call ``inputs`` once per graph, then ``attend`` for each sparse layer."""
+    """Builds sparse attention: call ``inputs`` once per graph, then ``attend`` for each sparse layer."""
 
     def __init__(self, graph: GraphBuilder, shape: DecoderShape, memory: Memory) -> None:
         self.graph, self.shape, self.memory = graph, shape, memory

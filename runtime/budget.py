@@ -30,8 +30,8 @@ class TextBudget:
     """The tokens set aside at the start for the conversation, the question and the answer, in addition to the memory.
 
     ``pictures``: the number of pictures for which tokens are set aside. ``most``: the maximum number of tokens in a question,
-    including its conversation and any further pictures; with 0, only the tokens set aside. If a question needs more than these,
-    the session allocates the extra memory when the question is asked and frees it afterwards.
+    including its conversation and any further pictures; with 0, only the tokens set aside. If a question needs more tokens, the
+    session allocates memory for them when the question is asked and frees that memory afterwards.
     """
 
     conversation: int
@@ -140,9 +140,9 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
 class Pressure:
     """Sets the number of frames in a chunk, starting from ``most``.
 
-    The number is halved while the free fraction of memory is below LOW, and doubled, up to ``most``, while that fraction is
-    above ENOUGH. ``group``: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. ``notify``:
-    called when chunks shrink, and when they have ``most`` frames again. ``short``: whether chunks are smaller than ``most``.
+    The number of frames is halved while the free fraction of memory is below LOW, and doubled up to ``most`` while it is above
+    ENOUGH. ``group``: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. ``notify``: called
+    when chunks shrink, and when they have ``most`` frames again. ``short``: whether chunks are smaller than ``most``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The KV cache, one block of memory per stream: rows are appended in place, and rows from the tail replace evicted ones.
+"""The KV cache, one block of memory per stream: rows are appended in place, and rows from the tail replace evicted rows.
 
 ``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md explains why rows are unordered. Every misuse raises
 CacheError before the cache is changed. Appending rows that do not fit raises CacheFull.
@@ -151,7 +151,7 @@ class KVCache(_native.Cache):
         self._commit(*rows.arrays)
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
-        """Add rows that a policy made to one layer.
+        """Add a policy's own rows to one layer.
 
         ``key`` (rotated to ``rows.position``) and ``value`` are float32 ``[kv_heads, n, head_dim]``, dense in the last axis,
         whatever the cache's ``dtype``. Earlier marks from :meth:`mark` become invalid. Raises CacheFull if the rows do not fit.

@@ -148,7 +148,7 @@ class ChangedTower(Protocol):
         """Encode patches ``[n]`` of a frame; return features ``[t, row_width]`` and the numbers ``[t]`` of their tokens.
 
         ``pixels``: a whole normalised frame ``[3, H, W]``, or ``[group, 3, H, W]`` for towers that merge frames. ``patches``:
-        patch numbers, row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. Patches not listed keep their keys
+        patch numbers, row-major in ``VisionSpec.changed.grid``, sorted and unique. Patches not in ``patches`` keep their keys
         and values. The returned tokens are those that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
 
         The first call on fresh memory must have all patches. A call with all patches returns the same features as
@@ -195,7 +195,7 @@ class Engine(Protocol):
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
         """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache, for as long as the returned tower exists.
 
-        Raises UserError if the bundle lacks that graph or the backend cannot run it.
+        Raises UserError if the bundle lacks the tower's graph or the backend cannot run it.
         """
         ...
 

@@ -29,7 +29,7 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """Return the profile of a TensorRT version such as ``10.16``, or ONNX Runtime's for None. Raises UserError below 10.3."""
+    """Return TensorRT's profile for a version (``10.16``) or ONNX Runtime's for None. Raises UserError before TensorRT 10.3."""
     if tensorrt is None:
         return ONNXRUNTIME
     wanted = _version(tensorrt)
@@ -46,7 +46,7 @@ def check_profile(name: str) -> None:
 
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
-    """Return the tower's precision, by default the one for ``precision``. Raises UserError for one that ``profile`` lacks."""
+    """Return a tower's precision, by default that for ``precision``. Raises UserError if ``profile`` lacks the precision."""
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
     if chosen not in TOWERS[profile]:

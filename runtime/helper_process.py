@@ -156,7 +156,7 @@ def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
 
 
 def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
-    """Answer the calls on stdin, in the helper process. Printed text goes to stderr, or is dropped if ``memory`` is set."""
+    """Answer calls on stdin in the helper process. Text that calls print goes to stderr, or is dropped if ``memory`` is set."""
     import resource
     import signal
 

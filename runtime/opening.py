@@ -47,7 +47,7 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
 
     ``auto`` uses the calibrated choice. Without a calibrated choice, ``auto`` encodes changed patches if frames have more than
     FEW patches, the engine can encode them separately, and the tower's cache takes at most a quarter of the free memory. A
-    stream resumed from a snapshot keeps its setting. Raises UserError if ``changed`` was requested but cannot work.
+    stream resumed from a snapshot keeps its setting. Raises UserError if ``changed`` was requested but is not possible.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:

@@ -87,7 +87,7 @@ class Positions:
         return self.next, self._start, self._time, self._since, self._text
 
     def restore(self, mark: Mark) -> None:
-        self.next, self._start, self._time, self._since, self._text = (*mark, None)[:5]  # older snapshots have four values
+        self.next, self._start, self._time, self._since, self._text = (*mark, None)[:5]  # older snapshots lack the last value
 
     def take(self, rows: int) -> Int32:
         """Return the positions ``[rows, axes]`` of the next ``rows`` rows of text."""

@@ -122,8 +122,8 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
 def resize_bands(size: int, to: int, method: str, start: int = 0, count: int | None = None) -> list[Band]:
     """Return, in bands, the weights with which Pillow's antialiasing filter ``method`` resizes ``size`` pixels to ``to``.
 
-    ``start``, ``count``: return only the weights of ``count`` output pixels from ``start`` on, by default of all. A band holds
-    weights only for the input pixels that it uses.
+    ``start``, ``count``: return only the weights of ``count`` output pixels from ``start`` on; by default, of all output
+    pixels. A band holds weights only for the input pixels that it uses.
     """
     scale, bands = size / to, list[Band]()
     stretch = max(scale, 1.0)

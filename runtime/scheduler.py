@@ -220,8 +220,8 @@ class Scheduler:
     def _returns(self) -> bool:
         """Return whether the session that ran last would run again if its next task were already queued.
 
-        The scheduler waits RETURN_S for the next task of a session that would run again. Without this wait, two sessions would
-        alternate, whatever their rates.
+        The scheduler waits RETURN_S for the next task of a session that would run again. If the scheduler did not wait, two
+        sessions would alternate, whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

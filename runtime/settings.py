@@ -126,7 +126,7 @@ def check_policy(policy: Any) -> Any:
     if isinstance(policy, str) and policy.startswith(f"{AUTO}:"):
         raise UserError(f"policy {policy}: auto has no settings; set them with the policy's own name")
     if policy != AUTO:
-        from edgevlm.runtime.policies import as_policy  # imported here because it imports numpy, which --help does not need
+        from edgevlm.runtime.policies import as_policy  # as_policy imports numpy, which --help does not need
 
         as_policy(policy)
     return policy

@@ -13,9 +13,9 @@ class MemoryStats:
 
     ``compressions``: how many policy calls evicted rows. ``compress_ms``: the time spent in the policy and on evictions,
     excluding guidance. ``guidance_ms``: the time in forward passes of the policy's guidance texts. ``evicted``: the evicted
-    rows, summed over layers and KV heads. ``reindexings``, ``reindex_ms``: how often positions were re-indexed, and the time
-    this took. ``prefill_ms``: the time in forward passes that append frames. ``tokens_seen``, ``tokens_appended``: the tokens
-    of the watched frames, and how many of them were appended; both 0 if frames are appended whole.
+    rows of all layers and KV heads. ``reindexings``, ``reindex_ms``: how often positions were re-indexed, and the time this
+    took. ``prefill_ms``: the time in forward passes that append frames. ``tokens_seen``, ``tokens_appended``: the tokens of the
+    watched frames, and how many of them were appended; both 0 if frames are appended whole.
     """
 
     compressions: int = 0

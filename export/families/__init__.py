@@ -128,7 +128,7 @@ class Family:
 
 
 def load_family(model_type: str, where: object) -> Family:
-    """Return the family for a ``model_type`` or ``./file.py:Class``; an unknown one raises a UserError that names ``where``."""
+    """Return the family for a ``model_type`` or ``./file.py:Class``; an unknown type raises a UserError with ``where``."""
     if not is_file(model_type) and model_type not in (known := names("families")):
         raise UserError(f"{where}: model type {model_type!r} is not supported, only {', '.join(known)}")
     family: Family = load_class("families", model_type)()

@@ -81,7 +81,7 @@ class Stored:
         return self.layout.multiply(graph, name, rows, tensors, self.shape)
 
 
-@cache  # ``edgevlm plan`` calls this hundreds of times; a lookup searches all packages
+@cache  # ``edgevlm plan`` calls this function hundreds of times; a lookup searches all packages
 def load_precision(name: str) -> Precision:
     """Return the precision called ``name``. For an unknown name, raise a UserError that suggests a similar name."""
     if name not in (known := names("precisions")):

@@ -64,7 +64,7 @@ class Profile:
 
 @dataclass(slots=True)
 class Fused:
-    """A builder of a decoder's norms and rotary positions, using fused operators. Rows are float32 ``[1, S, n]``."""
+    """Builds a decoder's norms and rotary positions from fused operators. Rows are float32 ``[1, S, n]``."""
 
     graph: GraphBuilder
     shape: DecoderShape

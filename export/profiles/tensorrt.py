@@ -23,7 +23,7 @@ NO_ROW = np.int32(2**31 - 1)
 
 @dataclass(slots=True)
 class Primitive:
-    """A builder like :class:`edgevlm.export.profiles.Fused`, with standard operators that always compute in float32."""
+    """Builds the same as :class:`edgevlm.export.profiles.Fused`, from standard operators and always in float32."""
 
     graph: GraphBuilder
     shape: DecoderShape

@@ -50,7 +50,7 @@ Windows = list[tuple[Operand, Operand]]  # for each run of equal windows, how ma
 
 @dataclass(slots=True)
 class VisionGraph:
-    """A tower's graph under construction: its methods add nodes and return the output tensor's name.
+    """Builds a tower's graph: the methods add nodes and return the output tensor's name.
 
     Layers are named after their tensors in the checkpoint, such as ``vision.encoder.layers.0.mlp.fc1``. Rows are float32
     ``[B, N, width]``. ``precision`` is the linears' precision. If ``standard``, only standard ONNX operators are used. If
@@ -345,7 +345,7 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return a norm's gain and bias. Without ``apply``, return ones if the graph is rotated: linears contain both."""
+        """Return a norm's gain and bias, or ones if linears include gain and bias (in a rotated graph, without ``apply``)."""
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -389,7 +389,7 @@ def bilinear(side: int, few: int) -> Float32:
 
 @dataclass(slots=True)
 class ChangedGraph(VisionGraph):
-    """A tower's graph that computes only changed patches. Changed patches attend to all patches.
+    """Builds a tower's graph that computes only changed patches. Changed patches attend to all patches.
 
     In each layer, the changed patches' new keys and values replace their old ones. ScatterND replaces keys in place if
     ``key{l}_out`` is bound to the address of ``key{l}``. If a token is made of several patches, the rows of unchanged patches

@@ -1,6 +1,6 @@
-"""Fetch rows from the store into the arena's free rows, where a decoder with per-layer graphs attends to them.
+"""Fetch rows from the store into the cache's free rows, where a decoder with per-layer graphs attends to them.
 
-While a call appends S rows, the arena of one layer and KV head contains a working set of r fetched rows::
+While a call appends S rows, the memory of one layer and KV head contains a working set of r fetched rows::
 
     [0, n)              valid rows of the cache: prefix, window, text
     [n, n + r)          the working set, in no particular order
