@@ -38,7 +38,7 @@ def vision(
     """Time the tower and projector for each precision and number of ``frames`` per call; then yield ratios and int8's error.
 
     Frames and weights are random. ``working_mb``: MB added by a runtime's first call. ``max_error``: the largest difference
-    between int8's and fp32's features, divided by the latter's root mean square. Raises UserError for an unknown precision.
+    between int8's and fp32's features, divided by fp32's root mean square. Raises UserError for an unknown precision.
     """
     for name in precisions:
         vision_precision(ONNXRUNTIME, name, name)

@@ -11,7 +11,7 @@ from edgevlm.calib.intervals import fraction_right
 Record = dict[str, Any]
 Line = dict[str, Any]
 
-WINDOW_S = 2.0  # a proactive answer may come this many seconds before or after its moment (StreamingBench)
+WINDOW_S = 2.0  # a proactive answer may come this many seconds before or after the right moment (StreamingBench)
 
 
 def is_right(record: Record) -> bool | None:
