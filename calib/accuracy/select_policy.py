@@ -214,8 +214,7 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
     """Return the trial with the smallest ``taken`` of those that save at least SAVING and lose at most BOUND, or None.
 
-    ``taken``: the trials' field to compare, ``appended`` or ``encoded``. ``losses``: one list of losses per cluster, for each
-    trial.
+    ``taken``: the field to compare, ``appended`` or ``encoded``. ``losses``: each trial's losses, one list per cluster.
     """
     fit = [
         (getattr(trial, taken), trial)
