@@ -32,7 +32,7 @@ def in_words(name: str, counts: Forgotten) -> str:
 
 
 def forget_folder(state: str, span: Span, stream: str | None = None, key: SnapshotKey | None = None) -> dict[str, Forgotten]:
-    """Delete what was seen in a period from the state folder of ``run`` or ``serve``; count deletions by camera.
+    """Delete what was seen in a period from the state folder of ``run`` or ``serve``; return counts by camera.
 
     ``state`` is the folder, or the address of one camera's snapshots. ``stream`` limits the deletion to one camera of a server.
     Raises UserError.
@@ -61,7 +61,7 @@ def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None) -> Forgotten:
-    """Delete what a camera saw in a period from ``where``, which must not be in use; count deletions. Raises UserError."""
+    """Delete what a camera saw in a period; return counts by kind. No process may be using ``where``. Raises UserError."""
     with closing(SnapshotDirectory(where, key)) as directory:
         counts = Forgotten() if directory.folder is None else forget_pictures(directory.folder, span)
         if span.everything:

@@ -39,7 +39,7 @@ class AllowedHosts:
             self._networks = [ip_network(each) for each in allowed if is_network(each)]
 
     def resolve(self, host: str, port: int) -> str:
-        """Return a host's address. Raises SourceRefused if the host is not allowed, SourceError if the name is unknown."""
+        """Return a host's IP address. Raises SourceRefused if the host is not allowed, SourceError if the name is unknown."""
         found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address in found:
@@ -86,7 +86,7 @@ def _is_own(address: IPv4Address | IPv6Address) -> bool:
 
 
 def addresses(host: str, port: int) -> list[str]:
-    """Resolve a host's name. Raises SourceError."""
+    """Resolve a host's name to IP addresses. Raises SourceError."""
     try:
         return [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:

@@ -35,7 +35,7 @@ def proxy_variables(*schemes: str) -> str:
 
 
 def environment_problem(error: Exception) -> str:
-    """Explain an HTTP client's error that an environment variable causes, and its fix. Return "" for other errors."""
+    """Explain an HTTP client's error, and its fix, if an environment variable is the cause; otherwise return ""."""
     why, proxies = " ".join(str(error).split())[:200], proxy_variables("http", "https")
     files = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
     if isinstance(error, ssl.SSLError | FileNotFoundError | PermissionError) and error.filename is None and files:

@@ -21,7 +21,7 @@ class Shown(NamedTuple):
 def parse_size(text: Any, option: str = "") -> Any:
     """Parse ``1280x720`` as (width, height) and ``auto`` as None.
 
-    For any other text, raises UserError with a message that begins with ``option``.
+    For text of another form, raises UserError with a message that begins with ``option``.
     """
     if not isinstance(text, str) or text == "auto":
         return None if text == "auto" else text
@@ -31,7 +31,7 @@ def parse_size(text: Any, option: str = "") -> Any:
 
 
 def parse_ask_at(text: str) -> tuple[float, str]:
-    """Parse ``60:Who came in?`` as a question at 60 seconds. Raises UserError for any other text."""
+    """Parse ``60:Who came in?`` as a question at 60 seconds. Raises UserError for text of another form."""
     time_s, _, question = text.partition(":")
     if not re.fullmatch(r"\s*\d{1,12}(\.\d*)?\s*", time_s) or not question.strip():
         raise UserError(f"{text}: give seconds, a colon and the question, like 60:'who came in?'")
@@ -60,7 +60,7 @@ Name = Annotated[str, Metavar("NAME")]
 
 
 class RunSettings(SessionSettings):
-    """The settings of a run, added to those of its session. Sizes are (width, height)."""
+    """The settings of a run, including those of its session. Sizes are (width, height)."""
 
     camera: Annotated[str | None, Metavar("SRC"), Shown("demo")] = Field(
         None, description="Watch 0, csi://0, a URL, a pipeline, - or demo."

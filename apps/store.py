@@ -177,7 +177,7 @@ class TimedDatabase:
             try:
                 return work()
             except sqlite3.DatabaseError as error:
-                if type(error) is not sqlite3.DatabaseError or self.path is None:  # subclasses of this error do not mean damage
+                if type(error) is not sqlite3.DatabaseError or self.path is None:  # only the base class means damage
                     raise
                 if self._database is not None:
                     self._database.close()

@@ -27,7 +27,7 @@ def export_by_gptq(
 ) -> Path:
     """Export like :func:`edgevlm.export.export_checkpoint`. An interrupted export keeps its samples for the next attempt.
 
-    Before exporting, raises UserError for a precision without rounding and for a missing engine.
+    Raises UserError before exporting if the precision does not round weights or the engine is missing.
     """
     rounded_layout(precision or "fp32", options.get("profile", ONNXRUNTIME))
     load_class("engines", DEFAULT_ENGINE)

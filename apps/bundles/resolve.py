@@ -37,7 +37,7 @@ class ExportChoice:
     """Chooses the export options that were not given. ``plan`` is None until :meth:`options` is called.
 
     ``frame_shape`` returns the size of the source's frames, or None if unknown. :meth:`options` calls ``frame_shape`` if
-    ``frame_size`` is None and the model keeps a frame's aspect.
+    ``frame_size`` is None and the model keeps a frame's aspect ratio.
     """
 
     request: PlanRequest
@@ -65,7 +65,7 @@ class ExportChoice:
         return self.frame_size or self.frame_shape()
 
     def _plan(self, model: PlannedModel) -> DevicePlan:
-        """Make a plan. A requested budget outside the range that a plan accepts is replaced by the nearest in range."""
+        """Make a plan. A requested budget that a plan would refuse is replaced by the nearest budget that a plan accepts."""
         asked = self.request.budget
         budget = None if asked is None else min(max(asked, model.least_budget), model.most_budget)
         self.plan = plan = choose(model, self.device or this_cpu(Machine()), replace(self.request, budget=budget))

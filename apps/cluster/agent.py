@@ -228,7 +228,7 @@ class NodeAgent(Hooks):
         """Close cameras that this node may no longer watch, open those it must watch, and apply the cluster's watches."""
         with self._working, self._service.watches.held():
             view = self.view
-            held = self._lease.held(self._clock())  # read the lease after the view, to be at least as new as the view
+            held = self._lease.held(self._clock())  # read the lease after the view: the lease must not be older
             for name, epoch in list(self.epochs.items()):
                 if held.get(name) != epoch:
                     self._close(name)
@@ -430,7 +430,7 @@ class NodeAgent(Hooks):
         self.follow()
 
     def follow(self) -> None:
-        """Ask the head, and apply the cluster's watches to this node. Raises HeadAway and UserError."""
+        """Ask the head for orders, and apply the cluster's watches to this node. Raises HeadAway and UserError."""
         self.ask()
         self._follow()
 

@@ -20,7 +20,7 @@ Fields = dict[str, Any]
 
 @dataclass(slots=True)
 class ClusterState:
-    """The head's state, which is saved.
+    """The head's saved state.
 
     A forget note in ``notes`` is kept until all nodes and cameras have deleted what the note names. ``removed`` holds removed
     cameras' epochs, from which new cameras of the same names continue. ``instances`` holds the id of each node's process.
@@ -86,7 +86,7 @@ class Director:
     ) -> list[str]:
         """Add a node with its configured cameras and watches; return a line for each camera or watch that is refused.
 
-        ``about`` holds the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` the fields of each camera, as for
+        ``about`` holds the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` holds the fields of each camera, as for
         :meth:`add`. Unplaced cameras, and some cameras of full nodes, move to the new node. Raises UserError while another
         process with the same node name may be watching, for the name of a removed node, and for a different minor version of
         edgevlm.
@@ -139,7 +139,7 @@ class Director:
         The reply's ``view`` is None if ``mark`` identifies the newest view. ``open`` names the cameras whose memory the node
         has open. ``needs`` holds the fields of a :class:`Need` for each model. ``forgot`` is the number of the last forget note
         followed in the node's files; ``cameras_forgot`` holds this number for each camera's memory. Raises UserError if the
-        node has to join again.
+        node must join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"node {name} is no longer in the cluster; joining again")

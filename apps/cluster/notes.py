@@ -27,9 +27,9 @@ Note = Mapping[str, Any]
 class NoteFollower:
     """Follows the forget notes in the head's last answer, ``view()``.
 
-    The agent calls methods with its camera lock held. Other threads read the fields described here without the lock. ``counts``
-    holds the number of deletions, by note and camera. ``refused`` holds the reason why a memory could not forget a note's
-    period. ``kept`` is the number of the last note followed in files; ``cameras`` holds this number for each camera's memory.
+    The agent calls methods with its camera lock held. Other threads read the fields below without that lock. ``counts`` holds
+    the number of deletions, by note and camera. ``refused`` holds the reason why a memory could not forget a note's period.
+    ``kept`` is the number of the last note followed in files; ``cameras`` holds this number for each camera's memory.
     """
 
     node: str
@@ -64,7 +64,7 @@ class NoteFollower:
             self._closed = [each for each in self._closed if each[2] is view]
 
     def note_closed(self, name: str, epoch: int) -> None:
-        """Remember a closed camera, so that a forget note that arrives late is still followed for the camera."""
+        """Remember a closed camera, so that a forget note that arrives late is still carried out for the camera."""
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:

@@ -17,7 +17,7 @@ from edgevlm.progress import progress, to_stderr, to_stdout
 def cameras(json: Json = False) -> None:
     """List this machine's cameras, after taking one picture with each.
 
-    If a camera gives no picture, its line has the reason.
+    If a camera gives no picture, its line contains the reason.
     """
     with progress("testing the cameras"):
         from edgevlm.apps.doctor.cameras import list_cameras

@@ -326,7 +326,7 @@ class Roofline:
         )
 
     def can_run(self, budget: int, chunk: int, fps: float) -> bool:
-        """Return whether a budget fits the memory and the positions, and allows every camera ``fps`` frames a second."""
+        """Return whether a budget suits the model and fits in memory, and every camera reaches ``fps`` frames a second."""
         if not self.model.least_budget <= budget <= self.model.most_budget:
             return False
         fits = self.memory(budget, chunk).total <= self.device.usable_bytes

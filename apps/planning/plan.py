@@ -117,8 +117,8 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
     """Make a plan, choosing the options that were not given.
 
     The chosen precision is the most accurate one at which the usual budget, or at least half of it, fits in memory and keeps up
-    with ``request.fps``. If no precision keeps up, the most accurate of the nearly fastest that fit is chosen; if none fits,
-    the smallest. Raises UserError for an invalid precision or budget.
+    with ``request.fps``. If no precision keeps up, the most accurate one that fits and is nearly as fast as the fastest is
+    chosen, or else the smallest. Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
@@ -147,7 +147,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the candidate precisions: ``asked``, or else that of a bundle or rounded weights, or else all for the device."""
+    """Return the candidate precisions: ``asked``, else that of a bundle or rounded weights, else all that suit the device."""
     if asked is not None:
         load_precision(asked)
         return (asked,)

@@ -15,7 +15,7 @@ ASSUMED_MHZ = 2000
 SYSTEM_MIB = 1500
 CHANNEL_GB_S = 25.6  # one 64-bit channel of DDR4-3200; two channels are assumed with more than FEW_CORES cores
 FEW_CORES = 4
-VECTORS = (  # processor flag, its name, and its float32 and int8 operations per core and cycle
+VECTORS = (  # a processor flag, its name, and its float32 and int8 operations per core and cycle
     ("avx512_vnni", "AVX-512 VNNI", 64, 256),
     ("avx512f", "AVX-512", 64, 128),
     ("avx_vnni", "AVX2 VNNI", 32, 128),

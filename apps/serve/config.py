@@ -91,7 +91,7 @@ class ServerSettings(Section):
 
     ``hosts`` lists the host names under which browsers may open the web page. ``root_path`` is the path under which a proxy
     serves the page, if the proxy neither removes the path nor names it in a header. ``source_hosts`` lists the hosts whose
-    cameras clients may add, by default all except this machine. ``any_source`` lets them add files, devices and pipelines, too.
+    cameras clients may add, by default all except this machine. ``any_source`` lets clients add files, devices and pipelines.
 
     ``max_requests`` limits the questions that run or wait, ``max_rate`` the requests per second from one address. ``max_body``
     limits the bytes of a request and of a picture fetched for it. ``max_question_tokens`` limits the tokens of a question with
@@ -134,9 +134,9 @@ class JournalSettings(KeptSettings):
     """Settings of the journal.
 
     Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. Each journal line answers ``prompt`` in at
-    most ``max_tokens`` tokens. With ``append = "changed"``, a journal line is written early once as many tokens have changed as
-    ``changed`` frames contain, but never before a tenth of ``every`` has passed. If journal lines share words with a question,
-    up to ``context`` tokens of these lines are put before the question.
+    most ``max_tokens`` tokens. With ``append = "changed"``, an early journal line is written once as many tokens have changed
+    as ``changed`` frames contain. At least a tenth of ``every`` passes between journal lines. If journal lines share words with
+    a question, up to ``context`` tokens of these lines are put before the question.
     """
 
     days: Days = Journal.DAYS

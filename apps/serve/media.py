@@ -46,7 +46,7 @@ def decode_picture(data: bytes) -> Image:
 def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
     """Return up to ``count`` evenly spaced frames, RGB ``[H, W, 3]``, of a ``data:`` video or a file in an allowed folder.
 
-    Symbolic links are resolved before the folder is checked. Raises UserError, the same for a missing as for a forbidden file.
+    Symbolic links are resolved before the folder is checked. A missing file and a forbidden file raise the same UserError.
     """
     opened: Callable[[], Video]
     if "://" in url[:16]:

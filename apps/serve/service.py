@@ -130,7 +130,7 @@ class Service:
                     self.watches.add(watch)
                 self._end_removed()
             if self.has_events:
-                self.watches.announce(anyway=True)  # announce even if no watch is left
+                self.watches.announce(anyway=True)  # announce the watches even if none is left
         except BaseException:
             self.close()
             raise
@@ -138,7 +138,7 @@ class Service:
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
         """Open a camera and watch it, unless ``paused``.
 
-        ``by_client`` rejects what clients may not add. Raises UserError, or FieldError if a field is the cause.
+        ``by_client`` rejects cameras that clients may not add. Raises UserError, or FieldError if a field is the cause.
         """
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
@@ -161,7 +161,7 @@ class Service:
             return self._open(name, wanted, folder, hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
-        """Change a camera's policy or budget until the server restarts. Its new memory starts empty and is not saved.
+        """Change a camera's policy or budget until the server restarts. The camera's new memory starts empty and is not saved.
 
         After a UserError the camera continues from its last snapshot.
         """
@@ -379,7 +379,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return a counter of the run loop and one of the model for each watched stream, which is alive if either rises."""
+        """Return each watched stream's two counters, of run loop and model. A stream is alive while either counter rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces
@@ -387,7 +387,7 @@ class Service:
         return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Reopen each camera whose memory an error left half changed from its last snapshot. Does not wait until it is open."""
+        """Reopen, from its last snapshot, each camera whose memory an error left half changed. Does not wait."""
         now = time.monotonic()
         for name, stream in self.streams.items():
             if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):
@@ -405,7 +405,7 @@ class Service:
                     torn.notice(f"cannot reopen: {torn.problem}")
 
     def close(self) -> None:
-        """Write a last snapshot of each stream and close it. If all close within CLOSING_S seconds, close the models, too."""
+        """Close each stream, with a last snapshot. If all streams close within CLOSING_S seconds, close the models, too."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}

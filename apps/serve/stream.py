@@ -234,7 +234,7 @@ class CameraStream:
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Return the path of the frame's thumbnail taken at ``time`` (None: at any time), or None if there is none."""
+        """Return the path of a frame's thumbnail, or None if the frame has none or its thumbnail was not taken at ``time``."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None
@@ -420,11 +420,11 @@ class JournalWriter(threading.Thread):
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Stop writing journal lines. Does not wait for the line in progress, which closing the session cancels."""
+        """Stop writing journal lines, without waiting. Closing the session cancels the journal line in progress."""
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """Put the time window's journal lines that share words with the question before it, up to ``context`` tokens."""
+        """Return the question, preceded by up to ``context`` tokens of the window's journal lines that share words with it."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question
@@ -482,5 +482,5 @@ def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
 
 
 def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:
-    """Return a service's source options: wait for cameras, and play video files and the demo in real time."""
+    """Return a service's source options, which wait for cameras and play video files and the demo in real time."""
     return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True)

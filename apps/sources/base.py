@@ -88,7 +88,7 @@ class State(str, Enum):
 class SourceOptions:
     """Options for a source. Sources ignore options that do not apply to them. Raises SourceError for invalid values.
 
-    ``fps`` is the number of frames to take per second of their timestamps.
+    ``fps`` is the number of frames to take per second, measured by their timestamps.
     ``size`` (width, height), ``pixel_format`` (a FourCC like ``MJPG``) and ``camera_fps`` are requested from a camera.
     ``camera_fps`` is also the assumed frame rate of recordings without timestamps.
     ``realtime`` plays a recording at ``speed`` times its own pace.
@@ -205,10 +205,10 @@ class FrameSampler:
 
 @dataclass(frozen=True, slots=True)
 class Grabbed:
-    """A picture before its conversion. ``stamp_s`` is the picture's timestamp in the source, in seconds.
+    """A picture before its conversion to RGB. ``stamp_s`` is the picture's timestamp in the source, in seconds.
 
-    ``intra`` is true if the picture can be decoded without earlier pictures.
-    ``decoded`` is False if data arrived but no new picture, for example before the first keyframe.
+    ``intra`` is true if the picture can be decoded without earlier pictures. ``decoded`` is False if data arrived but no new
+    picture, for example before the first keyframe.
     """
 
     stamp_s: float | None = None
@@ -238,4 +238,4 @@ class Connection(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the link; only the reading thread calls this."""
+        """Release the link. Only the reading thread calls this method."""

@@ -76,7 +76,7 @@ class UsbConnection(Capture):
     """A device opened through OpenCV's V4L2 backend. A single buffer ensures that frames are never stale.
 
     ``target`` is an index, /dev/videoN, or a persistent name such as /dev/v4l/by-id/.., but existing ``links`` are tried first.
-    The driver chooses the nearest mode to the requested size, rate and pixel format; :attr:`mode` describes the choice.
+    The driver chooses the mode nearest to the requested size, rate and pixel format; :attr:`mode` describes the choice.
     """
 
     repeats = True
@@ -108,7 +108,7 @@ class UsbConnection(Capture):
 
 
 def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
-    """Return the camera's links by port, which stay the same when replugging the camera into a port changes its number."""
+    """Return the camera's links by port, which stay the same when the camera is plugged in again and its number changes."""
     node = (root / "dev" / f"video{target}" if target.isdigit() else Path(target)).resolve()
     return [
         link for device in devices(root) if device.path.resolve() == node for link in device.links if "by-path" in link.parts

@@ -176,7 +176,7 @@ class Link:
         self._connect, self._deliver, self._changed = connect, deliver, changed
         self.opened = self.over = self.abandoned = False
         self.finished = False
-        self.refused = False  # the camera refused, and would refuse a retry
+        self.refused = False  # the camera refused the connection, and would refuse a retry
         self.problem: str | None = None
         self.keyed = False  # a keyframe has arrived, and no damaged picture since then
         self.newest: Image | None = None
@@ -220,14 +220,12 @@ class Link:
 
 
 class LiveSource(ThreadedSource):
-    """A live source. Raises SourceError if the first attempt of ``connect`` fails without ``options.wait``.
+    """A live source. Raises SourceError if the first call of ``connect`` fails and ``options.wait`` is false.
 
     Frames are captured even when :meth:`read` is not called. A frame's time is in seconds on the monotonic clock since the
-    first ``read``, including the time spent reconnecting. ``drops`` counts lost frames by cause.
-    ``replaced`` frames were not read before a newer frame came.
-    ``corrupt`` frames cannot be decoded.
-    ``keyframe`` frames came before the first keyframe, or between a corrupt picture and the next keyframe.
-    ``repeated`` frames are identical to a USB camera's previous frame.
+    first ``read``, including the time spent reconnecting. ``drops`` counts lost frames by cause. ``replaced`` frames were not
+    read before a newer frame came. ``corrupt`` frames cannot be decoded. ``keyframe`` frames came before the first keyframe, or
+    between a corrupt picture and the next keyframe. ``repeated`` frames are identical to a USB camera's previous frame.
     ``late`` frames came from an abandoned connection.
     """
 

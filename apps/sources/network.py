@@ -1,4 +1,4 @@
-"""Read network cameras: send HTTP requests with logins to allowed hosts only, and decode the responses and RTSP with FFmpeg."""
+"""Read network cameras: send HTTP requests to allowed hosts only, and decode HTTP responses and RTSP with FFmpeg."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Recording(Source):
 
     @abstractmethod
     def _picture(self) -> Image | None:
-        """Decode the current picture, uint8 RGB ``[H, W, 3]``; return None if it is damaged."""
+        """Decode the current picture, uint8 RGB ``[H, W, 3]``; return None if the picture is damaged."""
 
     def read(self) -> Frame | None:
         timer = StageTimer()
@@ -193,7 +193,7 @@ class StdinSource(Recording):
         return (self._count - 1) / self._rate
 
     def _picture(self) -> Image | None:
-        """Decode the picture; return None if it is damaged or was cut short."""
+        """Decode the current picture; return None if the picture is damaged or was cut short."""
         if self._video is None:
             return try_decoding(self._item)
         frames = self._video.decode(self._item)

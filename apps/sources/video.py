@@ -82,7 +82,7 @@ class Video:
 
     def packets(self) -> Iterator[Any]:
         """Yield the packets of a recording; a damaged recording ends at its last readable packet."""
-        with suppress(self._errors.FFmpegError, OSError, ValueError):  # reading the file raises OSError and ValueError
+        with suppress(self._errors.FFmpegError, OSError, ValueError):  # reading the file can raise OSError or ValueError
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
     def decode(self, packet: Any) -> list[Any]:
@@ -149,7 +149,7 @@ def open_video(path: Path, **options: Any) -> Video:
         file = opened.enter_context(path.open("rb"))
         try:
             video = Video(file, **options)
-        except (load_av().error.FFmpegError, OSError, ValueError):  # reading the file raises OSError and ValueError
+        except (load_av().error.FFmpegError, OSError, ValueError):  # reading the file can raise OSError or ValueError
             raise SourceError("not a video that can be read (damaged, cut short, or another kind of file)") from None
         video.closing = opened.pop_all()
     return video
@@ -157,7 +157,7 @@ def open_video(path: Path, **options: Any) -> Video:
 
 @dataclass
 class Feed:
-    """A file of received bytes, for PyAV. Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
+    """A file-like object of received bytes. Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
 
     At a limit or a read error, the file ends and ``problem`` holds the reason. No exception is raised, because PyAV would print
     its traceback.
