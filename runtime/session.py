@@ -125,8 +125,8 @@ class Session:
 
     Any thread of the process that opened the session may call any method; a forked process may not. The model's own thread
     (``model.scheduler``) does the work, questions first. A question waits at most until the next chunk boundary. A question
-    sees every frame watched before it and none after, because ``watch`` waits while a question is open. Asking does not change
-    the memory, even in the middle of a chunk.
+    sees every frame watched before the question and no later frame, because ``watch`` waits while a question is open. Asking
+    does not change the memory, even in the middle of a chunk.
 
     The session calls ``notify`` with each one-line notice; by default, notices go to the logger ``edgevlm``. ``rate`` is the
     intended number of frames per second. The sessions of a model share the model's time in proportion to their rates. ``cache``
@@ -222,10 +222,10 @@ class Session:
         appended. With ``present=N``, every question sees the newest N frames whole; N is 1 by default. ``append="auto"`` is
         ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``: ``all`` encodes every patch of
         each frame; ``changed[:interval=K,threshold=T]`` encodes the patches that changed since they were last encoded, and
-        every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if there is none. ``store_bytes``,
-        ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G". ``max_question_tokens``: the maximum
-        length of a question and its earlier turns, by default 8192; ignored if ``text_budget`` is given. The memory for a long
-        question is allocated when the question is asked.
+        every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the bundle has none.
+        ``store_bytes``, ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G".
+        ``max_question_tokens``: the maximum length of a question and its earlier turns, by default 8192; ignored if
+        ``text_budget`` is given. The memory for a long question is allocated when the question is asked.
 
         Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt, and for a
         budget or chunk that is smaller than a frame, exceeds the model's positions or does not fit in the free memory. Also
@@ -541,7 +541,7 @@ class Session:
         return reason
 
     def _give_way(self) -> None:
-        """Let other sessions watch frames between two pieces of a long question, and let this session fill its chunk."""
+        """Between two pieces of a long question, let other sessions watch frames, and let this session fill its chunk."""
         self._reading = True
         try:
             self.model.scheduler.give_way(self, lambda task: task.arguments[0] == self._add_frame and self._chunk.has_place)
@@ -635,9 +635,9 @@ class Session:
         a layer lost.
 
         Rows from the period and older rows confirmed during the period leave the memory. All conversations are forgotten. A new
-        snapshot replaces all earlier ones. Later rows that attended to deleted rows still reflect the deleted frames. Raises
-        UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises UserError if
-        the new snapshot cannot be written; the old snapshots then remain.
+        snapshot replaces all earlier snapshots. Later rows that attended to deleted rows still reflect the deleted frames.
+        Raises UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises
+        UserError if the new snapshot cannot be written; the old snapshots then remain.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:

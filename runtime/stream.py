@@ -39,7 +39,7 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: its start and end."""
+    """A frame outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: frame start and end."""
 
     features: Float32
     seconds: Float64
@@ -254,7 +254,7 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all frames but the newest, which become the *present*. Return how many new frames were handled.
+        """Append the changes of all but the newest frames, which become present. Return how many new frames count as appended.
 
         If more frames are ``coming``, the last piece waits, because those frames may still join this piece.
         """

@@ -28,9 +28,9 @@ CODES = 32  # codes of a mean that share a scale: a channel with large numbers l
 class ClusterIndex(Stateful):
     """An index of up to ``capacity`` clusters, allocated once, with ``entry_bytes`` bytes for each cluster.
 
-    A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key. If this cosine is
-    below ``tau``, the token starts a new cluster. If the index is full, the two most similar clusters merge first, and ``tau``
-    is lowered to the cosine of these two.
+    A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key. If the highest
+    cosine is below ``tau``, the token starts a new cluster. If the index is full, the two most similar clusters merge first,
+    and ``tau`` is lowered to the cosine of these two clusters.
 
     A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Because a mean is
     rounded to codes, it stops changing after a few dozen tokens. A run is a set of blocks, one per layer, with the same tokens.
@@ -64,7 +64,7 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Add tokens by their keys in the deepest layer, ``[n, width]``; return the tokens' clusters and the blocks to drop."""
+        """Cluster tokens by keys of the deepest layer, ``[n, width]``; return each token's cluster and the blocks to drop."""
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
         unit = np.zeros(self.codes.shape, np.float32)  # the means, scaled to length 1
         unit[: self.clusters] = _unit(self.means())
@@ -244,7 +244,7 @@ class Hybrid(QuestionRetrieval):
             raise self.no_room("two clusters")
 
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Add evicted tokens, the same in every layer, to clusters, and store the newest tokens of each cluster."""
+        """Add evicted tokens (the same in every layer) to clusters, and store each cluster's newest tokens."""
         cache, keys = self.cache, np.stack([unrotated_keys(self.cache, layer, block) for layer, block in enumerate(blocks)])
         if not self._sketches.spread.any():
             for layer in range(cache.layers):

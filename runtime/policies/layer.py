@@ -224,7 +224,7 @@ class Layer:
 
         into: ``[kv_heads, n]``, the row of the same head that each row is merged into. weight: ``[kv_heads, n]``, the number of
         tokens that each row represents. A row that others are merged into gets the weighted mean of the merged keys and values;
-        its other data does not change. Keys are averaged un-rotated, then rotated to the remaining row's position. Raises
+        its other data does not change. Keys are averaged un-rotated, then rotated to the position of the row that stays. Raises
         ValueError if ``into`` names a row that leaves or is fixed, or if the weights of merged rows add up to 0 or less.
         """
         weights, keys, values = (

@@ -36,12 +36,12 @@ NEVER = 0.0, 0.0, 2**62
 At = tuple[int, int, int]  # layer, head, slot
 
 ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")
-NONE = -1  # the partition of a free slot, and the parent of a cluster that is not waiting to join another
+NONE = -1  # the partition of a free slot, and the parent of a cluster that is not waiting to join another cluster
 EARLY_ROWS = 64
 MERGE_FRACTION = 16  # frees 1 / MERGE_FRACTION of the slots when no slot is free
 FULL, OVER = 1, 2
 VISUAL = 8
-SCENE = 2.0  # widens the frames' thresholds, which are set by the first frames and therefore by only one scene
+SCENE = 2.0  # widens the frames' thresholds, which come from the first frames and so from a single scene
 
 
 class EarlyVariance(Stateful):
@@ -75,7 +75,7 @@ class EarlyVariance(Stateful):
 
 
 def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the cosine similarity of vectors ``[..., width]``, or 0 if one of the two is zero."""
+    """Return the cosine similarity of vectors ``[..., width]``, or 0 if either vector is zero."""
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     dots = (a * b).sum(-1)
     return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0))
@@ -431,9 +431,9 @@ class Mosaic(Retrieval):
     tokens, the index, and a working set for representatives and fetched clusters.
 
     Ours: partitions are not split; a frame that would push a partition over its threshold starts a new one. A query has no
-    image features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. The
-    index has a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working set, its newest
-    rows and an even sample of its other rows are fetched.
+    image features, so partitions are ranked by the query's attention to the partitions' mean keys. Keys are compared
+    un-rotated. The index has a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working
+    set, its newest rows and an even sample of its other rows are fetched.
     """
 
     partitions: int = setting(8, "number of partitions that a query searches, per layer and KV head", at_least=1)

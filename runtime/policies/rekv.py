@@ -1,4 +1,4 @@
-"""The policy ReKV stores the complete history. A question fetches the frames whose mean keys best match its mean query."""
+"""The policy ReKV stores the complete history. Questions fetch the frames whose mean keys best match the mean query."""
 
 from __future__ import annotations
 

@@ -182,8 +182,8 @@ class SnapshotWriter:
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
         """Resume ``session`` from the newest usable snapshot. Raises UserError if the directory holds a different session.
 
-        nbytes: the size of the capture buffer. take: a function that restores a snapshot; if the snapshot does not match the
-        session, it raises SnapshotError and changes nothing.
+        nbytes: the size of the capture buffer. take: a function that restores a snapshot, or raises SnapshotError and changes
+        nothing if the snapshot does not match the session.
         """
         self._session, self._identity = session, identity
 
