@@ -1,4 +1,4 @@
-"""Rotate rows by orthogonal matrices, which spread outliers over all channels, so that 8 bits per number are enough.
+"""Rotate rows by orthogonal matrices, which spread outliers over all channels, so that rounding to 8 bits loses little.
 
 A rotation is ``R = diag(signs) (A kron B)``. ``A`` is a Hadamard matrix; ``B`` is the Kronecker product of a Hadamard matrix
 and a cosine transform for the odd part of the width. All rows of one width share a rotation. A matrix ``W [out, in]`` that

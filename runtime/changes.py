@@ -40,9 +40,9 @@ class References(Stateful):
 
     A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
     minus the cosine similarity. The camera's noise is estimated as the median distance of a frame whose references come from
-    the previous frame; a smaller median found later replaces the estimate. A token has changed if its distance exceeds both 1 -
-    tau and the noise limit: STANDS_OUT times the noise, but at most MOST_NOISE times the distance between a frame's patches.
-    Because the noise limit is capped, a frame in which everything moves is still appended.
+    the previous frame. A smaller median found later replaces the estimate. A token has changed if its distance exceeds both 1 -
+    tau and the noise limit. The noise limit is STANDS_OUT times the noise, but at most MOST_NOISE times the distance between a
+    frame's patches. Because the noise limit is capped, a frame in which everything moves is still appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -121,8 +121,8 @@ class PatchChanges(Stateful):
     explains at least half of the changes, the explained patches do not count as changed.
 
     The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change size.
-    If ``interval`` is 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames
-    confirm the kept features. A whole frame that contradicts the kept features resets the interval to 1.
+    If ``interval`` is 0, the interval starts at 1. The interval grows by one every PROOF frames, up to INTERVAL, while whole
+    frames confirm the kept features. A whole frame that contradicts the kept features resets the interval to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")

@@ -307,7 +307,7 @@ class JsonLines:
         ``header``: names the file's kind (``journal``) and all settings that its records depend on. ``key``: a function that
         returns a record's key; if it raises LookupError or TypeError, the record is invalid. ``sync``: flush each record to the
         disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, is
-        damaged or has a different header, and for an existing file unless ``resume`` is set. A refused file is not changed.
+        damaged or has a different header. Without ``resume``, any existing file raises UserError. A refused file is unchanged.
         """
         self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
         self._file: BinaryIO | None = None

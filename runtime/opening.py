@@ -45,9 +45,9 @@ def check_time(timestamp: object) -> None:
 def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
     """Return the encoder of changed patches, or None if whole frames are encoded.
 
-    ``auto`` uses the calibrated choice. Without a calibrated choice, ``auto`` encodes changed patches if frames have more than
-    FEW patches, the engine can encode them separately, and the tower's cache takes at most a quarter of the free memory. A
-    stream resumed from a snapshot keeps its setting. Raises UserError if ``changed`` was requested but is not possible.
+    ``auto`` uses the calibrated choice. Without a calibrated choice, ``auto`` encodes changed patches if the engine can, frames
+    have more than FEW patches, and the tower's cache takes at most a quarter of the free memory. A stream resumed from a
+    snapshot keeps its setting. Raises UserError if ``changed`` was requested but is not possible.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
@@ -143,8 +143,8 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line that gives the reason, with
-    details after its first ``; ``.
+    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line with the reason. The line's
+    details follow its first ``; ``.
 
     The policy is the one chosen at the measured budget nearest to ``budget``. The policy is FALLBACK if no budget was measured,
     no policy is clearly better, or the chosen policy is not installed. Raises BundleError for invalid choices.

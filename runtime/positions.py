@@ -43,8 +43,8 @@ class Positions:
 
     ``limit``: the smaller of the model's limit and the trained length written in the bundle. ``grid`` and ``tokens_per_second``
     are those of :class:`~edgevlm.runtime.bundle.VisionSpec`, and ``rule`` is its ``positions``. ``next``: 1 + the largest
-    position taken, over all axes. ``margin`` is min(1024, limit / 4), but at least the text budget, so that a question always
-    fits below the limit (InfiniPot-V, appendix B.4; HERMES, appendix F).
+    position taken, over all axes. ``margin`` is min(1024, limit / 4), but at least the text budget (InfiniPot-V, appendix B.4;
+    HERMES, appendix F). A question therefore always fits below the limit.
     """
 
     limit: int
@@ -101,10 +101,10 @@ class Positions:
         """Return the positions ``[rows * columns, axes]`` of the tokens of the next frame, seen at ``seconds``.
 
         ``tokens``: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule ``rows`` leaves no gaps
-        between positions. With rule ``video``, the frame coordinate advances by 1 per frame or by ``tokens_per_second`` for
-        each second, and rows and columns count from the video's start. With rule ``frame``, each frame's coordinates start at
-        the next free position (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2). Rule ``transformers`` is
-        like ``video``, but text continues after the largest row or column (transformers 5.23 and later).
+        between positions. Rule ``video`` counts rows and columns from the video's start, and advances the frame coordinate by 1
+        per frame or by ``tokens_per_second`` per second. With rule ``frame``, each frame's coordinates start at the next free
+        position (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2). Rule ``transformers`` is like ``video``,
+        but text continues after the largest row or column (transformers 5.23 and later).
         """
         rows, columns = self.grid
         if self.rule == "rows":

@@ -49,9 +49,9 @@ class Scheduler:
     """Runs one task at a time: urgent tasks first, then watches, then the sessions' other tasks, the earliest deadline first.
 
     A session's task is due one period after the session's previous task. Under overload, every session runs at the same
-    fraction of its rate (start-time fair queueing). An idle session accumulates no credit. After an urgent task, a task that is
-    not urgent runs if one is waiting, so that endless questions to one camera do not stop the other cameras. Watches take at
-    most WATCH_FRACTION of the time: after a watch of t seconds, the next watch starts 5.7 t seconds later. Only the scheduler's
+    fraction of its rate (start-time fair queueing). An idle session accumulates no credit. After an urgent task, a waiting task
+    that is not urgent runs next. Endless questions to one camera therefore do not stop other cameras. Watches take at most
+    WATCH_FRACTION of the time: after a watch of t seconds, the next watch starts 5.7 t seconds later. Only the scheduler's
     thread uses a model's engine, caches and policies, so no lock is needed. The thread starts with the first task.
     """
 

@@ -50,7 +50,7 @@ class EncodeChanged:
 
     ``interval``: encode a whole frame every ``interval`` frames; with 0, the interval grows up to INTERVAL frames while whole
     frames confirm the kept features. ``threshold``: encode a patch if the mean difference over its most different tenth of
-    pixels reaches this many levels (0 to 255); 0 encodes every frame whole.
+    pixels reaches this many levels (0 to 255). With threshold 0, every frame is encoded whole.
     """
 
     interval: int = 0

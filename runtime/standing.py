@@ -16,7 +16,7 @@ OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # probabilities of yes: an answer becomes ye
 
 
 class Change(NamedTuple):
-    """A change of the answer to yes or no. ``time_s``: the newest frame's time. ``probability``: the probability of yes."""
+    """A changed yes-or-no answer. ``time_s``: the newest frame's time. ``probability``: the probability of yes."""
 
     question: str
     is_yes: bool

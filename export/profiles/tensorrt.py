@@ -155,7 +155,7 @@ class Beside(Columns):
     def _bias(self, layer: int) -> str:
         """Return the mask ``[1, 1, g S, n + S]`` to add to scores: 0 where a row may attend, UNSEEN elsewhere.
 
-        A valid row of the cache is visible to all rows of the call; a row of the call is visible to itself and to later rows.
+        A row of the call attends to all valid rows of the cache, to itself and to the earlier rows of the call.
         """
         g, name = self.graph, f"layer{layer}"
         valid = g.node("Less", [f"columns{layer}", f"past{layer}"], [f"{name}.valid"])

@@ -24,9 +24,9 @@ class Tower:
 
     ``size`` is a frame's (height, width) in pixels; if ``is_sized``, frames of other sizes are accepted too. ``group`` frames
     become a grid of ``patch_grid`` (rows, columns) patches, preceded by ``class_tokens`` extra rows. ``reach`` shows which
-    patches a token depends on: a matrix ``[rows of tokens, rows of patches]`` and a matrix for columns, or None if each patch
-    is a token. ``residual`` is the width of the residual stream for int8 to rotate; leave it 0 if :meth:`add_nodes` does not
-    mark the linears that read and write the residual stream. Families implement :meth:`add_nodes`.
+    patches a token depends on, in a matrix ``[rows of tokens, rows of patches]`` and a matrix for columns. If each patch is a
+    token, ``reach`` is None. ``residual`` is the width of the residual stream that int8 rotates. Leave ``residual`` 0 if
+    :meth:`add_nodes` does not mark the linears that read and write the residual stream. Families implement :meth:`add_nodes`.
     """
 
     size: tuple[int, int]

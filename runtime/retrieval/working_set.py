@@ -7,8 +7,8 @@ While a call appends S rows, the memory of one layer and KV head contains a work
     [n + r, n + r + S)  the new rows, written there by the engine
 
 After the call, :meth:`WorkingSet.settle` moves the new rows to ``[n, n + S)``, where the cache commits them. Fetched rows keep
-their stored positions until the stream is first re-indexed; afterwards they get contiguous positions, in temporal order,
-between the prefix and all other rows.
+their stored positions until the stream is first re-indexed. Afterwards, fetched rows get contiguous positions, in temporal
+order, between the prefix and all other rows.
 """
 
 from __future__ import annotations
