@@ -41,7 +41,7 @@ SHAPES = {
     # SmolLM2-135M and -360M, which are also SmolVLM-256M's and -500M's decoders
     "seeded-135m": _shape("llama", 30, 9, 3, 64, 576, 1536, 49152, 8192, norm_eps=1e-5, rope_theta=1e5),
     "seeded-360m": _shape("llama", 32, 15, 5, 64, 960, 2560, 49152, 8192, norm_eps=1e-5, rope_theta=1e5),
-    # LLaVA-OneVision-0.5B with a smaller vocabulary, as frames have no logits
+    # LLaVA-OneVision-0.5B with a smaller vocabulary, because no logits are computed for frames
     "seeded-0.5b": _shape("qwen2", 24, 14, 2, 64, 896, 4864, 1024, 32768),
     "seeded-3b": _shape("qwen2", 36, 16, 2, 128, 2048, 11008, 151936, 32768),  # Qwen2.5-VL-3B
     "demo": _shape("qwen2", 4, 4, 2, 64, 128, 384, 66, 4096),

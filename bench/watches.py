@@ -29,7 +29,7 @@ STREAM, WATCHES, FRAMES = 5_000_000, 12, 128  # the first stream's number; watch
 COST_FRAMES = 200
 WINDOW, STILL = "sliding-window", "still"
 FPS = 2.0
-LATE = 4  # an opening or closing this many frames late still counts
+LATE = 4  # an opening or closing that is this many frames late still counts as right
 RULES: dict[str, dict[str, float]] = {
     "default": {},
     "one answer": {"open_after": 0.0, "close_after": 0.0},

@@ -57,7 +57,7 @@ def report(
     """Report results as a page, or compare runs.
 
     With --baseline, the last run is compared line by line with the earlier run. The exit status is 1 if a line is slower by
-    more than --fail-over and by more than chance.
+    more than --fail-over, unless chance can explain the difference.
     """
     from edgevlm.bench.output import Table
     from edgevlm.bench.results.compare import compare

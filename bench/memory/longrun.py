@@ -38,7 +38,7 @@ REPORT_EVERY = 500
 LEAST = 200  # marks before this many frames are skipped
 GAPS = (30, 60, 90, 130, 200, 350, 600, 900, 1_400, 2_500, 4_000, 7_000, 9_000, 20_000, 40_000, 80_000)
 """Frames between a visitor's leaving and a mark. Each mark has visitors for as many of these gaps as fit."""
-SHAPES_OF_VISITORS = 6  # other objects have the remaining two shapes
+SHAPES_OF_VISITORS = 6  # objects that are not visitors have the remaining two shapes
 KINDS = ("past_where", "past_seen")
 
 
@@ -55,9 +55,9 @@ def longrun(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each policy, ``append`` and ``encode`` after a hundredth, a tenth and all of the frames.
 
-    ``budget``: vision tokens per layer on the device, 512 by default. ``host_bytes``, ``file_bytes``: the store's limits.
-    ``ttft_ratio``: the time to the first token divided by its value at the first mark. ``right``: the numbers of right answers
-    and of questions, by the evidence's age. Raises UserError for an invalid policy.
+    ``budget``: vision tokens per layer on the device, 512 by default. ``host_bytes``, ``file_bytes``: limits of the store's
+    memory and file. ``ttft_ratio``: the time to the first token divided by its value at the first mark. ``right``: the numbers
+    of right answers and of questions, by the evidence's age. Raises UserError for an invalid policy.
     """
     marks = sorted({mark for mark in (frames // 100, frames // 10, frames) if mark >= LEAST})
     for name, way, look in product(policy, append, encode):

@@ -32,7 +32,7 @@ from edgevlm.runtime.files import JsonLines
 
 PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]
 PATIENCE_S = 10.0
-SOURCE = Path(__file__).resolve().parents[2]  # a git checkout if .git is in this folder
+SOURCE = Path(__file__).resolve().parents[2]  # a git checkout if this folder contains .git
 PACKAGES = (
     "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python",
     "openvino", "nncf", "opencv-python", "opencv-python-headless", "av",

@@ -1,4 +1,4 @@
-"""The names of published benchmarks. docs/internals/published-benchmarks.md says where to get their data."""
+"""List the published benchmarks. docs/internals/published-benchmarks.md says where to get their data."""
 
 GUIDE = "docs/internals/published-benchmarks.md"
 SUITES = ("streamingbench", "ovobench")
