@@ -338,7 +338,7 @@ def with_sections(config: dict[str, Any]) -> dict[str, Any]:
     """Return ``config.json`` with transformers' defaults for missing or null sections and for the sections' ``model_type``."""
     kind = str(config.get("model_type"))
     sections = _defaults().get(f"{kind}/sections", {})
-    is_flat = config.get("text_config") is None and "num_hidden_layers" in config  # early Qwen2-VL, and text-only models
+    is_flat = config.get("text_config") is None and "num_hidden_layers" in config  # as in early Qwen2-VL and text-only models
     if is_flat and (kind.startswith("qwen2") or not sections):
         config = config | {"text_config": config | {"model_type": f"{kind}_text"}}
     for name, default in sections.items():

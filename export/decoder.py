@@ -12,8 +12,8 @@ row to the hidden state; in text rows these columns are zero. ``total_len[l]`` i
 the call. A graph can be split between a layer's three parts: ``project`` (residual to q, k, v), ``attend`` (the only part that
 uses the cache) and ``finish`` (back to the residual). docs/internals/engines.md describes TensorRT's inputs and outputs.
 
-All graphs share one weights file. ``full`` is the whole decoder. ``st-spattn`` prefills frames; its later layers attend
-sparsely (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` together are ``full`` without attention
+All graphs share one weights file. The graph ``full`` is the whole decoder. ``st-spattn`` prefills frames; its later layers
+attend sparsely (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` together are ``full`` without attention
 (:class:`PerLayerGraphs`). The CPU engine runs the per-layer graphs; CUDA runs ``full`` and ``st-spattn``.
 """
 

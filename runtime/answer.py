@@ -117,7 +117,7 @@ class Answer:
         self._check_process()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the event loop has been closed
+            with suppress(RuntimeError):  # raised once the event loop is closed
                 loop.call_soon_threadsafe(ready.set)
 
         self._listeners.append(wake)

@@ -107,7 +107,7 @@ class FrameChanges(NamedTuple):
     pixels: Float32
     levels: Levels
     exposure: Float32
-    noise: float  # in levels, 0 to 255
+    noise: float  # in pixel levels, 0 to 255
     size: tuple[int, int]
 
 

@@ -110,7 +110,7 @@ class Chat:
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
-        """Return the token ids of :meth:`text`."""
+        """Return the token ids of the prompt that :meth:`text` returns."""
         return self._encode(self.text(turns, question, video))
 
     def _checked(self, turns: Sequence[Turn], question: str | Dialogue) -> Dialogue:

@@ -113,7 +113,7 @@ def place(function: Any) -> str:
 def _own(group: str) -> dict[str, EntryPoint]:
     """Return edgevlm's own entry points, preferring installed ones to a stale ``edgevlm.egg-info`` beside the sources."""
     found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]
-    found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info has no METADATA
+    found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info has no file METADATA
     return {point.name: point for point in found[0].entry_points.select(group=f"edgevlm.{group}")} if found else {}
 
 
@@ -135,7 +135,7 @@ def _from_file(text: str) -> Any:
 
 
 def _module(path: Path) -> ModuleType:
-    """Import a file as a module that dataclasses and pickle can find by name. Later calls return the same module."""
+    """Import a file as a module that dataclasses and pickle can find by name. Later calls for a file return the same module."""
     name = f"edgevlm_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

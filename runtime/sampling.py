@@ -20,7 +20,8 @@ MAX_CHOICES = 256
 
 @dataclass
 class Sampler:
-    """Draws tokens. ``temperature``: 0 is greedy. ``top_p``: keep the smallest set of tokens that reaches this probability.
+    """Draws tokens. ``temperature``: 0 draws the likeliest token. ``top_p``: keep the fewest tokens that reach this
+    probability.
 
     ``top_k``: keep the k likeliest tokens; 0 keeps all. ``min_p``: keep tokens with at least this fraction of the highest
     probability. ``seed``: makes the draws repeatable. Raises UserError for a value out of range.

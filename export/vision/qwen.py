@@ -260,7 +260,7 @@ class Qwen3Tower(QwenTower):
         shape = self.position_count, self.columns
         places = g.residual(g.tensor(name, shape))
         table: Operand = places if g.fixed else g.constant(name, places)
-        matrices = []  # each [patches along an edge, side]
+        matrices = []  # each of shape [patches along an edge, side]
         for edge in self.shape:
             step = c("Div", np.float32(side - 1), c("Cast", c("Max", c("Sub", edge, 1), 1), to=TensorProto.FLOAT))
             at = c("Mul", c("Cast", c("Range", 0, edge, 1), to=TensorProto.FLOAT), step)

@@ -71,7 +71,7 @@ class ClusterPages(Stateful):
                     left += run.held
                     continue
                 full = run.rows // PAGE_ROWS
-                wanted = -(-rows * run.rows // (run.held * PAGE_ROWS))  # more pages, to make up for missing rows
+                wanted = -(-rows * run.rows // (run.held * PAGE_ROWS))  # counts more pages, to make up for missing rows
                 if wanted < full:
                     blocks += [run.pages[(2 * at + 1) * full // (2 * wanted)] for at in range(wanted)]
                     left += run.held - wanted * PAGE_ROWS * run.held // run.rows
