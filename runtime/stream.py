@@ -254,7 +254,7 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all but the newest frames, which become present. Return how many new frames count as appended.
+        """Append the changes of all but the newest frames, which are held back. Return how many new frames count as appended.
 
         If more frames are ``coming``, the last piece waits, because those frames may still join this piece.
         """
@@ -321,7 +321,7 @@ class Stream:
     def _piece(self, left: int) -> int:
         """Return how many of ``left`` frames are in the next piece: as many as fit or, if none fits, as one compression frees.
 
-        If later frames always see frame 0, then frame 0 is a separate, dense piece.
+        If later frames always see frame 0, then frame 0 is a separate piece, prefilled densely.
         """
         kept = self.rows_per_frame if self.policy.needs.keeps_first_frame else 0
         if kept and not self.frames:

@@ -18,8 +18,8 @@ from edgevlm.runtime.policies.layer import Float32, Int64, Layer
 class Coreset(OneChoice):
     """Keep the newest token, then repeatedly take the token that differs most from the tokens taken, in the deepest layer.
 
-    The next token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken so far. x_t
-    concatenates token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then itself scaled to
+    The next token t has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s runs over the tokens taken so far.
+    x_t concatenates token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then itself scaled to
     length 1. r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The similarity
     term is a greedy step towards a k-centre; the term with r_t favours a large log-determinant. After ``steps`` tokens, scores
     are no longer updated and the remaining tokens are taken at once. All layers and heads keep the same tokens; the newest

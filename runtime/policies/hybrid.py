@@ -36,8 +36,8 @@ class ClusterIndex(Stateful):
     rounded to codes, it stops changing after a few dozen tokens. A run is a set of blocks, one per layer, with the same tokens.
     sketch ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. runs ``[capacity, 2]``: the first block
     numbers of each cluster's two newest runs, older run first; -1 for no run. rows ``[capacity, 2]``: each run's number of
-    tokens. near ``[capacity]``: the highest cosine with any other cluster. nearest ``[capacity]``: the number of that most
-    similar cluster.
+    tokens. near ``[capacity]``: each cluster's highest cosine with another cluster. nearest ``[capacity]``: the number of the
+    most similar cluster.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
@@ -188,7 +188,8 @@ class KeySketches(Stateful):
         self.middle[layer], self.spread[layer] = keys.mean(1, keepdims=True), keys.std(1, keepdims=True) + np.float32(1e-3)
 
     def normal(self, keys: Float32) -> Float32:
-        """Centre and scale the deepest layer's keys ``[kv_heads, n, head_dim]`` per channel. Returns ``[n, width + 1]``.
+        """Centre and scale the deepest layer's keys ``[kv_heads, n, head_dim]`` per channel. Returns float32 ``[n, width +
+        1]``.
 
         The last channel is a constant, roughly the norm of the other channels. Without the constant channel, keys near the mean
         would point in random directions and not be similar. Raw keys share a large mean, so their cosines would all be near 1.

@@ -392,11 +392,10 @@ class MosaicClusters(Stateful):
         return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
-        """Return slots, best first, whose clusters hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, for one KV
-        head.
+        """Return slots, best first, whose clusters hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, for one head.
 
-        partitions: search at most this many partitions, those whose mean key the query attends to most; lower numbers win
-        ties. A cluster of one row is skipped, because its representative is that row. Newer clusters win ties.
+        partitions: search only this many partitions, whose mean keys the query attends to most; lower numbers win ties. A
+        cluster of one row is skipped, because its representative is that row. Newer clusters win ties.
         """
         live = self.live(layer, head)
         if not len(live):
