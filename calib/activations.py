@@ -31,7 +31,7 @@ def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *
 
 Float16 = NDArray[np.float16]
 
-SITES = {"qkv": "input_norm", "output": "attention", "gate_up": "mlp_norm", "down": "gated"}  # a matrix -> the name of its input
+SITES = {"qkv": "input_norm", "output": "attention", "gate_up": "mlp_norm", "down": "gated"}  # a matrix -> its input's name
 TOKENS, LENGTH = 2048, 256
 LARGEST = np.float32(65504)  # float16's largest number, to which a passage's huge first activations are clipped
 

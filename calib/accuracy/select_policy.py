@@ -159,7 +159,7 @@ def compare_by_divergence(
     meter: DivergenceMeter, clips: Sequence[Clip], frames: int, policies: Sequence[str], budgets: Sequence[int],
     journal: Path, progress: Notify,
 ) -> Compared:  # fmt: skip
-    """On each clip's first frames, compare every policy at every budget, and each ``append`` and ``encode``, with full KV.
+    """On each clip's first frames, compare policies at all budgets, and ``append`` and ``encode`` settings, with full KV.
 
     ``budgets``: ascending. Measurements already in ``journal`` are not repeated. Raises UserError.
     """
