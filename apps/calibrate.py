@@ -160,7 +160,7 @@ def _measure(
 
 
 def clips_of(videos: list[Path]) -> list[Clip]:
-    """Return the videos as clips, sampled as by ``edgevlm run``, or demo worlds if there are no videos.
+    """Return the videos as clips, sampled as in ``edgevlm run``, or demo worlds if there are no videos.
 
     Raises SourceError for a missing file.
     """

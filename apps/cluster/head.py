@@ -29,7 +29,7 @@ class HeadAway(Exception):
 
 
 def boot_time() -> float:
-    """Return the seconds of a monotonic clock that includes the time the machine sleeps."""
+    """Return the seconds of a monotonic clock that also runs while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

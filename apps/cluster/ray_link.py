@@ -1,4 +1,4 @@
-"""This machine's part of a Ray cluster, in a helper process, because Ray ends any process that loses its cluster."""
+"""Run this machine's part of a Ray cluster in a helper process, because Ray ends any process that loses its cluster."""
 
 from __future__ import annotations
 

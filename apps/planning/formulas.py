@@ -94,8 +94,8 @@ class RooflineCall:
 class Speed:
     """A stream's speed at a budget.
 
-    ``j_per_frame`` is an upper bound: the device's largest power budget times the time of a frame.
-    ``bound_by`` is the largest part of a frame's time: vision, compute or memory bandwidth.
+    ``j_per_frame`` is an upper bound: the device's largest power budget times the time of a frame. ``bound_by`` names the
+    largest part of a frame's time: vision, compute or memory bandwidth.
     """
 
     prefill_fps: float
@@ -263,8 +263,8 @@ class Roofline:
     def vision(self) -> RooflineCall:
         """Return the cost of encoding one grid with the vision tower.
 
-        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. P counts
-        parameters, N patches, R projected rows, B blocks, and A the patches to which each patch attends. W is a block's width.
+        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights, for P
+        parameters, N patches that attend to A patches each, R projected rows, and B blocks of width W.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
@@ -277,8 +277,8 @@ class Roofline:
         """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached rows.
 
         The cost is 2 P rows operations for P parameters in the layers' matrices, and 4 L H D rows (held + rows / 2) for
-        attention with H heads of size D in L layers. ``logits`` adds a row of logits: 2 V E operations and one reading of the
-        head's weights. Each call reads the layers' weights and the cached rows.
+        attention with H heads of size D in L layers. ``logits`` adds a row of logits: 2 V E operations, for V tokens and width
+        E, and one reading of the head's weights. Each call reads the layers' weights and the cached rows.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2

@@ -78,7 +78,7 @@ Stops = (
     | None
 )  # fmt: skip
 ASKED_STREAM = (
-    "The stream: its name, or text ending in `/NAME`. A video part may name it instead. The default is the only stream."
+    "The stream's name, or text ending in `/NAME`. A video part may name the stream instead. The default is the only stream."
 )
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 AskedModel = Annotated[str, Field(max_length=512, description=ASKED_STREAM)]
