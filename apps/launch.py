@@ -40,7 +40,7 @@ DEMO_SPEED = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run's settings, completed for this terminal. ``compares`` is true if the demo shows three memories side by side."""
+    """A run's settings, filled in for this terminal. ``compares`` is true if the demo shows three memories side by side."""
 
     settings: RunSettings
     plan: RunPlan
@@ -83,7 +83,8 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False,
 
 
 def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
-    """Complete a run's settings for this terminal. Raises UserError for contradictory settings and for invalid sources."""
+    """Fill in a run's settings that depend on the terminal. Raises UserError for contradictory settings and for invalid
+    sources."""
     interactive = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     can_draw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown") and "utf" in str(sys.stdout.encoding).lower()
     plan = RunPlan(settings.frames, settings.seconds, list(settings.ask), list(settings.ask_at))

@@ -1,4 +1,4 @@
-"""The settings of a run, declared once: ``edgevlm run``, ``watch`` and ``serve`` make their options from this model."""
+"""Declare a run's settings once: ``edgevlm run``, ``watch`` and ``serve`` make their options from :class:`RunSettings`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Node:
 
     name: str
     memory_bytes: int
-    needs: dict[str, Need] = field(default_factory=dict)  # by model, for the models that the node has planned
+    needs: dict[str, Need] = field(default_factory=dict)  # the needs of each model that the node has planned
     url: str = ""
     seen: float = 0.0
     leaving: bool = False

@@ -108,8 +108,8 @@ _node: RayNode | None = None  # set in the helper process only
 def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[str, Any]:
     """Call the head from the helper process; the first call starts Ray.
 
-    Returns a pair: ``"answer"`` and the answer, ``"away"`` and why there is no answer yet, or ``"ended"`` and why there will be
-    none. Raises any UserError that the head raises.
+    Returns ``("answer", ANSWER)``, ``("away", WHY)`` if there is no answer yet, or ``("ended", WHY)`` if there will be none.
+    Raises any UserError that the head raises.
     """
     global _node
     if _node is None:

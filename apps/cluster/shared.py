@@ -114,7 +114,7 @@ class MovingEvents:
 
     def __init__(self, shared: Shared, camera: str, epoch: int, notify: Notify = lambda line: None) -> None:
         self._shared, self._name, self._notify, self._is_over = shared, f"{camera}/{EPOCH}{epoch}/{self.FILE}", notify, False
-        self.events: list[tuple[WatchEvent, bool]] = []  # oldest first; each with True if it is unsent
+        self.events: list[tuple[WatchEvent, bool]] = []  # oldest first; each with whether it is unsent
         with suppress(OSError, ValueError, TypeError, AttributeError):
             self.events = [(WatchEvent(**fields), unsent) for fields, unsent in json.loads(shared.read(self._name))]
 

@@ -109,10 +109,10 @@ class Speed:
 
 
 def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
-    """Return the weights of ``model`` at a precision, in a bundle or (on a Jetson) in TensorRT's engines.
+    """Return the sizes of ``model``'s weights at a precision, in a bundle or (on a Jetson) in TensorRT's engines.
 
-    If ``precision`` is the bundle's own, the sizes are those of the bundle's files. Raises UserError if the weights are
-    already rounded to a different precision.
+    If ``precision`` is the bundle's own, the sizes are those of the bundle's files. Raises UserError if the weights are already
+    rounded to a different precision.
     """
     stored = load_precision(precision)
     engine = kind == "jetson" and stored.tensorrt is not None  # if TensorRT lacks the precision, ONNX Runtime runs the model

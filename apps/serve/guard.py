@@ -119,8 +119,7 @@ class Guard:
             asyncio.get_running_loop().run_in_executor(None, trim)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an error, then discard the body for up to LINGER_S seconds, because a proxy reports 502 if an upload is cut
-        off."""
+        """Send an error, then discard the body for up to LINGER_S seconds, as a proxy reports 502 if an upload is cut off."""
         response, headers = respond(error), Headers(scope=scope)
         response.headers["connection"] = "close"
         if "expect" in headers or not ("content-length" in headers or "transfer-encoding" in headers):

@@ -146,7 +146,7 @@ class TimedProtocol(H11Protocol):
         self.stuck.cancel()
 
     def _close_if_idle(self, before: object) -> None:
-        """Close the connection if it is idle and has received no request after ``before``, its request at the last check."""
+        """Close the connection if it is idle and its newest request is still ``before``."""
         if self.cycle is before and self.is_idle:
             self.transport.close()
         elif not self.transport.is_closing():

@@ -181,7 +181,7 @@ class Link:
         self.keyed = False  # a keyframe has arrived, and no damaged picture since then
         self.newest: Image | None = None
         self.frozen = False
-        self.holding = False  # the thread waits for the reader, not for the camera
+        self.holding = False  # whether the thread waits for the reader, not for the camera
         self.moved_s = time.monotonic()
         self.unkeyed_s = self.moved_s  # when the link began to wait for a keyframe
         self.thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
@@ -302,7 +302,7 @@ class LiveSource(ThreadedSource):
         self._slot.close()
 
     def _watch(self, link: Link) -> None:
-        """Wait until the link has ended or has been quiet for too long; set the state if the link stalls."""
+        """Wait until the link has ended or has been quiet for too long; set the state to STALLED if the link stalls."""
         options = self._options
         with self._changed:
             while not self._closing and not link.over:

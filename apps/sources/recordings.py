@@ -117,7 +117,7 @@ class FolderSource(Recording):
 
     @property
     def end_s(self) -> float:
-        """Return the end of the newest picture, in seconds."""
+        """Return the time at which the newest picture ends, in seconds."""
         return self._next / self._rate
 
     def _advance(self) -> float | None:
