@@ -83,8 +83,7 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False,
 
 
 def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
-    """Fill in a run's settings that depend on the terminal. Raises UserError for contradictory settings and for invalid
-    sources."""
+    """Fill in a run's settings that depend on the terminal. Raises UserError for contradictory settings and invalid sources."""
     interactive = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     can_draw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown") and "utf" in str(sys.stdout.encoding).lower()
     plan = RunPlan(settings.frames, settings.seconds, list(settings.ask), list(settings.ask_at))

@@ -61,7 +61,7 @@ class FlatTool(Function):
 
 
 class Item(Lenient):
-    """A message, a function call in an earlier answer, or the result of such a call. An item of any other type is ignored."""
+    """A message, a function call in an earlier answer, or the result of such a call. Items of unknown types are ignored."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None

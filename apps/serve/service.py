@@ -379,7 +379,8 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return each watched stream's two counters, of run loop and model. A stream is alive while either counter rises."""
+        """Return each watched stream's two counters: its run loop's and its model's. A stream is alive while either counter
+        rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces
