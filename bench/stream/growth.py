@@ -63,8 +63,8 @@ def growth(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model, policy, chunk and number of frames.
 
-    Full KV is skipped if it would not fit in memory. ``oom``: whether the system killed the process for lack of memory. Raises
-    UserError for an invalid policy or model.
+    Full KV is skipped if it would not fit in memory. ``oom``: whether a run stopped for lack of memory. Raises UserError for an
+    invalid policy or model.
     """
     for name in policy:
         if name != AUTO:
