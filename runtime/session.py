@@ -430,8 +430,8 @@ class Session:
         and report the ``probabilities`` of all choices; ``max_tokens`` and penalties do not apply. ``logits_processor``: a
         function that the model's thread calls for each token, with the ids so far and the logits ``[vocabulary]``; ignored with
         ``choices``. The next token is drawn from the logits that ``logits_processor`` returns; minus infinity excludes a token.
-        ``pictures``: frames for this question only, placed after the watched frames; at most :meth:`most_pictures`. ``since``,
-        ``until``: attend only to frames from this period, in seconds of the stream.
+        ``pictures``: frames for this question only, placed after the watched frames; their maximum number is
+        :meth:`most_pictures`. ``since``, ``until``: attend only to frames from this period, in seconds of the stream.
 
         If the memory holds no frame from ``since`` to ``until``, reading the answer raises NothingHeld. Raises UserError for a
         question that is longer than its budget or contains the video's placeholder, and for sampling settings out of range.

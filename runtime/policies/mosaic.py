@@ -314,7 +314,7 @@ class MosaicClusters(Stateful):
         return np.flatnonzero(self.parent[layer, head] == slot)
 
     def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
-        """Fetch a cluster, add the clusters and the row that wait to join it, and split it in two (Alg. 1, lines 12 to 17)."""
+        """Fetch a cluster, add the clusters and the row waiting for it, and split the union in two (Alg. 1, lines 12 to 17)."""
         family, partition = [slot, *self.waiting(layer, head, slot).tolist()], int(self.partition[layer, head, slot])
         found = self.pages.take_out(self._store, layer, head, family) + ([newcomer] if newcomer else [])
         for gone in family:
