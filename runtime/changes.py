@@ -40,9 +40,9 @@ class References(Stateful):
 
     A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
     minus the cosine similarity. The camera's noise is estimated as the median distance of a frame whose references come from
-    the previous frame. A smaller median found later replaces the estimate. A token has changed if its distance exceeds both 1 -
-    tau and the noise limit. The noise limit is STANDS_OUT times the noise, but at most MOST_NOISE times the distance between a
-    frame's patches. Because the noise limit is capped, a frame in which everything moves is still appended.
+    the previous frame. A smaller median found later replaces the estimate of the noise. A token has changed if its distance
+    exceeds both 1 - tau and the noise limit. The noise limit is STANDS_OUT times the noise, but at most MOST_NOISE times the
+    distance between a frame's patches. Because the noise limit is capped, a frame in which everything moves is still appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")

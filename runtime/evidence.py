@@ -187,8 +187,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    Beyond KNOTS times, those that their neighbours predict within CLOSE_S seconds are dropped or, if there are none, every
-    second time of the older half. Arrays are replaced, never modified, so later additions leave a shallow copy unchanged.
+    Above KNOTS times, those that interpolation reproduces within CLOSE_S seconds are dropped. If there are none, every second
+    time of the older half is dropped. Arrays are replaced, never modified, so later additions leave a shallow copy unchanged.
     """
 
     state_fields = ("frame", "seconds")

@@ -143,8 +143,8 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and a line with the reason. The line's
-    details follow its first ``; ``.
+    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and the reason. Details follow the
+    reason's first ``; ``.
 
     The policy is the one chosen at the measured budget nearest to ``budget``. The policy is FALLBACK if no budget was measured,
     no policy is clearly better, or the chosen policy is not installed. Raises BundleError for invalid choices.

@@ -20,8 +20,7 @@ MAX_CHOICES = 256
 
 @dataclass
 class Sampler:
-    """Draws tokens. ``temperature``: 0 draws the likeliest token. ``top_p``: keep the fewest tokens that reach this
-    probability.
+    """Draws tokens. ``temperature``: 0 picks the likeliest token. ``top_p``: keep the fewest tokens reaching this probability.
 
     ``top_k``: keep the k likeliest tokens; 0 keeps all. ``min_p``: keep tokens with at least this fraction of the highest
     probability. ``seed``: makes the draws repeatable. Raises UserError for a value out of range.

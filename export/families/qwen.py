@@ -73,7 +73,7 @@ class Qwen2VL(Family):
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
         norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined
         attended = float(patches)
-        if "window_size" in vision and "fullatt_block_indexes" in vision:  # blocks that the list omits attend inside windows
+        if "window_size" in vision and "fullatt_block_indexes" in vision:  # blocks without full attention attend in windows
             side = max(1, int(vision["window_size"]) // (patch * merge))
             tall, wide = ([min(side, edge - start) for start in range(0, edge, side)] for edge in (rows, columns))
             windowed = merge**2 * sum(height**2 for height in tall) * sum(across**2 for across in wide) / tokens
