@@ -42,7 +42,7 @@ def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[
         shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         name, why = error.filename or folder, reason(error, target.parent)
-        raise UserError(f"{name}: cannot be read or written ({why}); then the same command continues from here") from None
+        raise UserError(f"{name}: cannot be read or written ({why}); then run the same command to continue") from None
     finally:
         with suppress(OSError):
             folder.rmdir()  # rmdir succeeds only if the folder is empty

@@ -130,13 +130,18 @@ class Step:
         to_stderr(line)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return the number and the noun: ``1 frame`` or ``2 frames``."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
 _shown: Step | None = None  # rich draws one display at a time
 
 
 def note_stopped() -> None:
     """If ctrl-C ended a download, print that the same command resumes it."""
     if Step.doing.startswith("downloading"):
-        to_stderr("stopped; run the same command to resume the download")
+        to_stderr("stopped; run the same command to continue")
 
 
 def show(what: str) -> None:

@@ -60,29 +60,29 @@ def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
     with closing(connection):
         if connection.grab() is not None and connection.retrieve() is not None:
             return None, connection.mode
-        why = "gives no picture; plug it into another port, or ask for another mode (--size, --pixel-format)"
+        why = "captures no pictures; plug it into another port, or request another mode (--size, --pixel-format)"
         return problem_of(path, root) or why, connection.mode
 
 
 def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
     """Yield the lines that ``edgevlm cameras`` prints."""
     found = look_around(root)
-    packages = [CameraEntry(name, "package", f"of an installed package, also {name}://..", None) for name in names("sources")]
+    packages = [CameraEntry(name, "package", f"from an installed package, also {name}://..", None) for name in names("sources")]
     yield from (entry.as_json() if as_json else str(entry) for entry in [*found, *packages])
     if len(found) == 1 and not as_json:
-        yield "no camera: there is no /dev/videoN; connect one (a container needs --device /dev/video0), or give a URL"
+        yield "no camera found: /dev/videoN does not exist; connect one (a container needs --device /dev/video0), or give a URL"
 
 
 def check_cameras(machine: Machine) -> list[Outcome]:
     """Check that every camera except the demo delivers an image."""
     found = machine.within(lambda: look_around(machine.root))
     if found is None:
-        return [("warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again")]
+        return [("warn", f"a camera did not respond within {machine.limit_s:g} s", "unplug it and plug it in again")]
     outcomes: list[Outcome] = []
     for entry in found[1:]:
         why, _, fix = (entry.problem or "").partition("; ")
         text = f"{entry.camera} ({entry.name})"
         outcomes.append(
-            ("warn", f"{text}: {why}", fix or "edgevlm cameras has details") if why else ("ok", f"{text} gives pictures")
+            ("warn", f"{text}: {why}", fix or "see edgevlm cameras for details") if why else ("ok", f"{text} captures pictures")
         )
     return outcomes or [("ok", "no /dev/videoN found: the demo, files and URLs can be watched")]

@@ -30,6 +30,7 @@ from edgevlm.engines.devices.jetson import (
 from edgevlm.engines.devices.machine import Machine, Outcome, Status
 from edgevlm.errors import UserError
 from edgevlm.packages import install
+from edgevlm.progress import counted
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.free_memory import group_limits
 
@@ -71,7 +72,7 @@ def python(machine: Machine) -> Outcome:
         return "fail", f"Python {here}", f"install Python {OLDEST[0]}.{OLDEST[1]} or newer"
     if release is not None and release["python"] != here:
         wanted = f"JetPack {release['jetpack']}'s wheels are for {release['python']}"
-        return "warn", f"Python {here}, and {wanted}", f"make the venv with python{release['python']}"
+        return "warn", f"Python {here}, but {wanted}", f"create the venv with python{release['python']}"
     return "ok", f"Python {here}"
 
 
@@ -106,12 +107,12 @@ def cpu(machine: Machine) -> Outcome:
     """Return which processor features the cache's kernels can use."""
     fields = machine.fields("proc/cpuinfo")
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
-    name = fields.get("model name") or fields.get("Model") or fields.get("CPU part") or "of an unknown name"
+    name = fields.get("model name") or fields.get("Model") or fields.get("CPU part") or "an unknown processor"
     if not flags:
-        return "warn", "/proc/cpuinfo names no features: not found"
+        return "warn", "processor features not found in /proc/cpuinfo"
     best = next((text for flag, text in KERNELS if flag in flags), None)
     if best is None:
-        return "warn", f"{name} has neither AVX2 nor NEON: the cache's kernels are plain C++", "run it on a newer one"
+        return "warn", f"{name} has neither AVX2 nor NEON: the cache's kernels are plain C++", "use a newer processor"
     return "ok", f"{name}, {best}"
 
 
@@ -124,12 +125,12 @@ def _kilobytes(machine: Machine, *names: str) -> list[int] | None:
 
 def memory(machine: Machine) -> Outcome:
     if (sizes := _kilobytes(machine, "MemTotal", "MemAvailable")) is None:
-        return "warn", "no figure in /proc/meminfo: not found"
+        return "warn", "memory size not found in /proc/meminfo"
     groups = ((each.free // 1024, each.total // 1024, " in this control group") for each in group_limits(machine.root))
     free, total, where = min([(sizes[1], sizes[0], ""), *groups])
     text = f"{free / 1e6:.1f} of {total / 1e6:.1f} GB available{where}"
     if free < LITTLE:
-        return "fail", text, "end other programs, or the desktop: sudo systemctl isolate multi-user.target"
+        return "fail", text, "stop other programs, or the desktop: sudo systemctl isolate multi-user.target"
     return ("warn", text, "enough for the demo; edgevlm plan predicts a model's memory") if free < SCARCE else ("ok", text)
 
 
@@ -138,24 +139,24 @@ def disk(machine: Machine) -> Outcome:
     folder = cache_folder().absolute()
     place = machine.path(str(folder.relative_to(folder.anchor)))
     there = next((parent for parent in (place, *place.parents) if parent.exists()), machine.root)
-    elsewhere = "name another folder in EDGEVLM_CACHE"
+    elsewhere = "set EDGEVLM_CACHE to another folder"
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return "warn", f"{folder}: bundles cannot be written there", f"take ownership of it, or {elsewhere}"
+        return "warn", f"{folder}: bundles cannot be written here", f"take ownership of it, or {elsewhere}"
     free = shutil.disk_usage(there).free
     text = f"{free / 1e9:.1f} GB free for bundles in {folder}"
     if free < FULL:
-        return "fail", text, f"make room, or mount an NVMe disk and {elsewhere}"
+        return "fail", text, f"free up space, or mount an NVMe disk and {elsewhere}"
     if free < NARROW:
-        return "warn", text, f"a bundle takes up to 4 bytes a parameter of its model; make room, or {elsewhere}"
+        return "warn", text, f"a bundle takes up to 4 bytes a parameter of its model; free up space, or {elsewhere}"
     return "ok", text
 
 
 def device(machine: Machine) -> Outcome:
     profile = profile_of(machine)
-    model = machine.read("proc/device-tree/model") or "a Jetson of an unknown name"
+    model = machine.read("proc/device-tree/model") or "an unknown Jetson"
     text = f"{model}, module {module_of(machine) or 'not found'}"
     if profile is None:
-        return "warn", f"{text}: no profile is of it", f"give --device one of {', '.join(device_names())}"
+        return "warn", f"{text}: no matching profile", f"set --device to one of {', '.join(device_names())}"
     return "ok", f"{text}: --device {profile.name}"
 
 
@@ -165,7 +166,7 @@ def jetpack(machine: Machine) -> Outcome:
         return "warn", "/etc/nv_tegra_release: not found", "mount it into the container"
     if release is None:
         return "fail", f"Jetson Linux {version}", "flash JetPack 6.2 or newer, which has a newer Python"
-    return "ok", f"Jetson Linux {version}, of JetPack {release['jetpack'].split('.')[0]}"
+    return "ok", f"Jetson Linux {version} (JetPack {release['jetpack'].split('.')[0]})"
 
 
 def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None], fix: str) -> Outcome | None:
@@ -174,14 +175,14 @@ def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None
         return None
     found, wanted = find(machine), release[name]
     if found is None or found.split(".")[:2] != wanted.split("."):
-        return "warn", f"{'not found;' if found is None else f'{found}, and'} {wanted} belongs to this release", fix
+        return "warn", f"{'not found;' if found is None else f'{found}, but'} this release requires {wanted}", fix
     return "ok", found
 
 
 def cma(machine: Machine) -> Outcome:
     """Check the contiguous memory that CSI cameras and video decoders need."""
     if (sizes := _kilobytes(machine, "CmaFree", "CmaTotal")) is None:
-        return "warn", "no CMA in /proc/meminfo: not found"
+        return "warn", "CMA not found in /proc/meminfo"
     text = f"{sizes[0] / 1e3:.0f} of {sizes[1] / 1e3:.0f} MB contiguous memory free"
     if sizes[0] < CMA_KB:
         return "warn", text, "add cma=256M to APPEND in /boot/extlinux/extlinux.conf and reboot"
@@ -193,7 +194,7 @@ def swap(machine: Machine) -> Outcome | None:
         return None
     if sizes[0] < SMALL_KB and not sizes[1]:
         fix = "sudo fallocate -l 8G /swap && sudo chmod 600 /swap && sudo mkswap /swap && sudo swapon /swap (on NVMe)"
-        return "warn", f"none beside {sizes[0] / 1e6:.1f} GB of memory", fix
+        return "warn", f"no swap, and {sizes[0] / 1e6:.1f} GB of memory", fix
     return "ok", f"{sizes[1] / 1e6:.1f} GB"
 
 
@@ -202,9 +203,9 @@ def power_mode(machine: Machine) -> Outcome:
     modes = power_modes(machine)
     found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
     if not modes or found is None:
-        return "warn", "not found", "ask it: sudo nvpmodel -q"
+        return "warn", "not found", "run sudo nvpmodel -q"
     now, best = int(found[1]), max(modes, key=lambda number: _rank(modes[number]))
-    text = f"{modes.get(now, 'of an unknown name')} (mode {now})"
+    text = f"{modes.get(now, 'unknown')} (mode {now})"
     if _rank(modes.get(now, "")) < _rank(modes[best]):
         return "warn", f"{text}; {modes[best]} is faster", f"sudo nvpmodel -m {best}"
     return "ok", text
@@ -222,8 +223,8 @@ def clocks(machine: Machine) -> Outcome:
     if low is None or high is None:
         return "warn", "the GPU's clock: not found"
     if low < high:
-        return "warn", f"the GPU's clock goes from {low / 1e6:.0f} to {high / 1e6:.0f} MHz", "sudo jetson_clocks"
-    return "ok", f"the GPU's clock is held at {high / 1e6:.0f} MHz"
+        return "warn", f"the GPU's clock varies from {low / 1e6:.0f} to {high / 1e6:.0f} MHz", "sudo jetson_clocks"
+    return "ok", f"the GPU's clock is fixed at {high / 1e6:.0f} MHz"
 
 
 def gpu(machine: Machine) -> Outcome:
@@ -231,12 +232,12 @@ def gpu(machine: Machine) -> Outcome:
     nodes = [f"/{node}" for node in NODES if machine.path(node).exists()]
     if version is not None:
         number = re.search(r"Kernel Module[^\d]*([\d.]+)", version)
-        return "ok", f"NVIDIA's driver {number[1] if number else 'of an unknown version'}"
+        return "ok", f"NVIDIA's driver {number[1] if number else '(unknown version)'}"
     if is_jetson(machine):
         if nodes:
-            return "ok", f"the Jetson's own ({', '.join(nodes)})"
-        fix = "a container needs --runtime nvidia; else reinstall nvidia-l4t-core"
-        return "warn", "the Jetson's GPU has no node under /dev: not found", fix
+            return "ok", f"the Jetson's own GPU ({', '.join(nodes)})"
+        fix = "in a container, add --runtime nvidia; otherwise reinstall nvidia-l4t-core"
+        return "warn", "device node of the Jetson's GPU not found under /dev", fix
     if _on_pci(machine):
         return "warn", "an NVIDIA GPU without a driver", "install NVIDIA's driver, or continue with the CPU"
     return "ok", "no NVIDIA GPU found: models run on the CPU"
@@ -245,12 +246,12 @@ def gpu(machine: Machine) -> Outcome:
 def gpu_in_use(machine: Machine) -> Outcome:
     """Test in a separate process whether ONNX Runtime can use the GPU."""
     if (text := machine.run([sys.executable, "-c", ASK])) is None:
-        return "warn", "ONNX Runtime gave no answer", f"see what fails: {sys.executable} -c '{ASK}'"
+        return "warn", "ONNX Runtime did not respond", f"find the cause: {sys.executable} -c '{ASK}'"
     providers = ", ".join(name for name in text.split() if name in FASTER)
     if not providers:
         fix = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu (on a Jetson its JetPack's wheel)"
-        return "warn", f"no: ONNX Runtime has only {text.strip() or 'nothing'}", fix
-    return "ok", f"ONNX Runtime was built with {providers}: run --engine onnxruntime-cuda tells whether they start"
+        return "warn", f"no: ONNX Runtime supports only {text.strip() or 'nothing'}", fix
+    return "ok", f"ONNX Runtime was built with {providers}: use run --engine onnxruntime-cuda to test them"
 
 
 def permissions(machine: Machine) -> Outcome | None:
@@ -258,9 +259,9 @@ def permissions(machine: Machine) -> Outcome | None:
     found = [machine.path(node) for node in NODES if machine.path(node).exists()]
     closed = [str(path.relative_to(machine.root)) for path in found if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
-        text, fix = f"/{', /'.join(closed)} may not be opened", "sudo usermod -aG video,render $USER, and log in again"
+        text, fix = f"/{', /'.join(closed)}: permission denied", "sudo usermod -aG video,render $USER, and log in again"
         return ("warn" if DEFAULT_ENGINE in ON_CPU else "fail"), text, fix
-    return ("ok", f"{len(found)} device nodes may be opened") if found else None
+    return ("ok", f"{len(found)} device nodes can be opened") if found else None
 
 
 def cudnn(machine: Machine) -> Outcome:
@@ -270,12 +271,12 @@ def cudnn(machine: Machine) -> Outcome:
         names = (path.name.removeprefix("libcudnn.so.") for path in machine.path(folder).glob("libcudnn.so.*"))
         if versions := [name for name in names if re.fullmatch(r"\d+(\.\d+)*", name)]:
             found[f"/{folder}"] = max(versions, key=len)
-    fix = "install NVIDIA's cudnn9-cuda-12, or cudnn9-cuda-13 for an ONNX Runtime of CUDA 13"
+    fix = "install NVIDIA's cudnn9-cuda-12, or cudnn9-cuda-13 for an ONNX Runtime built for CUDA 13"
     fix = JETPACK if is_jetson(machine) else fix
     if not found:
         return "warn", "not found: ONNX Runtime falls back to the CPU without it", fix
     if not any(version.split(".")[0] == CUDNN for version in found.values()):
-        return "warn", f"{_listed(found)}, and ONNX Runtime loads cuDNN {CUDNN}", fix
+        return "warn", f"{_listed(found)}, but ONNX Runtime loads cuDNN {CUDNN}", fix
     return "ok", _listed(found)
 
 
@@ -294,7 +295,7 @@ def cuda_wheels(machine: Machine) -> Outcome:
     packages = machine.packages()
     wanted = ["onnxruntime-gpu"] + ["nvidia-ml-py"] * (not is_jetson(machine))  # a Jetson's power is read from the board
     if missing := [name for name in wanted if name not in packages]:
-        fix = "install the onnxruntime-gpu wheel of its JetPack" if is_jetson(machine) else install("cuda")
+        fix = "install the onnxruntime-gpu wheel for its JetPack" if is_jetson(machine) else install("cuda")
         return "warn", f"not found: {', '.join(missing)}", fix
     return "ok", ", ".join(f"{name} {packages[name]}" for name in wanted)
 
@@ -320,7 +321,7 @@ def _wheels(machine: Machine, name: str) -> dict[str, str]:
 
 ONNXRUNTIME = partial(
     one_build, packages=r"onnxruntime(-.+)?", module="onnxruntime", best="onnxruntime-gpu", status="fail", missing="not found",
-    fix=f"{install('cpu')}, or on a Jetson the wheel of its JetPack", why=": a GPU may silently not be used",
+    fix=f"{install('cpu')}, or on a Jetson the wheel for its JetPack", why=": a GPU may silently be ignored",
 )  # fmt: skip
 OPENCV = partial(
     one_build, packages=r"opencv(-contrib)?-python(-headless)?", module="cv2", best="opencv-python-headless", status="warn",
@@ -379,5 +380,5 @@ def report(as_json: bool, machine: Machine | None = None, more: Sequence[Finding
     if as_json:
         return [json_line("finding", asdict(finding)) for finding in found], "fail" not in statuses
     verdict = "not ready" if "fail" in statuses else "ready"
-    counted = f"{statuses.count('ok')} ok, {statuses.count('warn')} warnings, {statuses.count('fail')} failures"
-    return [*map(str, found), "", f"{verdict}: {counted}"], "fail" not in statuses
+    warnings, failures = counted(statuses.count("warn"), "warning"), counted(statuses.count("fail"), "failure")
+    return [*map(str, found), "", f"{verdict}: {statuses.count('ok')} ok, {warnings}, {failures}"], "fail" not in statuses

@@ -122,7 +122,7 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
     if model.files and precision == model.precision and not engine:
         return Weights(model.files["decoder"] - head, model.files["embedding"], head, model.files["vision"])
     if precision != model.precision != "fp32":
-        raise UserError(f"{model.name}: its weights are {model.precision} already; leave --precision out")
+        raise UserError(f"{model.name}: the weights are already {model.precision}; remove --precision")
     other = 2 if engine and precision != "fp32" else FLOAT  # bytes per number in the tower, norms and biases
     tower = model.tower
     linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # of one byte

@@ -183,7 +183,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
     codes = tensors.get(f"{MLP}.codes", ())  # shape [out, blocks, bytes] if blocks of weights share scales, else [in, out]
     matrix = tensors.get(f"{MLP}.weight") or codes
     if not matrix:
-        raise BundleError(f"the decoder's graph has no matrix {MLP}; export the checkpoint again")
+        raise BundleError(f"matrix {MLP} not found in the decoder's graph; export the checkpoint again")
     inner = matrix[0 if len(matrix) == 3 else 1] // 2
     return PlannedModel(
         name=name, family=bundle.family, layers=spec.layers, heads=spec.heads,

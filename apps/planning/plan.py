@@ -125,12 +125,12 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
     kv, tower, least, most = request.kv, request.vision_precision, model.least_budget, model.most_budget
     kv = kv or (model.kv if device.kind == "cpu" else "fp16")
     if kv not in KV_TYPES:
-        raise UserError(f"--kv {kv!r} is not known; give {', '.join(KV_TYPES)}")
+        raise UserError(f"--kv {kv!r} is not supported; choose from {', '.join(KV_TYPES)}")
     if tower not in (None, "fp32", "fp16", "int8"):
-        raise UserError(f"--vision-precision {tower!r} is not known; give fp32, fp16 or int8")
+        raise UserError(f"--vision-precision {tower!r} is not supported; choose from fp32, fp16, int8")
     if least > most or (request.budget is not None and not least <= request.budget <= most):
-        asked = "" if request.budget is None else f"a budget of {request.budget} tokens does not suit "
-        raise UserError(f"{asked}{model.name}: two frames take {least} tokens and its positions leave room for {most}")
+        asked = "" if request.budget is None else f"a budget of {request.budget} tokens is not supported by "
+        raise UserError(f"{asked}{model.name}: two frames take {least} tokens, and its positions allow {most}")
     plans = []
     for precision in precisions(model, device, request.precision):
         stored = replace(model.tower, precision=tower or tower_precision(model, device, precision))
@@ -190,7 +190,7 @@ def describe(plan: DevicePlan) -> Iterator[str]:
     yield from wrap(assumptions(device), 80)
     verdict = "fits" if plan.fits else "does not fit"
     pace = "keeps up" if plan.keeps_up else "does not keep up"
-    yield f"{verdict} in {line['usable_mb']:.0f} MB beside the system, {pace} with {plan.fps:g} frames a second"
+    yield f"{verdict} in {line['usable_mb']:.0f} MB of usable memory, {pace} with {plan.fps:g} frames a second"
     yield ""
     for name, value in line.items():
         shown = format(float(f"{value:.2g}"), ",.10g") if isinstance(value, float) else value
@@ -232,7 +232,7 @@ def show_models(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
     """Yield the lines that ``edgevlm models`` prints. Raises UserError for an unknown device or an invalid rate."""
     device = device_named(name)
     if not as_json:
-        predicted = f"Predicted by edgevlm plan, {fps:g} frames a second asked; we have run none of these with real weights."
+        predicted = f"Predicted by edgevlm plan, {fps:g} frames a second requested; none of these was run with real weights."
         for text in (f"For {device.title}", predicted, assumptions(device)):
             yield from wrap(text, 80)
         yield f"\n{'model':<43}{'licence':<14}{' weights':<11}{'GB':>6}{'fps':>6}"
@@ -252,7 +252,7 @@ def show_models(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
         text = f"{each.name:<43}{each.licence:<14}{weights}{total / 1e9:>6.1f}{speed:>6}"
         yield json_line("model", facts) if as_json else text
     if not as_json:
-        yield f"\nfps: most frames a second; '-' does not fit in {device.usable_bytes / 1e9:.1f} GB."
+        yield f"\nfps: maximum frames a second; '-' does not fit in {device.usable_bytes / 1e9:.1f} GB."
 
 
 def size(parameters: int) -> str:

@@ -24,7 +24,7 @@ VECTORS = (  # a processor flag, its name, and its float32 and int8 operations p
     ("asimd", "NEON", 16, 32),
 )
 PLAIN = ("SSE", 8, 16)
-SOURCES = {"here": FigureSource("Described by Linux; what is not checked is assumed or worked out", None)}
+SOURCES = {"here": FigureSource("Read from Linux; figures that are not checked are assumed or derived", None)}
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:

@@ -45,7 +45,7 @@ def _local(at: datetime, latest: float = math.inf) -> float:
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:
-        raise UserError(f"{at} does not exist: the clock was set forward past it; give an earlier or a later time")
+        raise UserError(f"{at} does not exist: the clock was set forward past it; give an earlier or later time")
     past = sorted({each.timestamp() for each in found if each.timestamp() <= latest})
     if len(past) > 1:
         raise UserError(f"{at} occurred twice: the clock was set back; give {both[0].isoformat()} or {both[1].isoformat()}")

@@ -19,6 +19,7 @@ from edgevlm.apps.run.process import Notifier, ResidentMemory, Shutdown, is_gone
 from edgevlm.apps.sources import Frame, Source, State
 from edgevlm.calib.demo.questions import DemoScene
 from edgevlm.errors import UserError
+from edgevlm.progress import counted
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.taught import never_taught, parse
 from edgevlm.runtime.time_window import NothingHeld
@@ -145,7 +146,7 @@ class RunLoop:
         if self.alone:
             silence_if_gone()
         stats, (since, before) = self.stats(self._begun), self._begun
-        self.output.summary(stats, f"{stats.frames - before} frames in {self._last[0] - since:.1f} s")
+        self.output.summary(stats, f"{counted(stats.frames - before, 'frame')} in {self._last[0] - since:.1f} s")
         if failed:
             raise failed[0]
 
@@ -163,7 +164,7 @@ class RunLoop:
         if self.shutdown.asked:
             return
         if not self.session.stats.frames:
-            self.output.notice(f"no frame has been watched yet, so {text!r} is not answered")
+            self.output.notice(f"cannot answer {text!r}: no frame has been watched yet")
             return
         plain, window = split_window(text)
         question = self.as_taught(plain)
@@ -250,7 +251,7 @@ class RunLoop:
         for time_s, question in self.plan.at:
             if self.session.stats.frames and time_s > self.session.time_s:
                 ended = f"the stream ended at {self.session.time_s:.1f} s"
-                self.output.notice(f"{ended}: {question!r}, meant for {time_s:g} s, is asked now")
+                self.output.notice(f"{ended}: asking {question!r} now instead of at {time_s:g} s")
             self.ask(question)
         while self.plan.end:
             self.ask(self.plan.end.pop(0))

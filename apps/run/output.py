@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from edgevlm.apps.run.clock import NOW_S, clock_time
 from edgevlm.apps.schemas import Stats, json_line
-from edgevlm.progress import to_stderr, to_stderr_if_lost, to_stdout
+from edgevlm.progress import counted, to_stderr, to_stderr_if_lost, to_stdout
 from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.snapshots.writer import ago
 
@@ -72,14 +72,14 @@ class StatsEvent(Stats):
         """Return the figures in one line. ``span``, such as ``64 frames in 32.0 s``, replaces the number of frames."""
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
-        memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
+        memory = f"memory {counted(self.cache_tokens, 'token')}, {self.cache_bytes / 1e6:.1f} MB"
         memory += f", {self.encoded:.0%} of patches encoded" if self.encoded < 1 else ""
         memory += f", {self.appended:.0%} of tokens appended" if self.appended < 1 else ""
         if self.store is not None:
             memory += f", {(self.store['host_bytes'] + self.store['file_bytes']) / 1e6:.1f} MB offloaded"
         return (
-            f"{state} · {span or f'{self.frames} frames'}{dropped} · {self.fps:.1f} fps · {memory} · "
-            f"{self.compressions} compressions, {self.compress_ms:.1f} ms · process {self.rss_bytes / 1e6:.0f} MB"
+            f"{state} · {span or counted(self.frames, 'frame')}{dropped} · {self.fps:.1f} fps · {memory} · "
+            f"{counted(self.compressions, 'compression')}, {self.compress_ms:.1f} ms · process {self.rss_bytes / 1e6:.0f} MB"
         )
 
 

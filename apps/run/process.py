@@ -132,7 +132,7 @@ def source_news(source: Source) -> Iterator[str | None]:
         elif (state, problem) != reported:
             since = since if reported else time.monotonic()
             reported = state, problem
-            line = f"{source.name}: {'waiting for it' if state is State.INITIALISING else state.value} ({problem})"
+            line = f"{source.name}: {'waiting for the camera' if state is State.INITIALISING else state.value} ({problem})"
         yield line
 
 

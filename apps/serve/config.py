@@ -303,17 +303,18 @@ def check_config(values: Mapping[str, Any], where: str, path: Path | None = None
         return ServeConfig.model_validate(values)
     except ValidationError as error:
         schema = ServeConfig.model_json_schema()
-        tables = {
-            key: f"in [{table}]"
+        keys = {  # by table
+            table: [key for name in re.findall(r"#/\$defs/(\w+)", str(part)) for key in schema["$defs"][name]["properties"]]
             for table, part in schema["properties"].items()
-            for name in re.findall(r"#/\$defs/(\w+)", str(part))
-            for key in schema["$defs"][name]["properties"]
-        } | dict.fromkeys(schema["properties"], "above all tables")
+        }
+        tables = {key: f"in [{table}]" for table, known in keys.items() for key in known}
+        tables |= dict.fromkeys(schema["properties"], "above all tables")
         found = list[tuple[tuple[str, ...], str]]()
         for each in error.errors(include_url=False, include_context=False):
             key = tuple(str(part) for part in each["loc"] if part != "[key]")
             name = "".join(key[-1:])
-            hint = f"it belongs {tables[name]}" if name in tables else nearest(name, sorted(tables))
+            known = (keys.get(key[0]) if len(key) > 1 else None) or tables
+            hint = f"it belongs {tables[name]}" if name in tables else nearest(name, known)
             found.append((key, f"unknown key; {hint}" if each["type"] == "extra_forbidden" else reason(each["msg"])))
         raise ConfigError(_located(found, where, path)) from None
 

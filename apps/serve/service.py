@@ -373,7 +373,7 @@ class Service:
         if name is None:
             if len(self.streams) == 1:
                 return next(iter(self.streams.values()))
-            raise UserError(f"no stream selected; there are: {', '.join(self.streams) or 'none'}")
+            raise UserError(f"no stream selected; {nearest('', self.streams)}")
         if (found := self.streams.get(id_of(name))) is None:
             raise UserError(f"stream {name!r} not found; {nearest(name, self.streams)}")
         return found

@@ -41,7 +41,7 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
         return source
     if options.rule == "drop-oldest" and not options.realtime:
         source.close()
-        raise SourceError("--rule drop-oldest: a recorded source waits for its reader; add --realtime")
+        raise SourceError("--rule drop-oldest: not supported for recordings without --realtime; add --realtime")
     if options.realtime:
         return ReadAhead(source, paced=True, speed=options.speed, rule=options.rule or "drop-oldest")
     return ReadAhead(source)
@@ -107,10 +107,10 @@ def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
         if named and (source == "demo" or "://" in source or look(source) != "nothing"):
             camera = mask_credentials(source)
             raise SourceError(
-                f"--camera {mask_credentials(given)}: only edgevlm serve names its cameras; give --camera {camera}"
+                f"--camera {mask_credentials(given)}: only edgevlm serve supports NAME=SOURCE; use --camera {camera}"
             )
         raise SourceError(
-            f"--camera {mask_credentials(given)}: there is nothing there; give demo, an index like 0, /dev/videoN, csi://0, a "
+            f"--camera {mask_credentials(given)}: not found; give demo, an index like 0, /dev/videoN, csi://0, a "
             "URL, a GStreamer pipeline with ' ! ' in it, - for stdin, a video file, a folder of pictures, or ./file.py:Name"
             + "".join(f", {name}://" for name in names("sources"))
         )

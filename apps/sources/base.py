@@ -118,17 +118,17 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         if not SLOWEST_FPS <= self.fps < math.inf:
-            raise SourceError(f"--fps {self.fps:g}: give frames a second, {SLOWEST_FPS:g} or more")
+            raise SourceError(f"--fps {self.fps:g}: must be at least {SLOWEST_FPS:g} frames a second")
         if self.camera_fps is not None and not SLOWEST_FPS <= self.camera_fps <= 1000:
-            raise SourceError(f"--camera-fps {self.camera_fps:g}: give frames a second, from {SLOWEST_FPS:g} to 1000")
+            raise SourceError(f"--camera-fps {self.camera_fps:g}: must be {SLOWEST_FPS:g} to 1000 frames a second")
         if self.pixel_format is not None and not re.fullmatch(r"[!-~]{3,4}", self.pixel_format):
-            raise SourceError(f"--pixel-format {self.pixel_format}: give a FourCC like MJPG or YUYV")
+            raise SourceError(f"--pixel-format {self.pixel_format}: must be a FourCC such as MJPG or YUYV")
         if self.rule not in (None, *get_args(Rule)):
-            raise SourceError(f"--rule {self.rule}: give one of {', '.join(get_args(Rule))}")
+            raise SourceError(f"--rule {self.rule}: must be {' or '.join(get_args(Rule))}")
         for name in ("open", "read", "stall"):
             seconds = getattr(self, f"{name}_timeout_s")
             if not 0 < seconds < math.inf:
-                raise SourceError(f"--{name}-timeout {seconds:g}: give seconds above 0")
+                raise SourceError(f"--{name}-timeout {seconds:g}: must be above 0 seconds")
 
 
 class Source(ABC):

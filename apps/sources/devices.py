@@ -16,9 +16,9 @@ from edgevlm.runtime.files import look
 
 ROOT = Path("/")
 REASONS = {
-    errno.EACCES: "may not be opened: add yourself to its group (sudo usermod -aG video $USER) and log in again",
-    errno.EBUSY: "is in use by another program; end that one",
-    errno.ENODEV: "was unplugged, or its driver gave up; plug it in again (dmesg has details)",
+    errno.EACCES: "permission denied; add yourself to its group (sudo usermod -aG video $USER) and log in again",
+    errno.EBUSY: "is in use by another program; stop that program",
+    errno.ENODEV: "was unplugged, or its driver failed; plug it in again (see dmesg for details)",
 }
 
 
@@ -62,7 +62,7 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
     for process in (root / "proc").glob("[0-9]*"):
         try:
             if process.name != str(os.getpid()) and any(os.readlink(each) == str(path) for each in (process / "fd").iterdir()):
-                return f"is in use by {(process / 'comm').read_text().strip()} (process {process.name}); end that one"
+                return f"is in use by {(process / 'comm').read_text().strip()} (process {process.name}); stop that process"
         except OSError:
             continue
     try:
@@ -93,9 +93,7 @@ class UsbConnection(Capture):
             asked += [cv2.CAP_PROP_FPS, round(options.camera_fps)]
         super().__init__(str(path), cv2.CAP_V4L2, [*asked, cv2.CAP_PROP_BUFFERSIZE, 1])
         if not self.is_open:
-            raise SourceError(
-                problem_of(path, root) or "captures no pictures (a node for metadata, or a codec of the platform)"
-            )
+            raise SourceError(problem_of(path, root) or "captures no pictures (a metadata node or a platform codec)")
         width, height, code = (int(self.property(name)) for name in ("FRAME_WIDTH", "FRAME_HEIGHT", "FOURCC"))
         name = (code & 0xFFFFFFFF).to_bytes(4, "little").decode("ascii", "replace").rstrip("\0 ")
         self.mode = f"{width}x{height} at {self.property('FPS'):g} fps, {name}"
@@ -103,7 +101,7 @@ class UsbConnection(Capture):
     def grab(self) -> Grabbed | None:
         grabbed = super().grab() if self._node.exists() else None  # some drivers repeat the last picture of a lost camera
         if grabbed is None:
-            self.problem = "gives no more pictures; is it still plugged in?"
+            self.problem = "stopped sending pictures; check that it is plugged in"
         return grabbed
 
 
@@ -121,6 +119,6 @@ def device_path(target: str, root: Path = ROOT) -> Path:
     if look(path) == "nothing":
         present = ", ".join(str(device.path) for device in devices(root)) or "none"
         raise SourceError(
-            f"there is no {path} (cameras here: {present}); connect one, or give --camera demo, a URL, or --video"
+            f"{path} not found (available cameras: {present}); connect one, or give --camera demo, a URL, or --video"
         )
     return path

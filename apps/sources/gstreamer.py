@@ -33,7 +33,7 @@ def load_gst() -> Any:
         from gi.repository import Gst, GstApp
     except (ImportError, ValueError) as error:
         need = "apt install python3-gi gir1.2-gst-plugins-base-1.0, in a venv with --system-site-packages"
-        raise SourceRefused(f"GStreamer needs PyGObject ({error}): {need}") from None
+        raise SourceRefused(f"GStreamer requires PyGObject ({error}); {need}") from None
     assert GstApp.AppSink  # importing GstApp adds methods to the appsink
     Gst.init(None)
     return Gst
@@ -45,7 +45,7 @@ def csi_problem() -> str | None:
         found = load_gst().ElementFactory.find(CSI_ELEMENT)
     except SourceRefused as error:
         return str(error)
-    return None if found is not None else f"GStreamer has no {CSI_ELEMENT}: sudo apt install nvidia-l4t-gstreamer"
+    return None if found is not None else f"GStreamer element {CSI_ELEMENT} not found; sudo apt install nvidia-l4t-gstreamer"
 
 
 class GstPipeline(Connection):
@@ -58,7 +58,7 @@ class GstPipeline(Connection):
         try:
             self._pipeline = gst.parse_launch(pipeline.rstrip(" !") + END.format(drop=str(newest).lower()))
         except Exception as error:  # a GLib.Error, which only PyGObject defines
-            raise SourceRefused(f"no such pipeline ({mask_credentials(str(getattr(error, 'message', error)))})") from None
+            raise SourceRefused(f"invalid pipeline ({mask_credentials(str(getattr(error, 'message', error)))})") from None
         self._sink = self._pipeline.get_by_name("edgevlm")
         live = self._pipeline.set_state(gst.State.PAUSED) == gst.StateChangeReturn.NO_PREROLL
         self._sink.set_property("sync", not live)
@@ -68,7 +68,7 @@ class GstPipeline(Connection):
         if self._sample is None:
             problem = self._said() or f"no picture within {options.open_timeout_s:g} s"
             self.close()
-            raise SourceError(f"the pipeline does not run: {problem}")
+            raise SourceError(f"the pipeline failed to start: {problem}")
 
     def grab(self) -> Grabbed | None:
         if not self._ahead:
@@ -108,7 +108,7 @@ def csi_pipeline(target: str, options: SourceOptions) -> str:
     The Jetson's converter (nvvidconv) scales pictures and converts them to BGRx before they reach the CPU's memory.
     """
     if not (match := re.fullmatch(r"csi://(\d{1,2})/?", target)):
-        raise SourceError(f"{target}: give a sensor's number, like csi://0")
+        raise SourceError(f"{target}: invalid address; give a sensor number, such as csi://0")
     (width, height), fps = options.size or CSI_SIZE, options.camera_fps or CSI_FPS
     return (
         f"{CSI_ELEMENT} sensor-id={match[1]} ! "

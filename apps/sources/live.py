@@ -277,7 +277,7 @@ class LiveSource(ThreadedSource):
         link.abandoned = True
         self.state = State.FAILED
         problem = link.problem or f"no answer within {limit:g} s (--open-timeout)"
-        raise SourceError(f"camera {self.name}: {problem}" + ("" if link.refused else "; --wait waits until it is there"))
+        raise SourceError(f"camera {self.name}: {problem}" + ("" if link.refused else "; add --wait to keep trying"))
 
     def _supervise(self) -> None:
         """Run the state machine until the source is closed or a recording was read to its end."""

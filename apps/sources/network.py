@@ -25,19 +25,19 @@ from edgevlm.errors import SourceError, SourceRefused, UserError
 
 PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "http": 80, "https": 443}
 REASONS = {  # error messages by errno
-    errno.ECONNREFUSED: "nothing listens at {} (connection refused); check the port, and that the camera is on",
+    errno.ECONNREFUSED: "{} refused the connection; check the port, and that the camera is on",
     errno.EHOSTUNREACH: "{} cannot be reached from this machine; check the address, and that the camera is on",
     errno.ENETUNREACH: "{} cannot be reached from this machine; check its network",
     errno.ETIMEDOUT: "{} does not answer; check the address, and that the camera is on",
     errno.ECONNRESET: "{} closed the connection",
     errno.EPIPE: "{} closed the connection",
-    errno.EIO: "the connection to {} broke off before there was video; check its port and path",
+    errno.EIO: "the connection to {} closed before any video arrived; check its port and path",
 }
-RAW = "that is not an address; percent-encode / # ? in the password, or give username and password beside the address"
+RAW = "invalid address; percent-encode / # ? in the password, or give username and password separately"
 UNMENDABLE = {
-    401: "wrong or no user and password (401); give username and password, or put them in the address before the host and an @",
-    403: "not allowed (403); check user, password and path of the address",
-    404: "no such stream there (404); check the path of the address",
+    401: "wrong or missing user name and password (401); give username and password, or put USER:PASSWORD@ before the host",
+    403: "access denied (403); check the address's user name, password and path",
+    404: "stream not found (404); check the address's path",
 }
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "rtmpt", "rtmpts", "rtmpe", "rtmpte", "udp", "tcp", "tls", "rtp", "srt")
 PROTOCOLS = f"{','.join(SCHEMES)},srtp,http,https,ffrtmphttp,ffrtmpcrypt"
@@ -104,7 +104,7 @@ def _connected(url: str, parts: SplitResult, options: SourceOptions, response: H
     if kind.startswith(("multipart/", "image/")) or begins.startswith((JPEG, PNG)):
         return PictureConnection(response, lambda headers: _request(url, parts, options.hosts, options, headers), options)
     if kind == "text/html" or begins[:5].lower() in (b"<html", b"<!doc"):
-        raise SourceRefused("the address answers with a web page, not video (401 or a login?); check its path and password")
+        raise SourceRefused("the address returned a web page, not video (perhaps a login form); check its path and password")
     return FfmpegConnection(url, options, response)
 
 
@@ -114,7 +114,7 @@ def split_address(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise SourceRefused(RAW if "@" in url else "that is not an address; give SCHEME://HOST:PORT/PATH") from None
+        raise SourceRefused(RAW if "@" in url else "invalid address; give SCHEME://HOST:PORT/PATH") from None
     return parts
 
 
@@ -150,17 +150,17 @@ def _request(
         if error.code == 304:
             raise Unchanged("its picture has not changed") from None
         words = UNMENDABLE.get(error.code)
-        raise SourceRefused(words) if words else SourceError(f"the camera says {error.code}") from None
+        raise SourceRefused(words) if words else SourceError(f"the camera returned HTTP status {error.code}") from None
     except (OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
             why = f"its certificate is not trusted ({reason.verify_message}); check this machine's clock, or set SSL_CERT_FILE"
             raise SourceError(why) from None
         if isinstance(reason, TimeoutError):
-            raise SourceError("no answer in time (--open-timeout)") from None
+            raise SourceError("timed out (--open-timeout)") from None
         text = explain(reason, parts) if isinstance(reason, OSError) else None
         by = f", through the proxy in {proxy_variables(parts.scheme)}" if hosts is None and parts.scheme in proxies else ""
-        raise SourceError((text or f"no answer that can be understood ({type(reason).__name__})") + by) from None
+        raise SourceError((text or f"invalid response ({type(reason).__name__})") + by) from None
 
 
 class Unchanged(SourceError):
@@ -216,7 +216,7 @@ class PictureConnection(Connection):
         self._feed.renew()
         data = next(self._pictures, None)
         if self._feed.problem:
-            self.problem = f"{self._feed.problem}; it sends {self._kind}"
+            self.problem = f"{self._feed.problem}; the camera sends {self._kind}"
             return None
         if data is None:
             return self._again()
@@ -229,7 +229,7 @@ class PictureConnection(Connection):
         """Wait until the next still picture is due and request it; None if the stream of pictures is over."""
         headers = self._response.headers
         if not self._seen or headers.get_content_maintype() == "multipart":
-            self.problem = None if self._seen else f"no JPEG or PNG picture in the answer; it sends {self._kind}"
+            self.problem = None if self._seen else f"no JPEG or PNG picture in the response; the camera sends {self._kind}"
             return None
         if (early := self._began + 1 / self._options.fps - time.monotonic()) > 0:
             time.sleep(min(early, 1.0))
@@ -265,7 +265,7 @@ class FfmpegConnection(Connection):
         self._video: Video | None = None
         scheme = self._camera.scheme.lower()
         if response is None and scheme not in SCHEMES:
-            raise SourceRefused(f"{scheme}:// is not a stream edgevlm can read; give http, {', '.join(SCHEMES)}, or a file")
+            raise SourceRefused(f"{scheme}:// is not supported; give http, {', '.join(SCHEMES)}, or a file")
         try:
             self._video = self._open(url, scheme)
         except BaseException:
@@ -342,7 +342,7 @@ class FfmpegConnection(Connection):
             try:
                 response = _request(url, camera, hosts, options)
             except SourceRefused as refused:
-                raise SourceRefused(f"its playlist names an address that is not read: {refused}") from None
+                raise SourceRefused(f"its playlist lists an address that is refused: {refused}") from None
         self._feeds = [feed for feed in self._feeds if feed.problem or not feed.closed]
         self._feeds.append(Feed(response.read1, timeout_s=options.read_timeout_s, end=response.close))
         return self._feeds[-1]
@@ -376,8 +376,8 @@ def explain(error: Exception, camera: SplitResult) -> str:
     place = f"{host}:{camera.port or PORTS.get(scheme, '')}".rstrip(":")
     words = REASONS.get(getattr(error, "errno", None) or 0)
     if type(error).__name__ == "InvalidDataError" or getattr(error, "errno", None) == errno.EINVAL:
-        words = "nothing at {} speaks RTSP" if scheme.startswith("rtsp") else "what {} sends is not a video that can be read"
+        words = "{} is not an RTSP server" if scheme.startswith("rtsp") else "{} does not send a supported video"
         words += "; check host, port and path"
     elif type(error).__name__ == "EOFError":
         words = "{} closed the connection without sending video; check the address's path"
-    return (words or f"the stream of {{}} cannot be read ({getattr(error, 'strerror', None) or error})").format(place)
+    return (words or f"the stream from {{}} cannot be read ({getattr(error, 'strerror', None) or error})").format(place)

@@ -21,10 +21,10 @@ def load_cv2() -> Any:
     try:
         import cv2
     except ModuleNotFoundError:
-        raise UserError(f"reading USB cameras needs OpenCV: {install('cpu')}, or a Jetson's own build") from None
+        raise UserError(f"reading USB cameras requires OpenCV; {install('cpu')}, or use the Jetson's own build") from None
     except ImportError as error:  # opencv-python fails to import without libGL
         how = "pip install --force-reinstall opencv-python-headless, which needs no libGL"
-        raise UserError(f"OpenCV is installed and cannot be loaded ({error}); {how}") from None
+        raise UserError(f"OpenCV is installed but cannot be loaded ({error}); {how}") from None
     return cv2
 
 

@@ -34,7 +34,7 @@ def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
     except SourceError:
         raise
     except pillow.DecompressionBombError:
-        raise SourceError(f"a picture has {most_pixels:,} pixels at most") from None
+        raise SourceError(f"the picture is too large; at most {most_pixels:,} pixels are allowed") from None
     except Exception:  # Pillow's decoders may raise any exception
         raise SourceError("not a readable image; give JPEG, PNG, WebP or GIF") from None
     if picture.mode.startswith("I"):  # 16-bit pictures come from thermal or depth cameras
@@ -57,7 +57,9 @@ def try_decoding(data: bytes) -> Image | None:
 def check_size(width: int, height: int, most_pixels: int = MOST_PIXELS) -> None:
     """Raise SourceError if a picture is empty or too large to decode."""
     if not (0 < width <= MOST_EDGE and 0 < height <= MOST_EDGE and width * height <= most_pixels):
-        raise SourceError(f"{width} x {height} pixels are too many; {most_pixels:,} are allowed, and {MOST_EDGE:,} a side")
+        raise SourceError(
+            f"picture size {width} x {height} not supported; use at most {most_pixels:,} pixels, {MOST_EDGE:,} a side"
+        )
 
 
 def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from edgevlm.apps.sources.base import Frame, FrameSampler, Source, SourceOptions
 from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import blamed, load_class, place
 
-RGB = "give uint8 RGB [H, W, 3]"
+RGB = "return uint8 RGB [H, W, 3]"
 MANY = 64
 
 
@@ -31,13 +31,13 @@ class FrameCheck:
         Also raise SourceError if the first ``MANY`` frames all have the same time.
         """
         if not isinstance(image, np.ndarray):
-            raise self.wrong(f"gave a {type(image).__name__} for an image; {RGB}")
+            raise self.wrong(f"returned a {type(image).__name__} as an image; {RGB}")
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-            raise self.wrong(f"gave an image of {image.dtype} {list(image.shape)}; {RGB}")
+            raise self.wrong(f"returned an image of {image.dtype} {list(image.shape)}; {RGB}")
         if not isinstance(seconds, Real) or not math.isfinite(seconds):
-            raise self.wrong(f"gave {seconds!r} for the time of a frame; give seconds")
+            raise self.wrong(f"returned {seconds!r} as a frame's time; return seconds")
         if seconds < self._newest:
-            raise self.wrong(f"gave a frame at {seconds!r} s after {self._newest:g} s; give seconds that rise")
+            raise self.wrong(f"returned a frame at {seconds!r} s after {self._newest:g} s; return increasing times")
         self._first, self._newest = self._first if self._count else float(seconds), float(seconds)
         self._count += 1
         if self._count == MANY:
@@ -46,7 +46,7 @@ class FrameCheck:
     def end(self) -> None:
         """Raise SourceError if there were several frames, all with the same time."""
         if self._count > 1 and self._first == self._newest:
-            raise self.wrong(f"gave {self._count} frames at {self._newest:g} s; give seconds that rise")
+            raise self.wrong(f"returned {self._count} frames at {self._newest:g} s; return increasing times")
 
     def wrong(self, problem: str) -> SourceError:
         return SourceError(f"{self._what} {problem}{self._where}")
@@ -62,7 +62,7 @@ class GeneratorSource(Source):
     def __init__(self, name: str, function: Callable[..., Any], target: str, options: SourceOptions, check: FrameCheck) -> None:
         given, taken = {"target": target, "fps": options.fps, "options": options}, inspect.signature(function).parameters
         if unknown := [each.name for each in taken.values() if each.name not in given and each.default is each.empty]:
-            raise check.wrong(f"takes {unknown[0]!r}, and a source is given target, fps and options")
+            raise check.wrong(f"requires a parameter {unknown[0]!r}; use only target, fps and options")
         self.name, self._fps, self._sampler, self._count, self._check = name, options.fps, FrameSampler(options.fps), 0, check
         self._frames: Iterator[Any] = function(**{key: value for key, value in given.items() if key in taken})
 
@@ -101,7 +101,7 @@ def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
             with blamed(what, made, SourceError):
                 found = opened(target, options)
         except TypeError as error:  # the class is abstract, or does not take these arguments
-            raise check.wrong(f"cannot be made of (target, options): {error}") from None
+            raise check.wrong(f"cannot be created with (target, options): {error}") from None
     else:
         raise check.wrong("is neither a subclass of edgevlm.extend.Source nor a generator function")
     found.name = getattr(found, "name", name)
@@ -116,7 +116,7 @@ def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
         elif frame is None:
             check.end()
         else:
-            raise check.wrong(f"gave a {type(frame).__name__}, not a Frame")
+            raise check.wrong(f"returned a {type(frame).__name__}, not a Frame")
         return frame
 
     def closed() -> None:

@@ -56,7 +56,7 @@ class Recording(Source):
             if self.state not in (State.ENDED, State.FAILED):
                 self.close()
                 if not self.given:
-                    raise SourceError(f"{self.name}: ended before there was a picture that can be read; it is damaged")
+                    raise SourceError(f"{self.name}: no readable picture found; the file or stream is damaged")
         except SourceError:
             self.state = State.FAILED
             raise
@@ -112,7 +112,7 @@ class FolderSource(Recording):
         except OSError as error:
             raise SourceError(f"{folder}: cannot be read ({error.strerror})") from None
         if not found:
-            raise SourceError(f"{folder}: is a folder without pictures ({', '.join(sorted(SUFFIXES))})")
+            raise SourceError(f"{folder}: contains no pictures ({', '.join(sorted(SUFFIXES))})")
         self._paths = sorted(found, key=lambda path: natural(path.name))
 
     @property
@@ -153,7 +153,7 @@ class StdinSource(Recording):
             head += block
         if not head.startswith(Y4M) and JPEG not in head[: LOOK + len(JPEG)]:
             found = "neither YUV4MPEG2 nor Motion JPEG" if head else "is empty"
-            raise SourceError(f"stdin: {found}; write it: ffmpeg -i SOURCE -f yuv4mpegpipe - | edgevlm run --camera -")
+            raise SourceError(f"stdin: {found}; pipe video in: ffmpeg -i SOURCE -f yuv4mpegpipe - | edgevlm run --camera -")
         self._ahead, self._feed = head, Feed(self._take, 4 * MOST_PIXELS)
         self._video: Video | None = None
         if head.startswith(Y4M):
@@ -164,7 +164,7 @@ class StdinSource(Recording):
                 raise SourceError(f"stdin: {error}") from None
             except (load_av().error.FFmpegError, ValueError, OSError):
                 raise SourceError(
-                    "stdin: this YUV4MPEG2 is damaged, or of a kind that is not read (try -pix_fmt yuv420p)"
+                    "stdin: YUV4MPEG2 is damaged or its pixel format is not supported; try ffmpeg's -pix_fmt yuv420p"
                 ) from None
             self._rate, self._items = 1 / self._video.period_s, self._video.container.demux(self._video.stream)
         else:
@@ -186,7 +186,7 @@ class StdinSource(Recording):
         try:
             self._item = next(self._items, None)
         except (load_av().error.FFmpegError, ValueError):
-            raise SourceError("stdin: a frame does not begin where it should; the stream is damaged") from None
+            raise SourceError("stdin: invalid start of a frame; the stream is damaged") from None
         if self._item is None or self._closed or (self._video is not None and not self._item.size):
             return None
         self._count += 1
@@ -216,14 +216,14 @@ def _stdin() -> int:
     except (AttributeError, OSError, ValueError):
         raise SourceError("stdin: is closed; pipe video into it") from None
     if os.isatty(descriptor):
-        raise SourceError("stdin: is a terminal; pipe video into it, like: edgevlm run --camera - < clip.y4m")
+        raise SourceError("stdin: is a terminal; pipe video into it, for example: edgevlm run --camera - < clip.y4m")
     return descriptor
 
 
 def check_readable(path: Path) -> None:
     """Raise a one-line SourceError unless ``path`` is a readable file."""
     if (found := look(path)) != "file":
-        wrong = {"nothing": "there is no such file", "folder": "is a folder", "other": "is a device or a pipe"}[found]
+        wrong = {"nothing": "file not found", "folder": "is a folder", "other": "is a device or a pipe"}[found]
         raise SourceError(f"{path}: {wrong}; give a video file")
     try:
         path.open("rb").close()

@@ -64,7 +64,7 @@ class Relay:
                     return
                 kept += block
                 if not all(HARMLESS.fullmatch(each) for each in STATUS.findall(kept)):
-                    self.problem = "its server redirects to another address; give that address"
+                    self.problem = "the server redirects to another address; give that address"
                     return
                 begun = BEGUN.search(kept, max(0, len(kept) - 12))
                 end = begun.start() if begun else len(kept)

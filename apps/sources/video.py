@@ -70,8 +70,8 @@ class Video:
         shown = [stream for stream in self.container.streams.video if not stream.disposition & hidden]
         found = [stream for stream in shown if stream.codec_context is not None]
         if not found:
-            why = ", only of an unknown codec" if shown else ", only cover art" if self.container.streams.video else ""
-            raise SourceError("there is no video in it" + why)
+            why = ", only streams of unknown codecs" if shown else ", only cover art" if self.container.streams.video else ""
+            raise SourceError("contains no video" + why)
         return max(found, key=lambda each: (bool(each.disposition & 1), each.codec_context.width * each.codec_context.height))
 
     def frames(self) -> Iterator[Any]:
@@ -150,7 +150,7 @@ def open_video(path: Path, **options: Any) -> Video:
         try:
             video = Video(file, **options)
         except (load_av().error.FFmpegError, OSError, ValueError):  # reading the file can raise OSError or ValueError
-            raise SourceError("not a video that can be read (damaged, cut short, or another kind of file)") from None
+            raise SourceError("not a readable video (damaged, truncated, or another kind of file)") from None
         video.closing = opened.pop_all()
     return video
 
@@ -276,7 +276,7 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
     def packets(video: Video) -> Iterator[Any]:
         for packet in video.packets():
             if time.monotonic() > until:
-                raise SourceError(f"this video takes more than {limit_s:g} s to decode")
+                raise SourceError(f"decoding this video takes more than {limit_s:g} s")
             yield packet
 
     times, places, key, place = list[float](), list[tuple[int, int]](), 0, 0
@@ -290,7 +290,7 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
                 places.append((key, place))
                 place += 1
     if not times:
-        raise SourceError("this video has no picture")
+        raise SourceError("this video has no pictures")
     length = times[-1] + video.period_s
     picked = sorted({places[max(0, bisect_right(times, (each + 0.5) / count * length) - 1)] for each in range(count)})
     last, found, newest = dict(picked), dict[tuple[int, int], Image](), dict[int, Any]()
@@ -317,5 +317,5 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
             if missing not in found and missing[0] in newest:
                 found[missing] = video.rgb(newest[missing[0]])
     if not found:
-        raise SourceError("this video has no picture that can be decoded")
+        raise SourceError("no picture in this video can be decoded")
     return [found[each] for each in sorted(found)]

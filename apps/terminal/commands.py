@@ -17,7 +17,7 @@ COMMANDS = {
     "/help": "list these commands",
     "/questions": "list what the model can be asked",
     "/since": "ask about a window of time: /since 10m [until 5m] QUESTION",
-    "/policy": "show how memory is kept small, and how full it is",
+    "/policy": "show the memory's policy and how full it is",
     "/quit": "end the run (also ctrl-D)",
 }
 GENERAL = ("What is happening now?", "What has changed?", "What did you see first?", "Has anybody left?")
@@ -58,7 +58,7 @@ class Commands:
             held = f"{session.stats.tokens:,} of {session.budget:,} tokens a layer, {session.stats.cache_bytes / 1e6:.1f} MB"
             return [f"policy {session.policy}, {held}; {session.basis}".removesuffix("; ")]
         if name != "/quit":
-            raise UserError(f"there is no command {name}; {nearest(name, COMMANDS)}")
+            raise UserError(f"unknown command {name}; {nearest(name, COMMANDS)}")
         self._run.shutdown.ask()
         return []
 

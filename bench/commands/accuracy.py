@@ -79,12 +79,12 @@ def accuracy(
         if source is not None and source.name == "COMMANDLINE":
             raise UserError(f"--{name.replace('_', '-')}: is not for --suite {suite}; leave it out")
     if resume and out is None:
-        raise UserError("--resume continues the journal of an earlier run: name it with --out FILE")
+        raise UserError("--resume continues an earlier run; add --out FILE, its journal")
     where, usual = ("edgevlm.bench.suites.run", "published") if suite in SUITES else ("edgevlm.bench.accuracy.command", suite)
     usual = BUDGETS.get(usual, BUDGETS["demo"])
     try:
         import_module(where).run_suite(**{**context.params, "policy": policy or ["all"], "budget": budget or usual})
     except KeyboardInterrupt:
-        resumed = f"stopped; the same command with --resume continues ({out})"
-        to_stderr(resumed if out else "stopped; --out FILE would have kept what was done")
+        resumed = f"stopped; run the same command with --resume to continue ({out})"
+        to_stderr(resumed if out else "stopped; nothing was saved: add --out FILE")
         raise

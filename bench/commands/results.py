@@ -35,7 +35,7 @@ def all_benches(
     try:
         run = run_all(out, entries, to_stderr, quick=quick)
     except KeyboardInterrupt:
-        to_stderr(f"stopped; what is done is in {out}, and the same command continues")
+        to_stderr(f"stopped; run the same command to continue ({out})")
         raise
     ran = [run.entries[name] for name in entries]
     failed = [one for one in ran if one.error is not None]

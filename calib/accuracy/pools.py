@@ -32,7 +32,7 @@ def in_processes(workers: int, here: PoolWorker, make: Callable[[], PoolWorker],
         for done in as_completed([pool.submit(_work, task) for task in tasks]):
             yield done.result()
     except BrokenProcessPool:
-        raise UserError("a worker was killed, perhaps by a full memory; give fewer --workers, and --resume") from None
+        raise UserError("a worker was killed, perhaps for lack of memory; reduce --workers and add --resume") from None
     except BaseException:
         for process in active_children():  # do not let Ctrl-C wait for running tasks
             process.terminate()

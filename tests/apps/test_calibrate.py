@@ -102,9 +102,9 @@ def _records(journal):
     ("arguments", "says"),
     [
         (["BUNDLE"], "calibration requires clips"),
-        (["BUNDLE", "--video", "nothing.mp4"], "nothing.mp4: there is no such file"),
+        (["BUNDLE", "--video", "nothing.mp4"], "nothing.mp4: file not found"),
         (["nowhere", "--video", __file__], "no such bundle folder"),
-        (["BUNDLE", "--video", __file__], "not a video that can be read"),
+        (["BUNDLE", "--video", __file__], "not a readable video"),
         (["demo", "--frames", "3"], "3 frames are too few"),
         (["demo", "--frames", "100000"], "give fewer"),
         (["x" * 300], "File name too long"),

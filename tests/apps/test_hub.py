@@ -130,7 +130,7 @@ def test_ctrl_c_leaves_what_arrived(world, command):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
-    assert process.stderr.read() == "stopped; run the same command to resume the download\n"
+    assert process.stderr.read() == "stopped; run the same command to continue\n"
     (part,) = world.cache.glob("**/*.part")
     assert part.stat().st_size > 0
 

@@ -94,11 +94,11 @@ POLICIES = {
 SOURCES = {
     "an image of floats": (
         "def Mine(target):  # here\n    yield np.zeros((8, 8, 3))\n",
-        r"source {file}:Mine gave an image of float64 \[8, 8, 3\]; give uint8 RGB \[H, W, 3\] \({file}, line {line}\)",
+        r"source {file}:Mine returned an image of float64 \[8, 8, 3\]; return uint8 RGB \[H, W, 3\] \({file}, line {line}\)",
     ),
     "times that run backwards": (
         "def Mine(fps):  # here\n    for seconds in (2.0, 1.0):\n        yield seconds, np.zeros((8, 8, 3), np.uint8)\n",
-        r"source {file}:Mine gave a frame at 1\.0 s after 2 s; .*\({file}, line {line}\)",
+        r"source {file}:Mine returned a frame at 1\.0 s after 2 s; .*\({file}, line {line}\)",
     ),
     "an OSError": (
         "def Mine():\n    yield np.zeros((56, 56, 3), np.uint8)\n    raise OSError(5, 'Input/output error')  # here\n",
@@ -106,24 +106,24 @@ SOURCES = {
     ),
     "another parameter": (
         "def Mine(url):  # here\n    yield 1\n",
-        r"source {file}:Mine takes 'url', and a source is given target, fps and options \({file}, line {line}\)",
+        r"source {file}:Mine requires a parameter 'url'; use only target, fps and options \({file}, line {line}\)",
     ),
     "no read": (
         "class Mine(Source):  # here\n    name = 'mine'\n",
-        r"source {file}:Mine cannot be made of \(target, options\): .* \({file}, line {line}\)",
+        r"source {file}:Mine cannot be created with \(target, options\): .* \({file}, line {line}\)",
     ),
     "no frames": (
         "class Mine(Source):  # here\n    name = 'mine'\n    def __init__(self, target, options): ...\n"
         "    def read(self):\n        return 5\n",
-        r"source {file}:Mine gave a int, not a Frame \({file}, line {line}\)",
+        r"source {file}:Mine returned a int, not a Frame \({file}, line {line}\)",
     ),
     "no time": (
         "def Mine():  # here\n    yield None, np.zeros((8, 8, 3), np.uint8)\n",
-        r"source {file}:Mine gave None for the time of a frame; give seconds \({file}, line {line}\)",
+        r"source {file}:Mine returned None as a frame's time; return seconds \({file}, line {line}\)",
     ),
     "one time for all": (
         "def Mine():  # here\n    for _ in range(9):\n        yield 2.0, np.zeros((8, 8, 3), np.uint8)\n",
-        r"source {file}:Mine gave 9 frames at 2 s; give seconds that rise \({file}, line {line}\)",
+        r"source {file}:Mine returned 9 frames at 2 s; return increasing times \({file}, line {line}\)",
     ),
     "an error in close": (
         "class Mine(Source):\n    name, live = 'mine', False\n    def __init__(self, target, options): ...\n"
@@ -137,7 +137,7 @@ CHECKED = {
     "an error in close": SOURCES["an error in close"],
     "one time without end": (
         "def Mine():  # here\n    while True:\n        yield 2.0, np.zeros((8, 8, 3), np.uint8)\n",
-        r"source {file}:Mine gave 64 frames at 2 s; give seconds that rise \({file}, line {line}\)",
+        r"source {file}:Mine returned 64 frames at 2 s; return increasing times \({file}, line {line}\)",
     ),
     "chosen by chance": (
         "@dataclass  # here\nclass Mine(Policy):\n    def score(self, layer):\n"

@@ -70,7 +70,7 @@ def test_a_healthy_jetson_is_named_and_nothing_stops_a_run(tmp_path, kind, l4t, 
     for check in ("device", "jetpack", "cma", "swap", "power mode", "clocks", "cpu", "memory", "gpu", "permissions"):
         assert found[check][0].status == "ok", found[check][0]
     assert "NEON" in found["cpu"][0].found
-    assert found["jetpack"][0].found == f"Jetson Linux {'.'.join(l4t)}, of JetPack {'6' if l4t[0] == '36' else '7'}"
+    assert found["jetpack"][0].found == f"Jetson Linux {'.'.join(l4t)} (JetPack {'6' if l4t[0] == '36' else '7'})"
     belongs = "ok" if l4t[0] == "36" else "warn"
     assert (found["cuda"][0].status, found["tensorrt"][0].status) == (belongs, belongs)
 
@@ -90,13 +90,13 @@ def test_an_empty_machine_says_not_found_and_guesses_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("files", "check", "status", "said", "fix"),
     [
-        ({TOOLKIT: '{"cuda": {"version": "11.4.315"}}'}, "cuda", "warn", "11.4.315, and 12.6 belongs to this release", "apt"),
-        ({DPKG: deb("libnvinfer10", "10.7.0.23-1")}, "tensorrt", "warn", "10.7.0.23, and 10.3 belongs to this release", "apt"),
+        ({TOOLKIT: '{"cuda": {"version": "11.4.315"}}'}, "cuda", "warn", "11.4.315, but this release requires 12.6", "apt"),
+        ({DPKG: deb("libnvinfer10", "10.7.0.23-1")}, "tensorrt", "warn", "10.7.0.23, but this release requires 10.3", "apt"),
         ({"etc/nv_tegra_release": "# R35 (release), REVISION: 4.1,"}, "jetpack", "fail", "Jetson Linux 35.4.1", "JetPack 6.2"),
         ({"var/lib/nvpmodel/status": "pmode:0002"}, "power mode", "warn", "15W (mode 2); MAXN is faster", "nvpmodel -m 0"),
-        ({f"{GPU}/min_freq": "306000000"}, "clocks", "warn", "goes from 306 to 1020 MHz", "sudo jetson_clocks"),
+        ({f"{GPU}/min_freq": "306000000"}, "clocks", "warn", "varies from 306 to 1020 MHz", "sudo jetson_clocks"),
         ({}, "cudnn", "warn", "not found: ONNX Runtime falls back to the CPU without it", "apt install nvidia-jetpack"),
-        ({DPKG: deb("libcudnn8", "8.9.7.29-1")}, "cudnn", "warn", "8.9.7.29 (libcudnn8), and ONNX", "nvidia-jetpack"),
+        ({DPKG: deb("libcudnn8", "8.9.7.29-1")}, "cudnn", "warn", "8.9.7.29 (libcudnn8), but ONNX", "nvidia-jetpack"),
     ],
 )
 def test_what_a_jetson_lacks_is_a_finding_with_its_fix(tmp_path, files, check, status, said, fix):
@@ -111,8 +111,8 @@ def test_what_a_jetson_lacks_is_a_finding_with_its_fix(tmp_path, files, check, s
 def test_a_gpu_that_onnx_runtime_does_not_see_and_two_builds_of_it_are_findings(tmp_path):
     Jetson(tmp_path)
     silent = only("gpu in use", tmp_path, said="CPUExecutionProvider\n")
-    assert (silent.status, silent.found) == ("warn", "no: ONNX Runtime has only CPUExecutionProvider")
-    assert only("gpu in use", tmp_path, said=None).found == "ONNX Runtime gave no answer"
+    assert (silent.status, silent.found) == ("warn", "no: ONNX Runtime supports only CPUExecutionProvider")
+    assert only("gpu in use", tmp_path, said=None).found == "ONNX Runtime did not respond"
     for check, first, second, status in (
         ("onnxruntime", "onnxruntime", "onnxruntime-gpu", "fail"),
         ("opencv", "opencv-contrib-python", "opencv-python", "warn"),
@@ -146,7 +146,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch, free, status):
 def test_a_folder_of_bundles_that_may_not_be_written_is_told(tmp_path, monkeypatch):
     put(tmp_path, {"mnt/nvme": "a file"})
     monkeypatch.setenv("EDGEVLM_CACHE", "/mnt/nvme/bundles")
-    assert "bundles cannot be written there" in only("disk", tmp_path).found
+    assert "bundles cannot be written here" in only("disk", tmp_path).found
     (tmp_path / "mnt/nvme").unlink()
     access = checks.os.access
     monkeypatch.setattr(checks.os, "access", lambda path, mode: path != tmp_path / "mnt" and access(path, mode))
@@ -159,7 +159,7 @@ def test_nodes_that_may_not_be_opened_stop_a_run_where_the_engine_needs_them(tmp
     monkeypatch.setattr(checks, "DEFAULT_ENGINE", engine)
     monkeypatch.setattr(checks.os, "access", lambda path, mode: not str(path).endswith("nvmap"))
     finding = only("permissions", tmp_path)
-    assert (finding.status, finding.found) == (status, "/dev/nvmap may not be opened")
+    assert (finding.status, finding.found) == (status, "/dev/nvmap: permission denied")
 
 
 def test_a_card_its_cudnn_and_its_cuda_runtime_are_found(tmp_path):
@@ -187,12 +187,12 @@ def test_a_card_its_cudnn_and_its_cuda_runtime_are_found(tmp_path):
 
 def test_each_camera_is_told_with_its_reason_and_one_that_hangs_holds_nothing_up(tmp_path, monkeypatch):
     good = listing.CameraEntry("/dev/video0", "usb", "A webcam", None)
-    bad = listing.CameraEntry("/dev/video2", "usb", "Another", "is in use by obs (process 7); end that one")
+    bad = listing.CameraEntry("/dev/video2", "usb", "Another", "is in use by obs (process 7); stop that process")
     monkeypatch.setattr(listing, "look_around", lambda root: [DEMO, good, bad])
     found = findings(machine(tmp_path))["cameras"]
-    assert [(each.status, each.fix) for each in found] == [("ok", ""), ("warn", "end that one")]
+    assert [(each.status, each.fix) for each in found] == [("ok", ""), ("warn", "stop that process")]
     monkeypatch.setattr(listing, "look_around", lambda root: time.sleep(60))
-    assert "gave no answer in 0.05 s" in only("cameras", tmp_path, limit_s=0.05).found
+    assert "did not respond within 0.05 s" in only("cameras", tmp_path, limit_s=0.05).found
 
 
 def test_a_probe_that_hangs_fails_or_is_not_there_says_nothing():

@@ -95,7 +95,7 @@ def test_a_checkpoint_that_was_rounded_already_is_planned_as_it_is_exported(expo
     planned, stored = (weights_of(of, "int4-zp", "cpu") for of in (model, bundle))
     assert 0 <= stored.layers + stored.head - planned.layers - planned.head <= (model.layers * 16 + 3) * ALIGNMENT
     assert make_plan(PlanRequest(str(folder), "cpu")).line()["precision"] == "int4-zp"
-    with pytest.raises(UserError, match="weights are int4-zp already; leave --precision out"):
+    with pytest.raises(UserError, match="weights are already int4-zp; remove --precision"):
         make_plan(PlanRequest(str(folder), "cpu", precision="int8"))
 
 

@@ -205,11 +205,11 @@ def test_a_video_is_sent_in_the_question(server, videos):
         (shows("file://FOLDER/fifo.mp4", "video_url"), "media_folders"),
         (shows("file://FOLDER/%00", "video_url"), "media_folders"),
         (shows("file://example.org/seen.mp4", "video_url"), "media_folders"),
-        (shows("file://FOLDER/text.mp4", "video_url"), "not a video"),
-        (shows("file://FOLDER/list.m3u8", "video_url"), "not a video"),
+        (shows("file://FOLDER/text.mp4", "video_url"), "not a readable video"),
+        (shows("file://FOLDER/list.m3u8", "video_url"), "not a readable video"),
         (shows("data:video/mp4;base64,AAAA", "video_url"), "not a readable video"),
         (shows("data:video/mp4,AAAA", "input_video"), "data:video"),
-        (shows("file://FOLDER/empty.mp4", "video_url"), "no video in it"),
+        (shows("file://FOLDER/empty.mp4", "video_url"), "contains no video"),
     ],
 )  # fmt: skip
 def test_what_may_not_be_shown_is_a_400_that_names_it(server, host, videos, part, says):

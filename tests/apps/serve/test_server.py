@@ -262,7 +262,7 @@ def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
         ("[cameras.a]\nsuorce = 'demo'", "cameras.a.suorce: unknown key; did you mean 'source'?"),
         ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "line 2: server.key: env:NOT_SET_ANYWHERE: environment variable"),
         ("[[watches]]\nquestion = 'is there a red square?'\ncameras = ['door']", "camera 'door' not found"),
-        ("[server]\nprot = 1\n[journal]\nprompt = '''\n[...]'''\n", "line 2: server.prot: unknown key"),
+        ("[server]\nprot = 1\n[journal]\nprompt = '''\n[...]'''\n", "line 2: server.prot: unknown key; did you mean 'port'?"),
         ("port = 1", "line 1: port: unknown key; it belongs in [server]"),
         ("[[", "not valid TOML"),
     ],

@@ -34,7 +34,7 @@ def test_a_real_pipeline_gives_its_pictures_and_ends(end):
 @pytest.mark.parametrize(
     ("pipeline", "says"),
     [
-        ("nosuchelement ! identity", "no such pipeline .*nosuchelement"),
+        ("nosuchelement ! identity", "invalid pipeline .*nosuchelement"),
         ("filesrc location=/nowhere.mp4 ! decodebin", "does not run"),
         ("v4l2src device=/dev/video99 ! identity", "does not run: .*/dev/video99"),
     ],

@@ -98,7 +98,7 @@ def test_a_picture_that_the_next_one_interrupts_is_left_out(served):
 
 def test_parts_that_are_no_pictures_are_named(served):
     found, problem = levels(served(answering(head(bytes(100), kind=b"video/x-h264") * 3)))
-    assert (found, problem) == ([], "no JPEG or PNG picture in the answer; it sends video/x-h264")
+    assert (found, problem) == ([], "no JPEG or PNG picture in the response; the camera sends video/x-h264")
 
 
 @pytest.mark.parametrize("tagged", [True, False])
@@ -152,10 +152,10 @@ def talking(line):
 
 def test_failures_are_told_in_the_words_of_a_cameras_owner(served):
     page = served(answering(b"<!DOCTYPE html><title>Log in</title>", "text/html"))
-    assert says(page).startswith("the address answers with a web page, not video (401 or a login?)")
+    assert says(page).startswith("the address returned a web page, not video (perhaps a login form)")
     untyped = served(answering(b"\n<html><body>Log in", "application/octet-stream"))
-    assert says(untyped).startswith("the address answers with a web page")
-    assert "sends is not a video that can be read" in says(served(answering(b"12:00:01 up 3 days" * 99, "text/plain")))
+    assert says(untyped).startswith("the address returned a web page")
+    assert "does not send a supported video" in says(served(answering(b"12:00:01 up 3 days" * 99, "text/plain")))
     for scheme in ("rtsp", "http", "rtmp", "tcp"):
         assert says(f"{scheme}://no-such-camera.invalid/live").startswith(
             ("host no-such-camera.invalid not found", "no name server answers for no-such-camera.invalid")
@@ -163,11 +163,11 @@ def test_failures_are_told_in_the_words_of_a_cameras_owner(served):
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
     for scheme in ("rtsp", "http", "tcp"):
-        assert f"nothing listens at 127.0.0.1:{free} (connection refused)" in says(f"{scheme}://127.0.0.1:{free}/live")
+        assert f"127.0.0.1:{free} refused the connection" in says(f"{scheme}://127.0.0.1:{free}/live")
     for line in (b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 2000, b""):
         with talking(line) as server:
             port = server.getsockname()[1]
-            assert f"nothing at 127.0.0.1:{port} speaks RTSP" in says(f"rtsp://127.0.0.1:{port}/live")
+            assert f"127.0.0.1:{port} is not an RTSP server" in says(f"rtsp://127.0.0.1:{port}/live")
 
 
 @pytest.mark.parametrize("password", ["a/b", "a#b", "a?b", "a/b#c?d", "12/34"])

@@ -91,18 +91,18 @@ def test_a_run_outlives_its_camera_and_keeps_the_password(tmp_path):
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        ("http://u:wr0ng@127.0.0.1:{port}/live", "wrong or no user and password (401)"),
-        ("http://127.0.0.1:{port}/live", "wrong or no user and password (401)"),
+        ("http://u:wr0ng@127.0.0.1:{port}/live", "wrong or missing user name and password (401)"),
+        ("http://127.0.0.1:{port}/live", "wrong or missing user name and password (401)"),
         (
             "http://u:wr0ng@127.0.0.1:9/live",
-            "127.0.0.1:9 (connection refused); check the port, and that the camera is on; --wait waits until it is there",
+            "127.0.0.1:9 refused the connection; check the port, and that the camera is on; add --wait to keep trying",
         ),
         (
             "rtsp://u:wr0ng@127.0.0.1:9/live",
-            "127.0.0.1:9 (connection refused); check the port, and that the camera is on; --wait waits until it is there",
+            "127.0.0.1:9 refused the connection; check the port, and that the camera is on; add --wait to keep trying",
         ),
         ("http://u:wr0ng/x@127.0.0.1:9/live", "percent-encode / # ? in the password, or give username and password"),
-        ("nowhere://u:wr0ng@127.0.0.1:9/live", "nowhere:// is not a stream edgevlm can read"),
+        ("nowhere://u:wr0ng@127.0.0.1:9/live", "nowhere:// is not supported"),
     ],
 )
 def test_what_cannot_be_opened_is_one_line(tmp_path, address, says):

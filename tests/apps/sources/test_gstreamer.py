@@ -14,7 +14,7 @@ from edgevlm.errors import SourceRefused
 def test_without_any_gstreamer_one_line_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "gi", None)
     gstreamer.load_gst.cache_clear()
-    with pytest.raises(SourceRefused, match=r"GStreamer needs PyGObject .* apt install") as caught:
+    with pytest.raises(SourceRefused, match=r"GStreamer requires PyGObject .* apt install") as caught:
         gstreamer.GstPipeline("videotestsrc ! fakesink", SourceOptions())
     assert "\n" not in str(caught.value)
 

@@ -128,7 +128,7 @@ def test_a_list_leads_to_no_other_private_host(site, by, hosts):
     while connection.grab() is not None:
         pass
     connection.close()
-    assert "names an address that is not read: the host 127.0.0.2 is not allowed" in connection.problem
+    assert "lists an address that is refused: the host 127.0.0.2 is not allowed" in connection.problem
     assert {host for host, _ in site.asked} == {"127.0.0.1"}
     assert ("127.0.0.1", "/0.ts") in site.asked
 

@@ -64,9 +64,9 @@ def test_a_package_gives_a_kind_of_camera_its_name(installed):
         assert comes_to_an_end(text, None)
         assert len(list(open_source(text, options=SourceOptions(fps=4)))) == frames
     assert any(line.startswith("bars ") for line in list_cameras(False))
-    with pytest.raises(SourceError, match=r"nosuch: there is nothing there; .* or \./file\.py:Name, bars://$"):
+    with pytest.raises(SourceError, match=r"nosuch: not found; .* or \./file\.py:Name, bars://$"):
         open_source("nosuch")
-    with pytest.raises(SourceError, match="only edgevlm serve names its cameras; give --camera demo"):
+    with pytest.raises(SourceError, match="only edgevlm serve supports NAME=SOURCE; use --camera demo"):
         open_source("Front Door=demo")
 
 

@@ -134,7 +134,7 @@ def test_it_goes_on_whatever_ends_a_connection(live, end):
 @pytest.mark.parametrize(
     ("first", "wait", "says"),
     [
-        (SourceError("Connection refused"), False, "camera: Connection refused; --wait waits until it is there"),
+        (SourceError("Connection refused"), False, "camera: Connection refused; add --wait to keep trying"),
         (SourceRefused("wrong password (401)"), True, r"camera: wrong password \(401\)$"),
         (SourceRefused("wrong password (401)"), False, r"camera: wrong password \(401\)$"),
     ],
@@ -150,7 +150,7 @@ def test_a_camera_that_is_not_there_yet_is_waited_for(live):
     source = live(camera, SourceOptions(fps=1e9, wait=True, backoff_s=(0.2, 0.2)))
     until(lambda: source.problem is not None)
     assert source.state is State.INITIALISING
-    assert next(source_news(source)) == "camera: waiting for it (Connection refused)"
+    assert next(source_news(source)) == "camera: waiting for the camera (Connection refused)"
     assert source.read() is not None
     assert (source.state, source.reconnects) == (State.RUNNING, 0)
 

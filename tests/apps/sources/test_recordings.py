@@ -52,7 +52,7 @@ def test_a_recording_is_played_at_its_own_speed_and_ends(address, name):
 
 
 def test_a_page_is_no_stream(address):
-    with pytest.raises(SourceError, match=r"web page, not video \(401 or a login\?\)"):
+    with pytest.raises(SourceError, match=r"web page, not video \(perhaps a login form\)"):
         open_source(f"{address}/page.html", None)
     with pytest.raises(SourceError, match="404"):
         open_source(f"{address}/none", None)
@@ -71,7 +71,7 @@ def test_a_page_is_no_stream(address):
 )
 def test_a_file_that_names_others_is_no_video(address, tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with pytest.raises(SourceError, match="not a video that can be read"):
+    with pytest.raises(SourceError, match="not a readable video"):
         open_source(video=str(tmp_path / name))
 
 

@@ -90,7 +90,7 @@ def test_the_demo_compares_three_memories_and_answers_from_each(tmp_path):
         terminal.type("/policy\r")
         terminal.until(r"policy last-seen, \d+ of 512 tokens a layer")
         terminal.type("/hepl\r")
-        terminal.until(r"there is no command /hepl; did you mean '/help'\?")
+        terminal.until(r"unknown command /hepl; did you mean '/help'\?")
         terminal.type("\x1b[A\x1b[A\x1b[A")
         terminal.until(rf"ask> {re.escape(COUNT)}")
         terminal.type("\x15wher\t")
@@ -161,7 +161,7 @@ def test_questions_of_a_recording_are_answered_at_its_end():
     done = piped(f"{COUNT}\n\n/policy\n/nothing\n{COUNT}", "--frames", 20)
     assert done.stdout.count(f"[10.0 s] {COUNT}") == 2
     assert "tokens a layer" in done.stderr
-    assert "there is no command /nothing" in done.stderr
+    assert "unknown command /nothing" in done.stderr
 
 
 def test_questions_of_a_live_source_are_answered_when_they_come():

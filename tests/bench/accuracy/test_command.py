@@ -60,7 +60,7 @@ def test_what_changed_is_a_row_beside_whole_frames():
     ("typed", "said"),
     [
         (["--seed", "tset"], "--seed tset: give a number from 0 up, or test"),
-        (["--resume"], "name it with --out FILE"),
+        (["--resume"], "add --out FILE"),
         (["--policy", "unifrom"], "did you mean 'uniform'"),
         (["--budget", "many"], "like 512 or 6k"),
         (["--policy", "uniform", "--against", "h2o"], "add it to --policy"),
@@ -75,7 +75,7 @@ def test_what_was_typed_wrong_is_one_line(typed, said):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("more", "said"), [([], "--out FILE would have"), (["--out", "run.jsonl"], "with --resume continues")])
+@pytest.mark.parametrize(("more", "said"), [([], "nothing was saved"), (["--out", "run.jsonl"], "with --resume to continue")])
 def test_ctrl_c_says_how_to_resume(monkeypatch, capsys, tmp_path, more, said):
     def stopped(*args, **kwargs):
         raise KeyboardInterrupt

@@ -101,7 +101,7 @@ def test_frames_are_encoded_once_for_all_policies(demo, folder, monkeypatch):
 
 def test_a_video_that_cannot_be_read_is_tried_again_next_time(demo, folder):
     (record,) = by_name(perform(demo, folder, [asked("x", video="broken.mp4")])).values()
-    assert "not a video that can be read" in record["error"]
+    assert "not a readable video" in record["error"]
     assert record["damaged"]
     assert not is_answered(record)
     assert is_answered({**record, "damaged": False})
