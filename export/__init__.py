@@ -36,5 +36,5 @@ def export_checkpoint(
             writer: Any = import_module("edgevlm.export.writer")
             path: Path = writer.write_bundle(folder, Path(out_dir), chosen, progress, notify or (lambda _: None), force=force)
     except MemoryError:
-        raise UserError(f"{folder}: not enough free memory to export; close other programs") from None
+        raise UserError(f"{folder}: not enough free memory to export; stop other programs") from None
     return path

@@ -193,7 +193,7 @@ def atomic_directory(
     except OSError as error:
         raise UserError(
             f"{target}: the bundle could not be written ({reason(error, target.parent)}); nothing was changed; "
-            "free some space, or choose another folder with EDGEVLM_CACHE or export --out"
+            "free up space, or choose another folder with EDGEVLM_CACHE or export --out"
         ) from None
     else:
         try:

@@ -152,7 +152,7 @@ class Repository:
         try:
             if parts and needed > (free := shutil.disk_usage(next(iter(parts)).parent).free):
                 what = f"needs {needed / MB:,.0f} MB, but only {free / MB:,.0f} MB are free on the disk of"
-                raise HubError(f"{self.name}: {what} {self.home}", "free space, or set HF_HOME to a folder on another disk")
+                raise HubError(f"{self.name}: {what} {self.home}", "free up space, or set HF_HOME to a folder on another disk")
             for part, file in parts.items():
 
                 def tell(arrived: int, before: int = before) -> None:
@@ -276,5 +276,5 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
         return HubError(*problem.split("; ", 1))
     if isinstance(error, OSError):
         where = f"{error.filename or folder}: cannot be written ({error.strerror or error})"
-        return HubError(where, "free space, or set HF_HOME or EDGEVLM_CACHE to another folder; downloaded parts are kept")
+        return HubError(where, "free up space, or set HF_HOME or EDGEVLM_CACHE to another folder; downloaded parts are kept")
     return HubError(f"{host} does not answer like the Hugging Face hub ({why!a})", "check HF_ENDPOINT")

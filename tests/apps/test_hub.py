@@ -219,7 +219,7 @@ def test_a_hub_that_sends_a_byte_now_and_then_is_given_up(world, monkeypatch):
 
 def test_the_disk_is_looked_at_before(world, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(HubError, match=r"needs 0 MB, but only 0 MB are free on the disk of .*; free space"):
+    with pytest.raises(HubError, match=r"needs 0 MB, but only 0 MB are free on the disk of .*; free up space"):
         fetch.resolve_checkpoint(NAME, quiet, quiet)
     assert not any("model.safetensors" in path for _, path, _ in world.hub.requests)
 
