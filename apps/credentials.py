@@ -65,7 +65,7 @@ def _mask_parameters(text: str) -> str:
 
 
 def with_login(address: str, username: str | None, password: str | None) -> str:
-    """Add a username and password to a camera's address. Raises UserError if the address has a login already."""
+    """Add a username and password to a camera's address. Raises UserError if the address already contains a login."""
     if username is None and password is None:
         return address
     scheme, found, rest = address.partition("://")

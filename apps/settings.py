@@ -13,7 +13,7 @@ from edgevlm.runtime.settings import Metavar, SessionSettings
 
 
 class Shown(NamedTuple):
-    """A field's default in words, for help. Pydantic keeps the words in ``model_fields[name].metadata``."""
+    """Describes a field's default in ``--help``. Pydantic keeps the instance in ``model_fields[name].metadata``."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""``edgevlm export --rounding gptq``: export to fp32, run that bundle on text to sample activations, and export again."""
+"""Round weights by GPTQ (``edgevlm export --rounding gptq``), from activations that an fp32 bundle computes on text."""
 
 from __future__ import annotations
 

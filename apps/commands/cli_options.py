@@ -145,7 +145,7 @@ def checked(model: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _parameter(field: Any, name: str, panel: str | None, hidden: bool, typed_only: bool) -> Parameter:
-    """Make the option of a field, with the field's type, help and default."""
+    """Make a command-line option from a field, with the field's type, help and default."""
     is_list = get_origin(field.annotation) is list
     first = get_args(field.annotation)[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
     words = {type(each).__name__: each for each in (*getattr(first, "__metadata__", ()), *field.metadata)}

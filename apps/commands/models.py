@@ -130,8 +130,8 @@ def export(
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs.
 
-    Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. After an interrupt, the same command resumes.
-    Without --out the bundle is cached, and edgevlm run --model CHECKPOINT finds it.
+    Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. Without --out, the bundle is
+    cached, and edgevlm run --model CHECKPOINT finds it. After an interrupt, run the same command to continue.
     """
     if device is None and jetpack is not None:
         raise UserError("--jetpack requires --device; add --device")
@@ -172,7 +172,7 @@ def build(
 ) -> None:
     """Build a bundle's TensorRT engines on this device.
 
-    Takes minutes for each engine and prints its path. Matching engines are kept; after an interrupt, the same command resumes.
+    Takes minutes for each engine and prints its path. Matching engines are kept; after an interrupt, run the same command to continue.
     """
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command
@@ -221,7 +221,7 @@ def pull(
 ) -> None:
     """Download a bundle from the hub, and print its directory.
 
-    Checks every byte against the bundle's manifest. After an interrupt, the same command resumes.
+    Checks every byte against the bundle's manifest. After an interrupt, run the same command to continue.
     """
     with progress("asking the hub") as step:
         from edgevlm.apps.bundles import fetch
@@ -323,7 +323,7 @@ def calibrate(
     """Choose the best policy for a model.
 
     Measures each layer, compares the policies at equal bytes, and finds how much of each frame can be skipped. --policy auto,
-    --append auto and --encode auto use the result from the bundle. After an interrupt, the same command resumes.
+    --append auto and --encode auto use the result from the bundle. After an interrupt, run the same command to continue.
     """
     with progress("starting") as step:
         from edgevlm.apps import calibrate as command

@@ -105,7 +105,7 @@ def run(
 ) -> None:
     """Watch a stream and answer questions about it.
 
-    On a terminal, ask while the stream plays. Without a terminal, the demo ends after 384 frames.
+    On a terminal, questions can be typed while the stream plays. Without a terminal, the demo ends after 384 frames.
     """
     with progress("starting"):
         from edgevlm.apps.launch import launch

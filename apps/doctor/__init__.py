@@ -1,1 +1,1 @@
-"""Inspect this machine: its checks with suggested fixes, its cameras and its power."""
+"""Check this machine and suggest fixes, list its cameras, and measure its power."""

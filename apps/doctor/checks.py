@@ -82,7 +82,7 @@ def extension(machine: Machine) -> Outcome:
 
 
 def import_problem(machine: Machine, module: str) -> str:
-    """Import a module in a separate process, in case the import crashes. Return its error, or ``""`` if it succeeds."""
+    """Import a module in a separate process, in case the import crashes. Return the error, or ``""`` if the import succeeds."""
     said = machine.run([sys.executable, "-c", IMPORT.format(path=sys.path, module=module)])
     if said is None:
         return f"importing {module} crashes, or takes more than {machine.limit_s:g} s"

@@ -21,7 +21,7 @@ FLOAT = 4
 THUMBNAILS = 2000 << 10  # bytes of memory that SQLite uses for the thumbnails' file
 CPU_RUNTIME = 27_600_000
 """Bytes of ONNX Runtime and our own code, graphs and sessions on an x86-64 CPU: between the demo's and a small tower's."""
-POLICY_ROW = 12  # most bytes that a policy keeps per row, layer and KV head: a float32 score and an int64 seq
+POLICY_ROW = 12  # largest number of bytes that a policy keeps per row, layer and KV head: a float32 score and an int64 seq
 BANDWIDTH_EFFICIENCY = 0.75
 """Fraction of memory bandwidth that kernels which stream weights reach. Chosen before any comparison."""
 COMPUTE_EFFICIENCY = 0.5
@@ -52,7 +52,7 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """The memory of a running stream: a sum, because ONNX Runtime's sessions keep their working memory between calls."""
+        """Return a running stream's memory: the sum of all parts, because ONNX Runtime keeps working memory between calls."""
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
@@ -187,7 +187,7 @@ def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int
 
 
 def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return the memory of one more camera on a server: cache, policy, chunk and snapshot, without weights."""
+    """Return the bytes that each further camera adds to a server: cache, policy, chunk and snapshot, but no weights."""
     own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
     return own + snapshot_bytes(model, budget, chunk, kv)
 

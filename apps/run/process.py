@@ -24,8 +24,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Shutdown:
     """Lets the first signal call ``stop``. The first signal interrupts only a block of :meth:`waiting`.
 
-    A second signal raises KeyboardInterrupt wherever the main thread is, unless it is SIGHUP or the signal of :meth:`ask`: a
-    closing terminal causes both. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
+    A second signal raises KeyboardInterrupt anywhere in the main thread. A second SIGHUP does not, nor does the signal that
+    :meth:`ask` sends, because a closing terminal causes both of these signals. If SIGHUP was ignored, as under
+    nohup, it stays ignored. Works only in the main thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -122,7 +123,7 @@ class Notifier:
 
 
 def source_news(source: Source) -> Iterator[str | None]:
-    """Yield a line without credentials whenever the source has stopped or continued; otherwise None."""
+    """Yield a line, without credentials, whenever the source stops or continues, and None at other times."""
     reported, since = None, 0.0
     while True:
         state, problem, line = source.state, source.problem, None

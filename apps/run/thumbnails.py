@@ -1,4 +1,4 @@
-"""Thumbnails of watched frames, up to a total size, in a file if there is a state folder."""
+"""Keep thumbnails of watched frames, up to a total size, in memory or in a file of the state folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Thumbnails(TimedDatabase):
     """JPEG thumbnails by frame number. Only :meth:`delete` raises disk errors.
 
     Above the size limit, thumbnails of evicted frames are deleted first, then every second one of the others. Thumbnails are
-    written to the disk every ``every`` seconds, so a crash loses those added since.
+    written to the disk every ``every`` seconds, so a crash loses the newest thumbnails.
     """
 
     FILE, TABLE, TIMES, HAS_CAMERA, CAP = "thumbnails.sqlite", "thumbnails", ("wall",), False, 16 << 20
