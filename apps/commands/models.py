@@ -172,7 +172,7 @@ def build(
 ) -> None:
     """Build a bundle's TensorRT engines on this device.
 
-    Takes minutes for each engine and prints its path. Matching engines are kept; after an interrupt, run the same command to continue.
+    Takes minutes per engine and prints its path. Keeps matching engines; after an interrupt, run the same command to continue.
     """
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command
