@@ -34,7 +34,7 @@ def mask_argv() -> None:
 NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # names of URL parameters that hold secrets
 PARAMETER = re.compile(r"(?<![\w-])([\w-]+)=")
 VALUE = re.compile(r"[^&;\s]*[^&;\s:]")
-# matches up to a URL's last @, because passwords may contain @ or /; pathlib.Path reduces :// to :/
+# matches up to a URL's last @, because passwords may contain @ or /; one slash may be missing, because pathlib.Path drops one
 LOGIN = re.compile(r"(?<![\w+.-])([\w+.-]+:/{1,2})\S*@")
 SETTING = re.compile(
     r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])"

@@ -182,7 +182,7 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """Return the frame size for a bundle that takes any size, or None for a bundle of one size.
+    """Return the frame size for a bundle that takes any size, or None for a bundle that takes only one size.
 
     Raises UserError if a frame size was ``asked`` for and the bundle takes frames of one size only.
     """

@@ -137,7 +137,7 @@ class Opening(Record):
     opened: str = field("When the watch opened: RFC 3339, UTC.")
     closed: str | None = field("When the watch closed; null if it was still open.")
     seconds: float | None = field("How long the watch was open, in seconds.")
-    probability: float = field("Probability of the answer when it opened.")
+    probability: float = field("Probability of the answer when the watch opened.")
     evidence: list[Moment] = field("The frames that show the evidence, as in an answer.")
 
 

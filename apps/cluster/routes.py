@@ -233,7 +233,7 @@ class ClusterRoutes:
     async def _asked(
         self, request: Request, urls: Collection[str], body: bytes | None = None, seconds: float = LIST_S
     ) -> list[httpx.Response]:
-        """Send the request to the nodes at ``urls``; return the responses in this order, skipping nodes that do not answer."""
+        """Send the request to each node in ``urls``; return the responses in that order, skipping nodes that do not answer."""
 
         async def one(url: str) -> httpx.Response | None:
             with suppress(httpx.HTTPError):

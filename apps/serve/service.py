@@ -379,8 +379,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return each watched stream's two counters: its run loop's and its model's. A stream is alive while either counter
-        rises."""
+        """Return two counters for each watched stream. A stream is alive while its run loop's or its model's counter rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces

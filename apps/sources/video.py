@@ -26,7 +26,7 @@ CONTAINERS = (  # FFmpeg's formats, except those that refer to other files (conc
     "h264,hevc,vvc,vc1,m4v,mjpeg,mpjpeg,yuv4mpegpipe,dhav"
 )
 LEAST_S = 1e-3
-JUMP_S, BACK_S = 60.0, 0.5  # a timestamp that jumps ahead or back by more than these seconds is corrected
+JUMP_S, BACK_S = 60.0, 0.5  # timestamps that jump ahead by more than JUMP_S or back by more than BACK_S are corrected
 FALLBACK_FPS = 25.0
 SQUEEZED = 8  # largest accepted aspect ratio of a pixel
 
