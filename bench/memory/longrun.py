@@ -1,6 +1,6 @@
 """Measure the cost and the recall of retrieval and eviction policies on a stream of a hundred thousand frames.
 
-The policies run one after another, each in a separate process. No frame is repeated.
+The policies run one after another, each in a separate process. The stream repeats no frame.
 """
 
 from __future__ import annotations
