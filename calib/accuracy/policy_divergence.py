@@ -165,7 +165,7 @@ class DivergenceMeter:
             return stream.score_text(rows, range(len(rows) - len(asked.answer), len(rows))).copy()
 
     def _embeds(self, ids: list[int]) -> Float32:
-        """Return the rows that close the video, followed by the embeddings of ``ids``."""
+        """Return the rows that end the video, followed by the embeddings of ``ids``."""
         return np.concatenate([self.model.closing, self.model.engine.embed(np.asarray(ids, np.int64))])
 
 
