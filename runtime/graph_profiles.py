@@ -29,7 +29,7 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """Return TensorRT's profile for a version (``10.16``) or ONNX Runtime's for None. Raises UserError before TensorRT 10.3."""
+    """Return the profile for TensorRT (such as ``10.16``) or, if None, ONNX Runtime. Raises UserError before TensorRT 10.3."""
     if tensorrt is None:
         return ONNXRUNTIME
     wanted = _version(tensorrt)

@@ -61,7 +61,7 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
 
-        always: a function that returns a layer's rows to place first, a block per KV head. Excess rows are dropped.
+        always: a function that returns a layer's rows to place first, a block per KV head. Rows that do not fit are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
