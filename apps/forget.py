@@ -79,7 +79,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
             directory.write(about, arrays, alone=True)
         except OSError as error:
             why = directory.storage.why(error)
-            raise UserError(f"{where}: cannot be written or emptied ({why}); older snapshots are still there") from None
+            raise UserError(f"{where}: cannot be written or emptied ({why}); older snapshots were not deleted") from None
         return {"rows": rows, **counts}
 
 

@@ -51,10 +51,10 @@ def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
         word = name.partition(":")[0]
         group = next((kind for kind in KINDS if word in names(kind)), "")
         if not group:
-            raise UserError(f"there is nothing called {word!r} to check; {nearest(word, chain(*map(names, KINDS)))} {IN_FILE}")
+            raise UserError(f"{word!r} not found; {nearest(word, chain(*map(names, KINDS)))} {IN_FILE}")
     if group == "families":
         if checkpoint is None:
-            raise UserError(f"{name} is a family; give --checkpoint FOLDER, a checkpoint that it reads")
+            raise UserError(f"{name} is a family; add --checkpoint FOLDER, a checkpoint of this family")
         return check_family(name, checkpoint)
     checks: Any = {"policies": check_policy, "sources": check_source, "engines": check_engine}
     if not group:
@@ -78,13 +78,15 @@ def check_policy(policy: str | Policy | type[Policy]) -> list[str]:
                 with opened(budget, append) as session:
                     _watch(session, frames)
                     if (held := session.stats.tokens) > session.budget:
-                        raise UserError(f"policy {session.policy} holds {held} tokens of a budget of {session.budget}")
+                        raise UserError(
+                            f"policy {session.policy} holds {held} tokens, more than its budget of {session.budget}"
+                        )
                     session.ask("how many objects are there now?").wait()
-        passed = [f"budget: {', '.join(map(str, BUDGETS))} tokens held over {FRAMES} frames, whole and changed"]
+        passed = [f"budget: {', '.join(map(str, BUDGETS))} tokens never exceeded in {FRAMES} frames, whole and changed"]
         if isinstance(kept, Retrieval) or not kept.bounded:
             return [
                 *passed,
-                f"state: not checked, as it keeps {'rows in a store' if kept.bounded else 'everything'}",
+                f"state: not checked, because it keeps {'rows in a store' if kept.bounded else 'everything'}",
             ]
         folder = stack.enter_context(TemporaryDirectory(prefix="edgevlm-check-"))
         whole = stack.enter_context(opened(BUDGETS[1]))
@@ -95,9 +97,9 @@ def check_policy(policy: str | Policy | type[Policy]) -> list[str]:
             _watch(resumed, frames[RESUMED:])
             for layer in range(whole.cache.layers):
                 if not np.array_equal(np.sort(whole.cache.seq(layer), 1), np.sort(resumed.cache.seq(layer), 1)):
-                    what = "keeps other rows after a snapshot than without one; name what it remembers in state_fields"
-                    raise UserError(f"policy {kept.name} {what}, and draw no numbers by chance ({place(type(kept))})")
-    return [*passed, "state: the same rows stay after a snapshot", _speed(policy)]
+                    what = "keeps different rows after resuming from a snapshot; list its state in state_fields"
+                    raise UserError(f"policy {kept.name} {what}, and draw no random numbers ({place(type(kept))})")
+    return [*passed, "state: the same rows are kept after resuming from a snapshot", _speed(policy)]
 
 
 def _watch(session: Session, frames: list[Frame]) -> None:
@@ -113,8 +115,8 @@ def _speed(policy: str | Policy | type[Policy]) -> str:
     made, layers = as_policy(deepcopy(policy)), 4
     with blamed(f"policy {made.name}", made):
         took = measure(made, CacheShape(layers=layers, tokens=ROWS), "fp32", 1, 1)["ms"] * LAYERS / layers
-    slow = f"; above {SLOW_MS} ms it holds up a stream: compare with edgevlm.runtime.kernels" if took > SLOW_MS else ""
-    return f"speed: {took:.0f} ms a compression of {LAYERS} layers of {ROWS:,} rows{slow}"
+    slow = f"; above {SLOW_MS} ms it delays a stream; compare with edgevlm.runtime.kernels" if took > SLOW_MS else ""
+    return f"speed: {took:.0f} ms per compression of {LAYERS} layers with {ROWS:,} rows{slow}"
 
 
 def check_source(source: str, frames: int = 64) -> list[str]:
@@ -126,14 +128,14 @@ def check_source(source: str, frames: int = 64) -> list[str]:
         if not found:
             raise UserError(f"source {source} ends before its first frame")
         if ended and opened.read() is not None:
-            raise UserError(f"source {source} gives a frame after it has ended")
+            raise UserError(f"source {source} returns a frame after its end")
     finally:
         opened.close()
         opened.close()
     height, width = found[0].image.shape[:2]
-    end = "it ends, and stays ended" if ended else f"not seen in {frames} frames"
+    end = "no frames after the end" if ended else f"not seen in {frames} frames"
     times = f"{found[0].time_s:g} to {found[-1].time_s:g} s"
-    return [f"frames: {len(found)} of {width} x {height} pixels, {times}", f"end: {end}", "close: twice does no harm"]
+    return [f"frames: {len(found)} of {width} x {height} pixels, {times}", f"end: {end}", "close: can be called twice"]
 
 
 def check_engine(engine: str, model: str | Path = "demo") -> list[str]:
@@ -172,14 +174,14 @@ def _compared(engine: str, ours: Model, theirs: Model) -> Iterator[str]:
             cache.reserve(end - start)
             results.append(decoder.step(embeds[start:end], *tables, cache.lengths, **sight))
             cache.commit(replace(rows, seq=rows.seq + start))
-        call = f"of a call of {end - start} rows after {start}"
+        call = f"in a call with {end - start} rows after {start}"
         for layer in layers:
             compared = {part: [cache.dequantize(part, layer) for cache in caches] for part in ("key", "value")}
             compared["queries"] = [result.probes[layer] for result in results]
             for part, (one, other) in compared.items():
                 _close(engine, f"{part} of layer {layer}, {call},", one, other, worst)
         _close(engine, f"logits {call}", results[0].logits, results[1].logits, worst)
-    yield f"decoder: {len(layers)} layers, at most {max(worst.values()):.1e} off ({max(worst, key=worst.__getitem__)})"
+    yield f"decoder: {len(layers)} layers, differ by at most {max(worst.values()):.1e} ({max(worst, key=worst.__getitem__)})"
 
 
 def _close(engine: str, what: str, ours: Any, theirs: Any, worst: dict[str, float] | None = None) -> str:
@@ -188,10 +190,10 @@ def _close(engine: str, what: str, ours: Any, theirs: Any, worst: dict[str, floa
         raise UserError(f"engine {engine}: {what} are {list(theirs.shape)}, not {list(ours.shape)}")
     off, largest = float(np.abs(ours - theirs).max(initial=0)), float(np.abs(ours).max(initial=1e-6))
     if not off <= OFF * largest:
-        raise UserError(f"engine {engine}: {what} differ from {DEFAULT_ENGINE}'s by {off:.2g}, of numbers up to {largest:.2g}")
+        raise UserError(f"engine {engine}: {what} differ from {DEFAULT_ENGINE}'s by {off:.2g}, with values up to {largest:.2g}")
     if worst is not None:
         worst[what.rstrip(",")] = off / largest
-    return f"{what}: {off / largest:.1e} off"
+    return f"{what}: differ by {off / largest:.1e}"
 
 
 def check_family(family: str, checkpoint: str | Path) -> list[str]:
@@ -210,12 +212,12 @@ def check_family(family: str, checkpoint: str | Path) -> list[str]:
                 session.watch(image)
             session.ask("what is there?", max_tokens=4).wait()
         rows, columns = vision.grid
-        passed = [f"export: a grid of {rows} x {columns} tokens, {model.bundle.decoder.layers} layers; it runs"]
+        passed = [f"export: runs with {rows} x {columns} tokens per frame and {model.bundle.decoder.layers} layers"]
         try:
             import torch
             import transformers
         except ImportError:
-            return [*passed, "transformers: not compared, as it is not installed"]
+            return [*passed, "transformers: not compared, because it is not installed"]
         kind: Any = transformers.AutoModelForImageTextToText
         hf = kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager", local_files_only=True).eval()
         with torch.no_grad():
@@ -235,15 +237,15 @@ def check_family(family: str, checkpoint: str | Path) -> list[str]:
         ours = decoder.step(embeds, *tables, cache.lengths, range(len(embeds)), **sight).logits
         passed.append(_same(family, "logits", ours, logits))
         if (ours.argmax(1) != logits.argmax(1)).any():
-            raise UserError(f"family {family}: the likeliest tokens are not transformers'")
-        return [*passed, f"tokens: the {len(ours)} likeliest are transformers'"]
+            raise UserError(f"family {family}: the most likely tokens differ from transformers'")
+        return [*passed, f"tokens: the {len(ours)} most likely match transformers'"]
 
 
 def _same(family: str, what: str, ours: Any, theirs: Any) -> str:
     off, largest = float(np.abs(ours - theirs).max()), float(np.abs(theirs).max())
     if not off <= 1e-3 * largest:
-        raise UserError(f"family {family}: its {what} differ from transformers' by {off:.2g}, of numbers up to {largest:.2g}")
-    return f"{what}: {off / largest:.1e} off transformers'"
+        raise UserError(f"family {family}: its {what} differ from transformers' by {off:.2g}, with values up to {largest:.2g}")
+    return f"{what}: {off / largest:.1e} from transformers'"
 
 
 def _is_family(made: Any) -> bool:

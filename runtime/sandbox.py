@@ -36,10 +36,10 @@ def render(template: str, **values: Any) -> str:
             return render_here(template, values)
         return str(helper.call(f"{__name__}:render_here", template, values))
     except HelperEnded:
-        why = f"it takes more than {CPU_S} s or {MEMORY >> 20} MB"
+        why = f"exceeds the limit of {CPU_S} s or {MEMORY >> 20} MB"
     except UserError as error:
         why = str(error)
-    raise UserError(f"the chat template does not render ({why}); use the template that belongs to the model")
+    raise UserError(f"the chat template cannot be rendered ({why}); use the model's own template")
 
 
 def try_tokenizer(path: Path) -> None:
@@ -52,7 +52,7 @@ def try_tokenizer(path: Path) -> None:
         with Helper(memory=memory, cpu_s=TOKENIZER_S, wait_s=WAIT_S + TOKENIZER_S, imports=["tokenizers"]) as reader:
             reader.call(f"{__name__}:read_tokenizer", str(path))
     except HelperEnded:
-        raise UserError(f"reading it takes more than {TOKENIZER_S} s or {memory >> 20} MB") from None
+        raise UserError(f"loading exceeds the limit of {TOKENIZER_S} s or {memory >> 20} MB") from None
     KNOWN.add(digest)
 
 
@@ -80,7 +80,7 @@ def render_here(template: str, values: dict[str, Any]) -> str:
     except Exception as error:
         raise UserError(" ".join(str(error).split())[:200] or type(error).__name__) from None
     if len(text) > LONGEST:
-        raise UserError(f"it is longer than {LONGEST} characters")
+        raise UserError(f"output exceeds {LONGEST} characters")
     return str(text)
 
 

@@ -57,7 +57,7 @@ class StandingQuestion(threading.Thread):
                 ((time_s, probabilities, _),) = session.classify([(self._question, ("yes", "no"))], watch=True)
             except Exception as error:
                 if not self._ended.is_set():
-                    session.notify(f"question {self._question!r} ends: {error}")
+                    session.notify(f"question {self._question!r} stopped: {error}")
                 return
             seen, probability = frames, probabilities["yes"]
             is_yes = probability >= (CLOSE_BELOW if self.is_yes else OPEN_ABOVE)

@@ -44,7 +44,9 @@ class Stateful:
         known = {field.lstrip("_") for field in self.state_fields}
         if unknown := [name for name in state if name.partition(".")[0] not in known]:
             keeps = f"only {', '.join(sorted(known))}" if known else "nothing"
-            raise ValueError(f"{getattr(self, 'name', type(self).__name__)} keeps {keeps} and was given {', '.join(unknown)}")
+            raise ValueError(
+                f"{getattr(self, 'name', type(self).__name__)} stores {keeps}, but the state has {', '.join(unknown)}"
+            )
         for field in self.state_fields:
             setattr(self, field, _restored(field.lstrip("_"), getattr(self, field), state))
 
@@ -109,5 +111,5 @@ def _restored(name: str, value: Any, state: State) -> object:
     if not isinstance(value, np.ndarray):
         return type(value)(array.item())
     if array.dtype != value.dtype or array.ndim != value.ndim or (value.size and array.shape != value.shape):
-        raise ValueError(f"{name} is {array.dtype} {list(array.shape)} and not {value.dtype} {list(value.shape)}")
+        raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, not {value.dtype} {list(value.shape)}")
     return array.copy()

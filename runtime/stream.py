@@ -78,15 +78,17 @@ class Stream:
             thinned=append is not None, text_per_frame=self._most_text,
         )  # fmt: skip
         if policy._stream is not None and policy._stream() is not None:
-            raise UserError(f"policy {policy.name}: this instance is in use by another session; give each its own, or a name")
+            raise UserError(
+                f"policy {policy.name}: this instance is in use by another session; create one per session, or pass its name"
+            )
         policy.attach(budget, shape)
         check_attached(policy)
         needs = policy.needs
         if needs.variant == "st-spattn" and (self._most_text or not decoder.is_causal):
-            why = "text between its frames" if self._most_text else "windows, or frames whose patches see one another"
-            raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has {why}")
+            why = "text between frames" if self._most_text else "window or whole-frame attention"
+            raise UserError(f"policy {policy.name} does not support sparse prefill here: {model.bundle.family} has {why}")
         if append is not None and policy.needs_whole_frames:
-            raise UserError(f"{policy.name} takes whole frames with these settings: leave out --append {append}")
+            raise UserError(f"policy {policy.name} requires whole frames with these settings; remove --append {append}")
         self._changing = threading.RLock()
         self.present: list[StreamFrame] = []
         self._most_present = 0 if append is None else append.present
@@ -112,10 +114,12 @@ class Stream:
         self._retrieval = policy if isinstance(policy, Retrieval) else None
         if self._retrieval is not None:
             if not engine.by_layer:
-                raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu only")
+                raise UserError(
+                    "policies that fetch rows layer by layer require --engine onnxruntime-cpu; use it, or choose another policy"
+                )
             if not decoder.is_causal:
                 raise UserError(
-                    f"{policy.name} fetches rows, and {model.bundle.family} sees windows or whole frames; choose another policy"
+                    f"policy {policy.name} does not support the attention of {model.bundle.family}; choose another policy"
                 )
             self.store = store or Store()
             self._retrieval.open(self.cache, self.store)
@@ -185,11 +189,13 @@ class Stream:
         parts = [present[name].reshape(-1, *size) for name, size in zip(StreamFrame._fields, sizes, strict=True) if present]
         self.present = [StreamFrame(*(part.copy() for part in frame)) for frame in zip(*parts, strict=True)]
         if len(self.present) > self._most_present or not all(np.isfinite(frame.seconds).all() for frame in self.present):
-            raise ValueError(f"present.features and seconds are {[list(part.shape) for part in present.values()]}")
+            raise ValueError(
+                f"invalid shapes of present.features and seconds: {[list(part.shape) for part in present.values()]}"
+            )
         self._seq, self.frames = numbers["seq"], numbers["frames"]
         self.text_ids = frozenset(numbers.get("text_ids", ()))
         if max(self.text_ids, default=0) >= self.model.bundle.decoder.vocab:
-            raise ValueError(f"text_ids has token {max(self.text_ids)}")
+            raise ValueError(f"text_ids has token {max(self.text_ids)}, outside the vocabulary")
         self.stats = MemoryStats(**numbers["stats"])
 
     @contextmanager
@@ -536,11 +542,11 @@ class Stream:
     def check_window(self) -> None:
         """Raise UserError if the policy, model or engine does not support questions about a time window."""
         if isinstance(self.policy, Retrieval):
-            raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
+            raise UserError(f"policy {self.policy.name} does not support time windows; ask without since and until")
         if not self.model.bundle.decoder.is_causal:
-            raise UserError(f"{self.model.bundle.family} cannot be asked about a window of time; ask without since and until")
+            raise UserError(f"{self.model.bundle.family} does not support time windows; ask without since and until")
         if not self.model.engine.by_layer:
-            raise UserError("windows of time run on --engine onnxruntime-cpu only; ask without since and until, or run on it")
+            raise UserError("time windows require --engine onnxruntime-cpu; use it, or ask without since and until")
 
     def _narrow(self, window: TimeWindow, now: float) -> NarrowedMemory:
         self.check_window()
@@ -667,7 +673,7 @@ def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]
         vision = cache.kind(layer) == Kind.VISION
         first = (vision & (cache.frame(layer) == 0))[:, prefix:shared]
         if frame < 1 or first.size != previous[layer].size or not first.all():
-            raise CacheError(f"layer {layer}: ST-SpAttn needs frame 0 in rows {prefix} to {shared}, and it is not there")
+            raise CacheError(f"layer {layer}: ST-SpAttn needs frame 0 in rows {prefix} to {shared}, but it is missing")
         if frame == 1:
             continue  # the previous frame is frame 0, which every token sees
         head, slot = np.nonzero(vision & (cache.frame(layer) == frame - 1))

@@ -111,7 +111,7 @@ class ObjectStore:
             hint = install("s3") if self._scheme == "s3" else str(error)
             raise UserError(f"--state {self._name}: a package is missing: {hint}") from None
         except ValueError as error:
-            raise UserError(f"--state {self._name}: {error}; give a folder, or an address that fsspec knows") from None
+            raise UserError(f"--state {self._name}: {error}; give a folder, or an address that fsspec supports") from None
         self.root = PurePosixPath(root)
 
     def __str__(self) -> str:
@@ -199,7 +199,7 @@ class SnapshotKey:
             (key,) = keys
             self._identity = self._age.x25519.Identity.from_str(key)
         except (ValueError, self._age.IdentityError):
-            raise UserError("the key of --state is not an age key; edgevlm state key FILE makes one") from None
+            raise UserError("the key for --state is not an age key; create one with edgevlm state key FILE") from None
 
     @staticmethod
     def generate() -> str:
@@ -220,7 +220,7 @@ class SnapshotKey:
         except (self._age.DecryptError, OSError) as error:
             if str(error).startswith("No matching keys"):
                 raise Encrypted("is encrypted with another key") from None
-            raise SnapshotError(f"is damaged, or was not read whole (it cannot be decrypted: {error})") from None
+            raise SnapshotError(f"is damaged or incomplete (it cannot be decrypted: {error})") from None
 
 
 class _Reader:
@@ -237,7 +237,7 @@ class _Reader:
 
 
 def _pyrage() -> Any:
-    with needs("encrypted snapshots", "encryption"):
+    with needs("snapshot encryption", "encryption"):
         import pyrage
     return pyrage
 
@@ -320,7 +320,7 @@ class SnapshotDirectory:
         """
         storage: Any = self.storage
         if any(_number(path) > self._number for path in storage.snapshots()[:1]):
-            raise UserError(f"another process has written a newer snapshot to {storage}; end one of them")
+            raise UserError(f"another process has written a newer snapshot to {storage}; stop one of them")
         self._number += 1
         target = storage.root / f"{self._number:08d}{SUFFIX}"
         with storage.create(target) as stream:
@@ -383,7 +383,7 @@ def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = 
             if isinstance(path, Path) and not is_encrypted:
                 return read(stream, path)
             if is_encrypted and key is None:
-                raise Encrypted("is encrypted; give its key with --state-key-file")
+                raise Encrypted("is encrypted; add its key with --state-key-file")
             with open(os.memfd_create("edgevlm-snapshot"), "w+b") as plain:
                 if is_encrypted and key is not None:
                     key.decrypt(stream, plain)
@@ -395,7 +395,7 @@ def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = 
         why = storage.why(error)
         if error.errno == errno.ENOENT or (isinstance(path, Path) and error.errno in LOST):
             raise SnapshotError(f"cannot be read ({why})") from None
-        raise UserError(f"{path}: cannot be read now ({why}); nothing was written over it") from None
+        raise UserError(f"{path}: cannot be read now ({why}); nothing was overwritten") from None
 
 
 def is_older(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -406,12 +406,12 @@ def is_older(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """Return the reason why a snapshot does not belong to this session, or an empty string if it does."""
     if found.get("dtype") != wanted["dtype"]:
-        return f"holds {_brief(found.get('dtype'))} keys and values, and this model keeps {wanted['dtype']}"
+        return f"holds {_brief(found.get('dtype'))} keys and values, but this model uses {wanted['dtype']}"
     if found["model"] != wanted["model"]:
-        return f"is of another model ({_brief(found['name'])})"
+        return f"belongs to another model ({_brief(found['name'])})"
     for name, mine in wanted.items():
         if name != "name" and found.get(name) != mine:
-            return f"was made with {name} {_brief(found.get(name))} and this run has {mine}"
+            return f"was written with {name} {_brief(found.get(name))}, but this run uses {mine}"
     return ""
 
 

@@ -31,7 +31,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
     Raises AllOrNothing if the policy has a store, or if the window includes frame 0 and all later frames attend to frame 0.
     """
     if any(name.startswith("policy.store.") for name in arrays):
-        raise AllOrNothing("the policy keeps clusters of many times in its store: forget --all, and nothing of it stays")
+        raise AllOrNothing("the policy's store cannot forget a time range; use forget --all to delete the whole memory")
     times = FrameTimes()
     times.restore(strip_prefix("times", arrays))
     first, last = window.frames(times, float(about["session"]["time_s"]))
@@ -45,7 +45,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
     if not (is_present or is_waiting or any(mask.any() for mask in gone.values())):
         return 0
     if keeps_first_frame and first <= 0 <= last:
-        raise AllOrNothing("the policy shows the first frame to all others: forget --all, or a later time")
+        raise AllOrNothing("all later frames attend to the first frame; use forget --all, or a later time")
     most = 0
     for layer, mask in gone.items():
         keep = _kept(arrays, layer, mask | (arrays[f"{layer}.kind"] == Kind.SUMMARY), 1 if keeps_first_frame else 0)

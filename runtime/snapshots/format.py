@@ -153,7 +153,7 @@ def read(stream: BinaryIO, path: PurePath) -> Snapshot:
     for name, kind, shape, offset, checksum in about["sections"]:
         size = np.dtype(kind).itemsize * math.prod(shape)
         if offset + size > len(block):
-            raise SnapshotError(f"does not describe itself ({name})")
+            raise SnapshotError(f"has an invalid header ({name})")
         stream.seek(start + offset)
         left, found = size + padding(size), 0
         while left and (part := stream.read(min(left, 1 << 20))):  # a disk error in mapped memory would kill the process
@@ -163,7 +163,7 @@ def read(stream: BinaryIO, path: PurePath) -> Snapshot:
         try:
             arrays[name] = block[offset : offset + size].view(kind).reshape(shape)
         except ValueError:  # the product of the sizes is too large for NumPy
-            raise SnapshotError(f"does not describe itself ({name})") from None
+            raise SnapshotError(f"has an invalid header ({name})") from None
     return Snapshot(path, start + len(block), about, arrays)
 
 
@@ -171,17 +171,17 @@ def _read_header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
     """Return a snapshot's header and the offset of its first array."""
     start = stream.read(PREAMBLE.size)
     if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
-        raise SnapshotError("is not a snapshot, or torn at its start")
+        raise SnapshotError("is not a snapshot, or is truncated")
     _, version, checksum, header_bytes = PREAMBLE.unpack(start)
     if version != FORMAT:
         upgrade = "; upgrade edgevlm" if version > FORMAT else ""
-        raise OtherFormat(f"is of snapshot format {version} and this edgevlm reads format {FORMAT}{upgrade}")
+        raise OtherFormat(f"has snapshot format {version}, but this edgevlm supports {FORMAT}{upgrade}")
     body = stream.read(header_bytes - PREAMBLE.size) if PREAMBLE.size <= header_bytes <= LARGEST_HEADER else b""
     if _header_sum(header_bytes, body) != checksum:
         raise SnapshotError("is damaged (the checksum of its header does not match)")
     about, size = check_header(body), os.fstat(stream.fileno()).st_size
     if size != header_bytes + about["bytes"]:
-        raise SnapshotError(f"is torn ({size} bytes, not {header_bytes + about['bytes']})")
+        raise SnapshotError(f"has the wrong size ({size} bytes, not {header_bytes + about['bytes']})")
     return about, header_bytes
 
 
@@ -195,12 +195,10 @@ def check_header(body: bytes) -> dict[str, Any]:
     except ValidationError as error:
         why, version = first_problem(error), about.get("edgevlm") if isinstance(about, dict) else None
         if isinstance(version, str) and version != __version__:
-            raise OtherFormat(
-                f"was written by edgevlm {version[:40]}, and {__version__} cannot continue from it ({why})"
-            ) from None
-        raise SnapshotError(f"does not describe a session ({why})") from None
+            raise OtherFormat(f"was written by edgevlm {version[:40]}, but {__version__} cannot resume it ({why})") from None
+        raise SnapshotError(f"has an invalid session header ({why})") from None
     except ValueError:
-        raise SnapshotError("does not describe itself") from None
+        raise SnapshotError("has an invalid header") from None
     return dict(about)
 
 

@@ -90,7 +90,7 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
         raise
     except Exception as error:  # any part of the snapshot may be incompatible
         by = "" if about["edgevlm"] == __version__ else f"was written by edgevlm {about['edgevlm'][:40]} and "
-        raise OtherFormat(f"{by}does not fit this session ({_brief(error)})") from None
+        raise OtherFormat(f"{by}does not match this session ({_brief(error)})") from None
 
 
 class CaptureBuffer:
@@ -161,7 +161,9 @@ class SnapshotWriter:
         self._directory = SnapshotDirectory(directory, key)
         self._storage, self.folder = self._directory.storage, self._directory.folder
         if not getattr(self._storage, "has_locks", True):
-            self._try_notify(f"--state {self._storage}: its disk has no locks (a network disk?); let no other program use it")
+            self._try_notify(
+                f"--state {self._storage}: its disk does not support locks (a network disk?); let no other program use it"
+            )
         self._closing, self._writing = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._last: object = None  # the session's ``_version`` in the newest snapshot
@@ -191,7 +193,7 @@ class SnapshotWriter:
             was = snapshot.about.get("source", "")
             if was and self.source and not self.begin_again and was not in (self.source, self.continues):
                 how = f"choose another folder, or add --state-from '{was}' to continue it"
-                raise UserError(f"--state {self._storage}: is the memory of {was}, not of {self.source}; {how}")
+                raise UserError(f"--state {self._storage}: holds the memory of {was}, not of {self.source}; {how}")
             take(snapshot)
 
         try:
@@ -204,8 +206,8 @@ class SnapshotWriter:
         if self.resumed is not None:
             self._try_notify(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}", str)
         elif refused:
-            kept = "; what another version or session wrote is kept there as *.other" if self._storage.others() else ""
-            self._try_notify(f"nothing in {self._storage} can be used: a new stream begins{kept}")
+            kept = "; snapshots of another version or session are kept as *.other" if self._storage.others() else ""
+            self._try_notify(f"no usable snapshot in {self._storage}: starting a new stream{kept}")
         self.buffer = CaptureBuffer(nbytes)
 
     def begins_again(self, bundle: Bundle, policy: Policy) -> bool:
@@ -229,7 +231,7 @@ class SnapshotWriter:
                 self._write(alone=True)
             except OSError as error:
                 why = self._storage.why(error)
-                raise UserError(f"{self._storage}: {why}; older snapshots are still there") from None
+                raise UserError(f"{self._storage}: {why}; older snapshots were not deleted") from None
 
     def write_once(self, session: Captured, identity: dict[str, Any]) -> None:
         """Replace the directory's snapshots with one snapshot of ``session``, and release the directory. Raises UserError."""
@@ -245,7 +247,7 @@ class SnapshotWriter:
         self._unfit = True
         return SnapshotError(
             f"{self.resumed.path}: the session resumed from it cannot continue ({_brief(error)}); "
-            "move it away; the one before is used then"
+            "move it away to use the previous snapshot"
         )
 
     def close(self) -> None:
@@ -272,14 +274,14 @@ class SnapshotWriter:
             except OSError as error:
                 self._failed(self._storage.why(error))
             except MemoryError:
-                self._failed("there is no memory for it")
+                self._failed("out of memory")
             except UserError as error:
                 self._failed(str(error))
             except Exception as error:  # a plugin's policy may raise any exception
                 self._failed(_brief(error))
             else:
                 if self._failing:
-                    self._try_notify(f"snapshots are written again ({path.name})")
+                    self._try_notify(f"writing snapshots resumed ({path.name})")
                 self._failing = False
 
     def _write(self, alone: bool = False) -> PurePath:
@@ -302,11 +304,11 @@ class SnapshotWriter:
             self._session.store.sync()
 
     def _failed(self, why: str) -> None:
-        what = f"no snapshot in {self._storage} ({why})"
+        what = f"cannot write a snapshot to {self._storage} ({why})"
         if self._closing.is_set():
-            self._try_notify(f"{what}: what came since the newest one is not kept")
+            self._try_notify(f"{what}: changes since the newest one are lost")
         elif not self._failing:
-            self._try_notify(f"{what}: the stream continues, and every {self.every:g} s it is tried again")
+            self._try_notify(f"{what}: the stream continues; retrying every {self.every:g} s")
         self._failing = True
 
     def _try_notify(self, line: str, kind: type[str] = Lost) -> None:
@@ -317,7 +319,7 @@ class SnapshotWriter:
 def described(about: Mapping[str, Any]) -> str:
     """Return one line with a snapshot's frames, stream time and age."""
     session, age = about["session"], Instant.now().since(written_at(about))
-    return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
+    return f"{session['frames']:,} frames up to {session['time_s']:.1f} s, written {ago(age)} ago"
 
 
 def written_at(about: Mapping[str, Any]) -> Instant:

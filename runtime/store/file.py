@@ -53,8 +53,8 @@ class StoreFile:
             self._begin(hashlib.sha256(identity.encode()).digest())
         except OSError as error:
             self.close()
-            elsewhere = "name a folder in TMPDIR" if str(path) == TEMPORARY else "choose another folder"
-            raise UserError(f"{self.name}: cannot be made or written ({error.strerror}); {elsewhere}") from None
+            elsewhere = "set TMPDIR to another folder" if str(path) == TEMPORARY else "choose another folder"
+            raise UserError(f"{self.name}: cannot be created or written ({error.strerror}); {elsewhere}") from None
         except BaseException:
             self.close()
             raise
@@ -71,16 +71,14 @@ class StoreFile:
             self.write(_header(self.token, identity).ljust(START, b"\0"), 0)
             return
         if len(start) < HEADER.size or not start.startswith(MAGIC):
-            raise UserError(f"{self.name}: is not a store of edgevlm; move it away, or choose another folder")
+            raise UserError(f"{self.name}: is not an edgevlm store; move it away, or choose another folder")
         _, version, _, self.token, owner = HEADER.unpack(start)
         if version != FORMAT:
-            raise OtherStore(f"{self.name}: is of store format {version} and this edgevlm reads format {FORMAT}; remove it")
+            raise OtherStore(f"{self.name}: has store format {version}, but this edgevlm supports {FORMAT}; remove it")
         if start != _header(self.token, owner):
-            raise UserError(f"{self.name}: is damaged at its start; remove it, and its content is lost")
+            raise UserError(f"{self.name}: has a damaged header; remove it (its content is lost)")
         if owner != identity:
-            raise OtherStore(
-                f"{self.name}: holds the blocks of another stream; run with its settings, or choose another folder"
-            )
+            raise OtherStore(f"{self.name}: belongs to another stream; use that stream's settings, or choose another folder")
         if self.nbytes > self.limit:
             os.ftruncate(self._handle, self.limit)
             self.nbytes = self.limit

@@ -43,9 +43,9 @@ class StoreSettings:
 
     def __post_init__(self) -> None:
         if self.host_bytes < MIN_BYTES:
-            raise UserError(f"--host-bytes {self.host_bytes:,} is too little; give 1M or more")
+            raise UserError(f"--host-bytes {self.host_bytes:,} is too small; give 1M or more")
         if self.file_bytes and self.file_bytes < MIN_BYTES:
-            raise UserError(f"--store-bytes {self.file_bytes:,} is too little; give 1M or more, or 0 for no file")
+            raise UserError(f"--store-bytes {self.file_bytes:,} is too small; give 1M or more, or 0 for no file")
 
 
 @dataclass(slots=True)
@@ -290,7 +290,7 @@ class Store:
             numbers, place = self._table.arrays()
             written = place["offset"] > 0
             if self._dirty:
-                self._say("only here", f"{len(self._dirty)} clusters are in no file and will not outlive this process")
+                self._say("only here", f"{len(self._dirty)} clusters are not on disk and are lost when this process ends")
             resident, head, following = [*self._clean, *self._dirty], self._head, self._next
         self._send_messages()
         token = self._file.token if self._file is not None else 0
@@ -329,7 +329,7 @@ class Store:
             if self._lost:
                 self.stats.lost += len(self._lost)
                 total = len(state["numbers"])
-                self._messages.append(f"{len(self._lost)} of {total} clusters are lost: not in the file, or overwritten since")
+                self._messages.append(f"{len(self._lost)} of {total} clusters are lost: missing from the file, or overwritten")
         for number in state["resident"]:
             self.get([number])
 
@@ -381,7 +381,7 @@ class Store:
             elif not self._wait():
                 if self._file is None:
                     full = f"host memory is full ({self.host_limit:,} bytes)"
-                    self._say("host", f"{full}: the clusters used least lately are lost")
+                    self._say("host", f"{full}: dropping the least recently used clusters")
                 self._lose(next(iter(self._dirty)))
 
     def _lose(self, number: int) -> None:
@@ -437,7 +437,7 @@ class Store:
                 if block is None:
                     self._lose(number)
                     self.stats.damaged += 1
-                    self._say("damaged", f"{self._file.name}: a cluster in it is damaged; it is dropped, and so will others be")
+                    self._say("damaged", f"{self._file.name}: a cluster is damaged; damaged clusters are dropped")
                 elif number not in self._clean and number not in self._dirty:
                     while self._clean and self.host_bytes + record_bytes(block) > self.host_limit:
                         self._forget(next(iter(self._clean)))
@@ -464,7 +464,7 @@ class Store:
         self._waiting += 1
         self._changed.notify_all()
         if not self._changed.wait_for(lambda: self._handled != before or self._failing, self._patience_s):
-            self._fail("the disk does not answer")
+            self._fail("the disk does not respond")
         self._waiting -= 1
         return not self._failing
 
@@ -489,7 +489,7 @@ class Store:
             except OSError as error:
                 self._fail(reason(error, self._file.path.parent))
             except MemoryError:
-                self._fail("there is no memory for it")
+                self._fail("out of memory")
             self._send_messages()
 
     def _write(self, file: StoreFile) -> None:
@@ -504,7 +504,7 @@ class Store:
             number, record = next(iter(self._dirty.items()))
             nbytes = record.buffer.nbytes
             if nbytes > file.limit - START:
-                self._say("large", f"{file.name}: a cluster is larger than the file may grow, and lost")
+                self._say("large", f"{file.name}: a cluster exceeds the file's size limit and is lost")
                 return self._lose(number)
             if self._head + nbytes > file.limit:
                 self._head = self._cleared = START
@@ -525,7 +525,7 @@ class Store:
                     if self._table.extent(other) != place:
                         continue  # the block has been lost, moved or renumbered meanwhile
                     if block is None:
-                        self._say("full", f"{file.name} is as large as it may be: the oldest clusters are overwritten")
+                        self._say("full", f"{file.name} has reached its size limit: overwriting the oldest clusters")
                         self._lose(other)
                     else:
                         self._forget(other)
@@ -543,7 +543,7 @@ class Store:
                 self.host_bytes += nbytes
                 self._table.place(now, extent)
             if self._failing:
-                self._messages.append(f"{file.name}: written again")
+                self._messages.append(f"{file.name}: writing resumed")
                 self._failing = False
             self._handled += 1
             self._changed.notify_all()
@@ -553,8 +553,8 @@ class Store:
         with self._changed:
             if not self._failing and self._file is not None:
                 self._messages.append(
-                    f"{self._file.name}: not written ({why}): new clusters stay in host memory, where those used least lately "
-                    f"give way, and every {self._retry_s:g} s it is tried again"
+                    f"{self._file.name}: cannot be written ({why}): keeping new clusters in host memory, "
+                    f"dropping the least recently used; retrying every {self._retry_s:g} s"
                 )
             self._failing, self._retry_at = True, time.monotonic() + self._retry_s
             self._changed.notify_all()

@@ -102,7 +102,7 @@ def test_a_snapshot_that_is_refused_is_said_with_quiet(tmp_path):
     process = start(*RUN, "--state", tmp_path, "--quiet", preexec_fn=limit)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out.count(COUNT), err.count("\n"), snapshots(tmp_path)) == (0, 1, 1, [])
-    assert err.startswith(f"no snapshot in {tmp_path} (the file grew too large)")
+    assert err.startswith(f"cannot write a snapshot to {tmp_path} (the file grew too large)")
 
 
 def test_a_folder_that_cannot_be_flushed_keeps_two_snapshots(tmp_path, monkeypatch):

@@ -142,13 +142,13 @@ CHECKED = {
     "chosen by chance": (
         "@dataclass  # here\nclass Mine(Policy):\n    def score(self, layer):\n"
         "        return np.random.random(layer.seq.shape)\n",
-        r"policy Mine keeps other rows after a snapshot than without one; .* \({file}, line {line}\)",
+        r"policy Mine keeps different rows after resuming from a snapshot; .* \({file}, line {line}\)",
     ),
     "a source that goes on after its end": (
         "class Mine(Source):\n    name, live, reads = 'mine', True, 0\n    def __init__(self, target, options): ...\n"
         "    def read(self):\n        self.reads += 1\n"
         "        return None if self.reads == 3 else Frame(np.zeros((8, 8, 3), np.uint8), float(self.reads))\n",
-        r"source {file}:Mine gives a frame after it has ended",
+        r"source {file}:Mine returns a frame after its end",
     ),
     "nothing that can be checked": ("class Mine:  # here\n    pass\n", r"Mine is neither a policy.*\({file}, line {line}\)"),
 }
@@ -159,8 +159,8 @@ ENGINES = {
         "        def off(*given, **more):\n            result = step(*given, **more)\n"
         "            for queries in result.probes.values():\n"
         "                queries += 8.8\n            return result\n        decoder.step = off\n        return decoder\n",
-        r"engine {file}:Mine: queries of layer 0, of a call of 23 rows after 0, differ from "
-        r"onnxruntime-cpu's by 8\.8, of numbers up to",
+        r"engine {file}:Mine: queries of layer 0, in a call with 23 rows after 0, differ from "
+        r"onnxruntime-cpu's by 8\.8, with values up to",
     ),
     "an error in encode": (
         "class Mine(OnnxRuntimeCpu):\n    def encode(self, pixels):\n        return pixels.nothing  # here\n",

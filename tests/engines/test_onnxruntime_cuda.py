@@ -69,7 +69,7 @@ def test_a_session_goes_on_from_a_snapshot(models, monkeypatch, tmp_path):
 
 def test_policies_that_fetch_rows_are_refused(models, monkeypatch):
     monkeypatch.setattr("edgevlm.runtime.cuda.cache.open_driver", shim_driver)
-    with pytest.raises(UserError, match="run on --engine onnxruntime-cpu only"):
+    with pytest.raises(UserError, match="layer by layer require --engine onnxruntime-cpu"):
         Session.open(models[1], policy="rekv", budget=BUDGET)
 
 

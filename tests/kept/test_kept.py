@@ -1,4 +1,4 @@
-"""What earlier releases left on disks: each opens, or a new stream begins beside it. ``make.py`` writes the archives."""
+"""What earlier releases left on disks: each opens, or starting a new stream beside it. ``make.py`` writes the archives."""
 
 import sys
 import tarfile
@@ -64,7 +64,7 @@ def test_beside_the_state_of_another_version_a_stream_begins(left, name, monkeyp
     with opened(left, name, said) as session:
         session.watch(np.zeros((28, 28, 3), np.uint8))
     assert "another model" in said[0]
-    assert "a new stream begins" in said[1]
+    assert "starting a new stream" in said[1]
     assert {path.stem: path.read_bytes() for path in (left / name).glob("*.other")} == before
     with opened(left, name, []) as session:
         assert session.stats.frames == 1
@@ -80,5 +80,5 @@ def test_a_server_begins_again_beside_the_state_of_other_settings(left):
     with closing(Service(config, said.append)) as service:
         service.open()
         assert service.stream("evicted").session.stats.frames < FRAMES
-    assert "made with budget 16 and this run has 20" in said[0]
+    assert "written with budget 16, but this run uses 20" in said[0]
     assert len(list((left / "evicted").glob("*.other"))) == 1

@@ -63,10 +63,10 @@ def test_arrays_of_the_fields_are_charged_and_nothing_else():
     ("change", "error", "says"),
     [
         ({"fixed": None}, KeyError, "fixed"),
-        ({"fixed": np.zeros((2, 3))}, ValueError, r"fixed is float64 \[2, 3\] and not float64 \[2, 2\]"),
+        ({"fixed": np.zeros((2, 3))}, ValueError, r"fixed is float64 \[2, 3\], not float64 \[2, 2\]"),
         ({"grows": np.zeros(3, np.int32)}, ValueError, "grows is int32"),
         ({"parts.5.array": np.zeros(4, np.float32)}, ValueError, r"array is float32 \[4\]"),
-        ({"other": np.zeros(1)}, ValueError, "Whole keeps only by_layer, .* and was given other"),
+        ({"other": np.zeros(1)}, ValueError, "Whole stores only by_layer, .* but the state has other"),
         ({"turns": np.zeros(2)}, ValueError, "size 1"),
     ],
 )

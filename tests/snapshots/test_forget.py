@@ -41,7 +41,7 @@ def test_a_stream_goes_on_without_a_stretch_of_time(model, policy, append):
             session.watch(image, float(number))
         session.ask(QUESTION, "guard").wait()
         if "st_spattn" in policy:
-            with pytest.raises(UserError, match="shows the first frame to all others"):
+            with pytest.raises(UserError, match="all later frames attend to the first frame"):
                 session.forget(0.0, 4.0)
         assert session.forget(50.0) == 0
         assert session.forget(5.0, 20.0) > 0
@@ -99,7 +99,7 @@ def test_an_older_snapshot_that_cannot_be_removed_is_said(model, tmp_path, monke
         session._writer._snapshot()
         with monkeypatch.context() as patched:
             patched.setattr(Folder, "remove", Mock(side_effect=PermissionError(errno.EROFS, "Read-only file system")))
-            with pytest.raises(UserError, match="older snapshots are still there"):
+            with pytest.raises(UserError, match="older snapshots were not deleted"):
                 session.forget()
         session.forget()
         assert len(list(tmp_path.glob("*.snapshot"))) == 1

@@ -118,7 +118,7 @@ def test_frames_of_another_size_are_another_stream(models, tmp_path):
     model = models["qwen2_vl"]
     with opened(model, "last-seen", tmp_path, frame_size=(84, 56)) as session:
         watch(session, [np.zeros((84, 56, 3), np.uint8)] * 3)
-    with pytest.raises(UserError, match="was made with frame size 56x84 and this run has 84x56; run with the same") as one:
+    with pytest.raises(UserError, match="was written with frame size 56x84, but this run uses 84x56; run with the same") as one:
         opened(model, "last-seen", tmp_path, frame_size=(56, 84))
     assert "\n" not in str(one.value)
     with opened(model, "last-seen", tmp_path, frame_size=(82, 58)) as session:  # which is resized to the same

@@ -96,7 +96,7 @@ def test_a_damaged_generation_is_refused_and_the_other_is_used(key, tmp_path, ha
     newest.write_bytes(raw if harm == "a byte" else raw[:-70])
     found, refused = state.resume(WANTED)
     assert found.about["session"]["frames"] == 0
-    assert [line.partition("(")[0] for line in refused] == ["00000002.snapshot is damaged, or was not read whole "]
+    assert [line.partition("(")[0] for line in refused] == ["00000002.snapshot is damaged or incomplete "]
     state.close()
 
 
@@ -105,7 +105,7 @@ def test_without_its_key_a_memory_is_neither_read_nor_written_over(key, tmp_path
     state.write(ABOUT, ARRAYS)
     state.close()
     before = snapshots(tmp_path)[0].read_bytes()
-    for held, says in ((None, "is encrypted; give its key"), (type(key)(type(key).generate()), "encrypted with another key")):
+    for held, says in ((None, "is encrypted; add its key"), (type(key)(type(key).generate()), "encrypted with another key")):
         other = SnapshotDirectory(tmp_path, held)
         with pytest.raises(UserError, match=says):
             other.resume(WANTED)
@@ -127,7 +127,7 @@ def test_what_is_no_key_is_one_line_without_it():
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     for text in ("", "hunter2-hunter2", "AGE-SECRET-KEY-1SECRET"):
-        with pytest.raises(UserError, match="is not an age key; edgevlm state key FILE makes one") as raised:
+        with pytest.raises(UserError, match="is not an age key; create one with edgevlm state key FILE") as raised:
             SnapshotKey(text)
         assert not text or text not in str(raised.value)
 
@@ -178,7 +178,7 @@ def test_a_store_that_is_away_is_told_of_once_and_tried_again(bucket):
 
     def notify(line):
         said.append(line)
-        (again if "written again" in line else failed).set()
+        (again if "resumed" in line else failed).set()
 
     writer, session = SnapshotWriter(bucket.address, every=0.2, notify=notify), Recording()
     writer.attach(session, WANTED, 1 << 16, lambda snapshot: None)
@@ -190,9 +190,9 @@ def test_a_store_that_is_away_is_told_of_once_and_tried_again(bucket):
     assert again.wait(60)
     writer.close()
     assert [line.partition(" (")[0] for line in said] == [
-        f"no snapshot in {bucket.address}", "snapshots are written again"
+        f"cannot write a snapshot to {bucket.address}", "writing snapshots resumed"
     ]  # fmt: skip
-    assert "the stream continues, and every 0.2 s it is tried again" in said[0]
+    assert "the stream continues; retrying every 0.2 s" in said[0]
     assert "testing-secret" not in " ".join(said)
     assert len(list(verified(bucket.address))) >= 1
 

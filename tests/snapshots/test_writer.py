@@ -100,7 +100,7 @@ def test_what_cannot_be_read_now_is_not_written_over(model, tmp_path, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr("edgevlm.runtime.snapshots.directory.open_file", fails)
-        with pytest.raises(UserError, match=r"cannot be read now \(.*\); nothing was written over it"):
+        with pytest.raises(UserError, match=r"cannot be read now \(.*\); nothing was overwritten"):
             opened(model, tmp_path, [])
     with opened(model, tmp_path, []) as session:
         assert session.stats.frames == 1
@@ -122,11 +122,11 @@ def test_no_memory_for_a_copy_costs_a_warning(model, tmp_path, monkeypatch):
         until(lambda: said)
         time.sleep(0.05)
         assert len(said) == 1
-        assert "(there is no memory for it): the stream continues" in said[0]
+        assert "(out of memory): the stream continues" in said[0]
         full.clear()
         until(lambda: session.stats.snapshots == 1)
     assert len(said) == 2
-    assert said[1].startswith("snapshots are written again")
+    assert said[1].startswith("writing snapshots resumed")
 
 
 MEMORY = 1600
@@ -212,7 +212,7 @@ def test_a_pipe_is_not_waited_for_and_a_new_stream_begins(model, tmp_path):
     with opened(model, tmp_path, said) as session:
         assert session.stats.frames == 0
     assert "00000007.snapshot cannot be read" in said[0]
-    assert "a new stream begins" in said[-1]
+    assert "starting a new stream" in said[-1]
 
 
 def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypatch):
@@ -299,7 +299,7 @@ def test_a_memory_left_half_changed_is_never_written(model, tmp_path, monkeypatc
         with pytest.raises(UserError, match="inconsistent; open the session again"):
             use()
     session.close()
-    assert "no snapshot" in said[-1]
+    assert "cannot write a snapshot" in said[-1]
     assert "inconsistent" in said[-1]
     with opened(model, tmp_path, said) as again:
         assert again.stats.frames == 8
@@ -351,7 +351,7 @@ def test_it_costs_one_warning_and_no_frame_and_ends_when_there_is_room(model, di
         assert "(the disk is full): the stream continues" in said[0]
         stuff.unlink()
         until(lambda: len(said) == 2)
-        assert said[1].startswith("snapshots are written again")
+        assert said[1].startswith("writing snapshots resumed")
         until(lambda: snapshots(disk / "state")[0] not in good)
     assert all(isinstance(found, Snapshot) for _, found in verified(disk / "state"))
     assert sorted(path.suffix for path in (disk / "state").iterdir()) == ["", ".snapshot", ".snapshot"]

@@ -60,10 +60,10 @@ def test_a_file_cut_short_while_it_is_used(opened, tmp_path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda data: b"something else" + data, "is not a store of edgevlm"),
-        (lambda data: data[:8] + b"\x02" + data[9:], "is of store format 2 and this edgevlm reads format 1"),
-        (lambda data: data[:30] + b"?" + data[31:], "is damaged at its start"),
-        (lambda data: b"x", "is not a store of edgevlm"),
+        (lambda data: b"something else" + data, "is not an edgevlm store"),
+        (lambda data: data[:8] + b"\x02" + data[9:], "has store format 2, but this edgevlm supports 1"),
+        (lambda data: data[:30] + b"?" + data[31:], "has a damaged header"),
+        (lambda data: b"x", "is not an edgevlm store"),
     ],
 )
 def test_a_file_that_is_no_store_of_ours_is_refused_and_left(tmp_path, change, why):

@@ -57,10 +57,10 @@ def test_it_costs_one_warning_and_ends_when_the_disk_works_again(opened, said, m
     assert store.lost(), "host memory is full, and there is nothing else"
     assert store.host_bytes <= MB
     assert len(said) == 1
-    assert f"not written ({why})" in said[0]
+    assert f"cannot be written ({why})" in said[0]
     disk.error = 0
     until(lambda: len(said) == 2)
-    assert said[1].endswith("written again")
+    assert said[1].endswith("writing resumed")
     store.sync()
     for each in blocks[36:]:
         store.put(each)
@@ -77,11 +77,11 @@ def test_a_disk_that_does_not_answer_keeps_nobody_waiting_for_long(opened, said,
     blocks = [block(seed) for seed in range(12)]
     for each in blocks:
         store.put(each)
-    assert any("the disk does not answer" in line for line in said)
+    assert any("the disk does not respond" in line for line in said)
     assert all(map(same, store.get(range(12)), blocks))
     assert store.state()["number"].tolist() == []
     gate.set()
-    until(lambda: said[-1].endswith("written again"))
+    until(lambda: said[-1].endswith("writing resumed"))
     store.sync()
     assert store.state()["number"].tolist() == list(range(12))
 

@@ -109,7 +109,7 @@ def test_when_the_file_is_full_the_oldest_are_overwritten_and_named(opened, said
     assert store.stats.damaged == 0
     assert all(map(same, found[len(gone) :], blocks[len(gone) :]))
     assert store.file_bytes == os.path.getsize(store._file.path) <= 4 * MB
-    assert len([line for line in said if "the oldest clusters are overwritten" in line]) == len(said) == 1
+    assert len([line for line in said if "overwriting the oldest clusters" in line]) == len(said) == 1
 
 
 @pytest.mark.parametrize("seed", range(3))

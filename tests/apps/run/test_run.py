@@ -186,9 +186,9 @@ def test_another_sources_memory_is_resumed_only_where_that_is_asked_for(tmp_path
     state = ("--append", "all", "--state", tmp_path / "state")
     assert events(*RUN, "--json", "--video", front, *state)[-1]["frames"] == 4
     told = refused(*RUN, "--video", yard, *state)
-    assert "is the memory of front, not of yard" in told
+    assert "holds the memory of front, not of yard" in told
     assert "--state-from 'front'" in told
-    assert "is the memory of front" in refused(*RUN, "--video", yard, *state, "--state-from", "cellar")
+    assert "holds the memory of front" in refused(*RUN, "--video", yard, *state, "--state-from", "cellar")
     assert events(*RUN, "--json", "--video", yard, *state, "--state-from", "front")[-1]["frames"] == 10, "from its beginning"
     assert events(*RUN, "--json", "--video", yard, *state)[-1]["frames"] == 10
 
@@ -199,5 +199,5 @@ def test_a_state_on_a_disk_without_locks_works_and_is_told(tmp_path, monkeypatch
     for _ in range(2):
         done = edgevlm(*RUN, "--json", "--video", front, "--state", tmp_path / "state")
         assert done.returncode == 0
-        assert "its disk has no locks (a network disk?); let no other program use it" in done.stderr
+        assert "its disk does not support locks (a network disk?); let no other program use it" in done.stderr
     assert "resumed from" in done.stderr

@@ -83,7 +83,7 @@ def test_the_stream_goes_on_with_the_demo_where_it_was(tmp_path):
     whole = run("--frames", 43, "--ask", COUNT)
     run("--frames", 21, "--state", tmp_path)
     done = edgevlm(*RUN, "--frames", 22, "--state", tmp_path, "--ask", COUNT, "--ask-at", f"3:{COUNT}")
-    assert "resumed from 00000001.snapshot: 21 frames to 10.5 s" in done.stderr
+    assert "resumed from 00000001.snapshot: 21 frames up to 10.5 s" in done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     (expected,), (answer,) = of_kind(whole, "answer"), of_kind(lines, "answer")  # what was planned for 3 s has been asked
     assert (answer["time_s"], answer["token_ids"]) == (expected["time_s"], expected["token_ids"])
@@ -109,9 +109,9 @@ def test_a_cameras_clock_goes_on_while_nothing_runs(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["--policy", "uniform"], "was made with policy infinipot-v and this run has uniform"),
-        (["--budget", "512"], " and this run has 512"),
-        (["--reindexing", "eager"], "was made with reindexing lazy"),
+        (["--policy", "uniform"], "was written with policy infinipot-v, but this run uses uniform"),
+        (["--budget", "512"], ", but this run uses 512"),
+        (["--reindexing", "eager"], "was written with reindexing lazy"),
     ],
 )
 def test_a_snapshot_of_another_session_is_never_written_over(tmp_path, settings, says):
@@ -127,7 +127,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
     process = start(*RUN, "--frames", "1000000", "--state", tmp_path, "--state-every", "0.1")
     try:
         process.stdout.readline()
-        assert "another process uses it" in refused(*RUN, "--frames", 1, "--state", tmp_path)
+        assert "another process is using it" in refused(*RUN, "--frames", 1, "--state", tmp_path)
     finally:
         process.kill()
         process.communicate()
