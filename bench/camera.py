@@ -53,7 +53,7 @@ def camera(
             measured.append(_watch_and_ask(session, frame))
             show(f"{source.name}: frame {len(measured)} of {frames + WARM_UP}")
         if len(measured) <= WARM_UP:
-            raise UserError(f"{source.name}: {len(measured)} frames are too few; give a longer clip, or a larger --fps")
+            raise UserError(f"{source.name}: {len(measured)} frames are too few; use a longer clip, or a higher --fps")
     for stage in STAGES:
         if values := [stages[stage] for stages in measured[WARM_UP:] if stage in stages]:
             about = {"bench": "camera", "source": source.name, "stage": stage}

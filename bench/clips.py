@@ -84,4 +84,4 @@ def _recording(path: str) -> Iterator[Image]:
                 if frame.image is not None:
                     yield frame.image
                 count += 1
-    raise UserError(f"--clips {path}: has no frame")
+    raise UserError(f"--clips {path}: has no frames")

@@ -46,7 +46,7 @@ def compression(
     shape, kinds = CacheShape(layers=layers, tokens=tokens), KV_TYPES if list(dtype) == ["all"] else dtype
     for name, typed, known in (("dtype", kinds, KV_TYPES), ("device", [device], ("cpu", "cuda"))):
         if unknown := [one for one in typed if one not in known]:
-            raise UserError(f"--{name} {unknown[0]}: there is {', '.join(known)}")
+            raise UserError(f"--{name} {unknown[0]}: choose from {', '.join(known)}")
     if device == "cuda":
         from edgevlm.bench.compression_cuda import measure as measure_parts
 
@@ -57,7 +57,7 @@ def compression(
     names = evicting() if list(policy) == ["all"] else policy
     for name in names:  # check all names before measuring anything
         if name == AUTO or isinstance(create_policy(name), Retrieval):
-            raise UserError(f"--policy {name}: does not compress by itself; name an eviction policy")
+            raise UserError(f"--policy {name}: does not compress by itself; choose an eviction policy")
     for name, kind in product(names, kinds):
         yield measure(name, shape, kind, threads, rounds)
 

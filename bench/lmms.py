@@ -47,7 +47,7 @@ class Edgevlm(lmms):
     ) -> None:  # fmt: skip
         super().__init__()
         if str(batch_size) != "1":
-            raise UserError(f"--batch_size {batch_size}: edgevlm answers one question at a time; give 1")
+            raise UserError(f"--batch_size {batch_size}: edgevlm answers one question at a time; set 1")
         self._model = Model.load(resolve_model(model, lambda *told: None, to_stderr), threads=threads)
         self._opening: dict[str, Any] = {"policy": policy, "budget": budget, "append": append, "encode": encode}
         self._opening["text_budget"] = TextBudget(conversation=0, question=int(question), answer=int(answer))
@@ -71,10 +71,10 @@ class Edgevlm(lmms):
         return [answers[place] for place in range(len(requests))]
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
-        raise UserError("edgevlm answers tasks of one round; leave this one out")
+        raise UserError("edgevlm does not support tasks with several rounds; remove this one")
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        raise UserError("edgevlm answers in words and gives no likelihoods; choose the task's variant that generates")
+        raise UserError("edgevlm generates text and does not compute likelihoods; choose the task's generative variant")
 
     def _visuals(self, request: Instance) -> list[Any]:
         _, _, doc_to_visual, doc_id, task, split = request.args

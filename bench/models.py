@@ -49,5 +49,7 @@ def open_checkpoint(name: str, layers: int | None) -> Iterator[tuple[Path, Path]
 
         folder = checkpoint_folder(name)
         if (family := ConfigOnly(folder).config.get("model_type")) != "llava_onevision":
-            raise UserError(f"{name}: is of {family}, and only llava_onevision checkpoints are compared with transformers")
+            raise UserError(
+                f"{name}: family {family} is not supported; only llava_onevision checkpoints can be compared with transformers"
+            )
         yield folder, place

@@ -110,7 +110,7 @@ class Served:
         assert self.process.stdout is not None
         try:
             if not (line := self.process.stdout.readline()):
-                raise UserError(f"edgevlm serve ended with {self.process.wait()} before it served; see above")
+                raise UserError(f"edgevlm serve exited with {self.process.wait()} before it was ready; see above")
         except BaseException:
             self.end()
             raise
@@ -149,5 +149,5 @@ def _until(done: Callable[[], bool]) -> None:
     end = time.monotonic() + START_S
     while not done():
         if time.monotonic() > end:
-            raise UserError(f"no {WATCHED} frames were watched in {START_S:g} s; measure a smaller model")
+            raise UserError(f"fewer than {WATCHED} frames were watched in {START_S:g} s; measure a smaller model")
         time.sleep(0.05)

@@ -60,7 +60,7 @@ def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimat
     Raises ValueError unless ``ours`` and ``theirs`` have the same number of questions in each stream.
     """
     if [len(cluster) for cluster in ours] != [len(cluster) for cluster in theirs]:
-        raise ValueError("the two did not answer the same questions")
+        raise ValueError("ours and theirs must have the same number of questions in each stream")
     return mean([[float(a) - float(b) for a, b in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)])
 
 

@@ -84,9 +84,9 @@ class ClipTracer:
         most = (limit - len(self._prefix) - self._text_rows) // per_frame
         self.frames = min(most, max(FEWEST_FRAMES, MOST_TOKENS // per_frame)) if frames is None else frames
         if self.frames > most:
-            raise UserError(f"--frames {frames}: the model's {limit} positions hold {most} frames in full; give fewer")
+            raise UserError(f"--frames {frames}: the model's {limit} positions hold at most {most} whole frames; set fewer")
         if self.frames < FEWEST_FRAMES:
-            raise UserError(f"{self.frames} frames are too few to calibrate on; it takes {FEWEST_FRAMES}")
+            raise UserError(f"{self.frames} frames are too few for calibration; it requires {FEWEST_FRAMES}")
 
     def _asked(self, question: str) -> list[int]:
         return self._chat.suffix([], question)
@@ -96,7 +96,7 @@ class ClipTracer:
         policy = TracedFull()
         stream = self._watch(clip, policy)
         if stream.frames < FEWEST_FRAMES:
-            raise UserError(f"{clip.name}: {stream.frames} frames are too few to calibrate on; it takes {FEWEST_FRAMES}")
+            raise UserError(f"{clip.name}: {stream.frames} frames are too few for calibration; it requires {FEWEST_FRAMES}")
         cache, layers = stream.cache, range(stream.cache.layers)
         vision = np.flatnonzero(cache.kind(0)[0] == Kind.VISION)  # without evictions, all layers and heads hold the same rows
         older = vision[: len(vision) - len(policy.seq)]
@@ -115,7 +115,7 @@ class ClipTracer:
         except BundleError:  # a file cannot be read, so watching fewer frames would not help
             raise
         except UserError as error:
-            raise UserError(f"{self.frames} frames cannot be held in full ({error}); give fewer --frames") from None
+            raise UserError(f"{self.frames} frames cannot all be held ({error}); set fewer --frames") from None
         preprocess = Preprocessor(bundle.vision)
         for frame in islice(clip.frames, self.frames):
             stream.append_frames(engine.encode(preprocess(frame)[None]))

@@ -34,9 +34,9 @@ def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[
         lock = os.open(folder, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"{target}: another process is calibrating it; wait for its end") from None
+        raise UserError(f"{target}: another process is calibrating it; wait for it to finish") from None
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); give another --out") from None
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from None
     try:
         yield folder
         shutil.rmtree(folder, ignore_errors=True)
@@ -56,7 +56,7 @@ def check_writable(bundle: Bundle, out: Path | None) -> None:
         return
     folder = bundle.path.resolve()
     if not all(os.access(place, os.W_OK | os.X_OK) for place in (folder, folder.parent)):
-        raise UserError(f"{folder}: is read-only; give --out DIR, and a calibrated copy is written there")
+        raise UserError(f"{folder}: is read-only; add --out DIR to write a calibrated copy")
 
 
 def write_calibration(
@@ -80,7 +80,7 @@ def write_calibration(
         shutil.copytree(source, folder, dirs_exist_ok=True, symlinks=True, copy_function=_link if out is None else shutil.copy2)
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["files"] != {name: asdict(record) for name, record in bundle.files.items()}:
-            raise UserError(f"{source}: has changed while it was measured; calibrate it again")
+            raise UserError(f"{source}: changed during calibration; calibrate it again")
         for name, part in ((CALIBRATION, calibration), (CHOICES, choices), (EVIDENCE, evidence)):
             if part is not None:
                 _write(folder / name, part.to_json())

@@ -30,11 +30,11 @@ def run_suite(
     """Run the suite and print the report. Raises UserError for invalid arguments, usually before measuring anything."""
     seed_words(seed)
     if suite in TEXT_SUITES and (encode != ALL or not model.endswith(".gguf")):
-        raise UserError(f"--suite {suite}: asks a language model's --model FILE.gguf, without --encode")
+        raise UserError(f"--suite {suite}: requires a language model, --model FILE.gguf, and no --encode")
     budgets, variants = parse_budgets(budget), parse_variants(policy)
     labels = [variant.label for variant in variants if not variant.is_oracle]
     if against not in (None, *labels):
-        raise UserError(f"--against {against}: is not among the policies compared; add it to --policy")
+        raise UserError(f"--against {against}: is not one of the compared policies; add it to --policy")
     ways: dict[str, Any] = {name: list(dict.fromkeys(split(typed))) for name, typed in (("append", append), ("encode", encode))}
     for way, look in product(*ways.values()):
         Variant(ORACLE).under(way, look)
@@ -58,5 +58,5 @@ def exit_if_skipped(typed: list[str], skipped: list[str]) -> None:
     """Exit with status 1 if a policy requested by name could not be measured."""
     named = {variant.label for variant in parse_variants([name for text in typed for name in split(text) if name != "all"])}
     if missing := sorted({label for label in skipped if Variant(label).on_full_frames.label in named or label in named}):
-        to_stderr(f"skipped: {', '.join(missing)}; the lines above have the reasons")
+        to_stderr(f"skipped: {', '.join(missing)}; see the reasons above")
         raise SystemExit(1)

@@ -33,9 +33,7 @@ def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
     tokenizer = _tokenizer(checkpoint)
     vocabulary = tokenizer.get_vocab()
     if not {"<|im_start|>", "<|im_end|>", "<|endoftext|>"} <= vocabulary.keys():
-        raise UserError(
-            f"{gguf}: its tokenizer has no ChatML marks; give a model that was tuned for ChatML, like SmolLM2-Instruct"
-        )
+        raise UserError(f"{gguf}: its tokenizer has no ChatML tokens; use a model tuned for ChatML, such as SmolLM2-Instruct")
     config = checkpoint.section("text_config")
     shape = text_backbone(config["model_type"]).shape(config, checkpoint.tied)
     made = decoder_bundle(folder, shape, tensors=checkpoint, backbone=config["model_type"], precision=precision)
@@ -53,7 +51,7 @@ def _tokenizer(checkpoint: GgufCheckpoint) -> Tokenizer:
     """Return the checkpoint's tokenizer. Raises UserError if the tokenizer is not SmolLM's."""
     kind = checkpoint.field("tokenizer.ggml.pre")
     if kind != "smollm":
-        raise UserError(f"{checkpoint.folder}: its tokenizer is {kind!r} and only 'smollm' is read here; give a SmolLM2 file")
+        raise UserError(f"{checkpoint.folder}: tokenizer {kind!r} is not supported, only 'smollm'; use a SmolLM2 file")
     tokens = checkpoint.field("tokenizer.ggml.tokens")
     merges = [(left, right) for left, _, right in (pair.partition(" ") for pair in checkpoint.field("tokenizer.ggml.merges"))]
     tokenizer = Tokenizer(models.BPE({token: place for place, token in enumerate(tokens)}, merges))

@@ -41,7 +41,7 @@ def check_suite(name: str) -> str:
     if name in LMMS_EVAL:
         raise UserError(f"--suite {name}: use lmms-eval --model edgevlm --tasks {LMMS_EVAL[name]} ({GUIDE})")
     if name not in (known := (*DEMO, *SUITES)):
-        raise UserError(f"--suite {name}: there is no such suite; {nearest(name, known)}")
+        raise UserError(f"--suite {name}: not found; {nearest(name, known)}")
     return name
 
 
@@ -77,7 +77,7 @@ def accuracy(
     for name in DEMO_ONLY if suite in SUITES else PUBLISHED_ONLY:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise UserError(f"--{name.replace('_', '-')}: is not for --suite {suite}; leave it out")
+            raise UserError(f"--{name.replace('_', '-')}: is not supported with --suite {suite}; remove it")
     if resume and out is None:
         raise UserError("--resume continues an earlier run; add --out FILE, its journal")
     where, usual = ("edgevlm.bench.suites.run", "published") if suite in SUITES else ("edgevlm.bench.accuracy.command", suite)

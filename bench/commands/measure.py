@@ -177,11 +177,11 @@ def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None
         given = {key: value for key, value in typed.items() if value is not None}
         for key in given:
             if key not in takes:
-                raise UserError(f"{_option(key)}: is not for {command}")
+                raise UserError(f"{_option(key)}: is not supported by {command}; remove it")
             given[key] = _read(key, given[key], takes[key].annotation)
         for key, one in takes.items():
             if one.default is inspect.Parameter.empty and key not in given:
-                raise UserError(f"{command}: give {_option(key)}")
+                raise UserError(f"{command}: add {_option(key)}")
         if names := given.get("model"):
             resolve = resolve_checkpoint if what in OF_CHECKPOINTS else resolve_model
             found = [
@@ -214,5 +214,5 @@ def _read(name: str, typed: Any, wanted: str) -> Any:
             raise UserError(f"{_option(name)} {typed!r}: give integers of 1 or more, separated by commas")
         parts = [int(part) for part in parts]
     if not wanted.startswith("Sequence") and len(parts) != 1:
-        raise UserError(f"{_option(name)} {', '.join(map(str, parts))}: give one")
+        raise UserError(f"{_option(name)} {', '.join(map(str, parts))}: give only one")
     return parts if wanted.startswith("Sequence") else parts[0]

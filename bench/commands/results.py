@@ -31,7 +31,7 @@ def all_benches(
         typer.echo("\n".join(map(typed, entries.values())))
         return
     if out is None:
-        raise UserError("give --out DIR, where results are kept; --plan prints what would run")
+        raise UserError("the results folder is missing; add --out DIR, or --plan to print the commands")
     try:
         run = run_all(out, entries, to_stderr, quick=quick)
     except KeyboardInterrupt:
@@ -65,12 +65,12 @@ def report(
     from edgevlm.bench.results.report import page
 
     if not results or (out is None and baseline is None):
-        raise UserError("give results and where they go: edgevlm bench report DIR --out report.html")
+        raise UserError("results or their destination are missing; run edgevlm bench report DIR --out report.html")
     if not re.fullmatch(r"\s*\d+(\.\d+)?\s*%\s*", fail_over):
-        raise UserError(f"--fail-over {fail_over!r}: give percent, such as 20%")
+        raise UserError(f"--fail-over {fail_over!r}: give a percentage, such as 20%")
     runs, margin = read_runs(results), float(fail_over.strip(" %")) / 100
     if not runs:
-        raise UserError(f"{', '.join(results)}: no results yet; edgevlm bench all --out DIR makes some")
+        raise UserError(f"{', '.join(results)}: no results yet; run edgevlm bench all --out DIR")
     changes = []
     if baseline is not None:
         if not (earlier := read_runs([baseline])):
@@ -84,8 +84,6 @@ def report(
         to_stderr(f"wrote {out}: {len(runs)} runs, {sum(len(run.lines) for run in runs)} lines")
     Table(as_json).print_all(changes)
     if unsure := sum(change["verdict"] == "no spread" for change in changes):
-        to_stderr(
-            f"{unsure} slower by more than {margin:.0%}, measured once: cannot be distinguished from chance; measure again"
-        )
+        to_stderr(f"{unsure} slower by more than {margin:.0%}, but measured once, so perhaps by chance; measure again")
     if any(change["verdict"] == "worse" for change in changes):
         raise typer.Exit(1)

@@ -31,7 +31,7 @@ Subject = tuple[tuple[str, Any], ...]
 def difference(one: Line, other: Line) -> str:
     """Return the differences between two machines that affect speed, or ``""`` if there are none."""
     if not one or not other:
-        return "a file does not name its machine"
+        return "a results file has no machine description"
     found = [name for name in SAME if one.get(name) != other.get(name)]
     return ", ".join(f"{name}: {one.get(name)} and {other.get(name)}" for name in found)
 
@@ -43,11 +43,11 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
     more than ``margin``. Raises UserError for different machines, unless forced, and for runs without a common line.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
-        raise UserError(f"{new.id} and {old.id} cannot be compared ({apart}); --force does it all the same")
+        raise UserError(f"{new.id} and {old.id} cannot be compared ({apart}); add --force to compare them anyway")
     ours, theirs = _placed(new.lines), _placed(old.lines)
     common = [subject for subject in ours if subject in theirs]
     if not common:
-        raise UserError(f"{new.id} and {old.id} have no line in common: run the same commands")
+        raise UserError(f"{new.id} and {old.id} have no lines in common; run the same commands")
     changes = [change for subject in common for change in _changes(subject, ours[subject], theirs[subject], margin)]
     return sorted(changes, key=lambda change: -change["times_worse"])
 

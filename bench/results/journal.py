@@ -80,7 +80,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
         name, _, wanted = (given, "", "") if Path(given).exists() or "#" not in given else given.rpartition("#")
         found = runs_of(lines_of(Path(name)), Path(name).name)
         if wanted and not any(run.id == wanted for run in found):
-            raise UserError(f"{given}: has no run {wanted}; it has {', '.join(run.id for run in found) or 'none'}")
+            raise UserError(f"{given}: run {wanted} not found; choose from {', '.join(run.id for run in found) or 'none'}")
         runs += [run for run in found if wanted in ("", run.id)]
     return runs
 
@@ -105,9 +105,9 @@ def lines_of(path: Path) -> list[Line]:
     try:
         found = read_lines(path, finite=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); edgevlm bench all --out DIR writes one") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); create one with edgevlm bench all --out DIR") from None
     except ValueError as error:
-        raise UserError(f"{path}, {error}; give files that edgevlm bench wrote") from None
+        raise UserError(f"{path}, {error}; use files written by edgevlm bench") from None
     if not all(isinstance(line, dict) for line in found):
-        raise UserError(f"{path}: holds a line that is not an object; give files that edgevlm bench wrote")
+        raise UserError(f"{path}: has a line that is not an object; use files written by edgevlm bench")
     return found

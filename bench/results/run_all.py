@@ -52,7 +52,7 @@ def planned(quick: bool, only: str | None) -> dict[str, str]:
     wanted = {name.strip() for name in only.split(",") if name.strip()}
     known = list(dict.fromkeys(name for entry, text in plan.items() for name in (text.split()[0], entry)))
     if not wanted or wanted - {*known}:
-        raise UserError(f"--only {only}: there is {', '.join(known)}")
+        raise UserError(f"--only {only}: choose from {', '.join(known)}")
     return {name: text for name, text in plan.items() if {text.split()[0], name} & wanted}
 
 
@@ -111,7 +111,7 @@ def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
                 _end(process)
         said.seek(0)
         last = [line.strip() for line in said if line.strip()][-1:]
-    return process.returncode, last[0] if last else f"its process ended with code {process.returncode}"
+    return process.returncode, last[0] if last else f"its process exited with code {process.returncode}"
 
 
 def _object(text: str) -> Line | None:

@@ -42,9 +42,9 @@ def attention(
     """
     for name in model:
         if name not in SHAPES:
-            raise UserError(f"--model {name}: there is {', '.join(SHAPES)}")
+            raise UserError(f"--model {name}: choose from {', '.join(SHAPES)}")
     if unknown := set(kv) - set(KV_TYPES):
-        raise UserError(f"--kv {', '.join(unknown)}: there is {', '.join(KV_TYPES)}")
+        raise UserError(f"--kv {', '.join(unknown)}: choose from {', '.join(KV_TYPES)}")
     before = kernels.threads()
     kernels.set_threads(threads)
     try:

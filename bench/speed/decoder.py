@@ -99,12 +99,12 @@ def _compared(
     known = {"against": [name for name in RUNTIMES if name != OURS], "kv": RUNTIMES[OURS].kv}
     for option, typed in (("against", against), ("kv", kv)):
         if unknown := [name for name in typed if name not in known[option]]:
-            raise UserError(f"--{option} {unknown[0]}: there is {', '.join(known[option])}")
+            raise UserError(f"--{option} {unknown[0]}: choose from {', '.join(known[option])}")
     for precision in precisions:
         load_precision(precision)
     limit, is_decode = text.shape.model_limit - 1, place["bench"] == "decode"
     if over := [work.held for work in works if is_decode and work.held > limit]:
-        raise UserError(f"--held {over[0]}: {text.name} holds 1 to {limit}")
+        raise UserError(f"--held {over[0]}: {text.name} supports 1 to {limit}")
     timings = list[Timing]()
     for precision in precisions:
         for timing in measure(text, against, precision, works, place["threads"], rounds, kv):
@@ -138,7 +138,7 @@ def measure(
         runtimes: dict[tuple[str, str], Runtime] = {}
         for name in (OURS, *against):
             if why := RUNTIMES[name].lacks(precision):
-                to_stderr(f"{name} is left out: {why}")
+                to_stderr(f"skipping {name}: {why}")
                 continue
             for kv in (kind for kind in kinds if kind in RUNTIMES[name].kv):
                 show(f"{name}: loading {model.name}, {precision} weights, {kv} KV cache")

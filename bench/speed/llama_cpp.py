@@ -48,7 +48,7 @@ class LlamaCpp:
             write_gguf(path, model, precision)
             self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
         if self._model is None:
-            raise UserError(f"llama.cpp {lib.__version__} cannot load {model.name}; leave it out of --against")
+            raise UserError(f"llama.cpp {lib.__version__} cannot load {model.name}; remove it from --against")
         settings = lib.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = capacity, BATCH, BATCH
         settings.n_threads = settings.n_threads_batch = threads

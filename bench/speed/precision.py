@@ -90,10 +90,12 @@ def weights(
         if plus:
             rounded_layout(stored)
         if plus and rounding != "gptq":
-            raise UserError(f"--precisions {name!r}: the only rounding is gptq; write {stored}+gptq")
+            raise UserError(f"--precisions {name!r}: only gptq rounding is supported; use {stored}+gptq")
     if packing := prequantised(config.config):
         where = checkpoint / "config.json"
-        raise UserError(f"{where}: {packing.method} has rounded it to 4 bits, and there is no fp32 to compare with; {ADVICE}")
+        raise UserError(
+            f"{where}: its weights were rounded to 4 bits by {packing.method}, so there is no fp32 to compare with; {ADVICE}"
+        )
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
         folder, samples = Path(place), None
         show("exporting in fp32")

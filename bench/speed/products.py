@@ -49,7 +49,7 @@ def products(
     """
     for name in model:
         if name not in SHAPES:
-            raise UserError(f"--model {name}: there is {', '.join(SHAPES)}")
+            raise UserError(f"--model {name}: choose from {', '.join(SHAPES)}")
         shape = SHAPES[name][1]
         matrices = {
             "qkv": (shape.heads * shape.head_dim + 2 * shape.kv_size, shape.hidden),

@@ -49,8 +49,8 @@ class RuntimeKind:
         try:
             import_module(self.path.partition(":")[0])
         except ModuleNotFoundError as error:
-            return f"the package {error.name} is not installed; {self.install}"
-        return "" if precision in self.precisions else f"it has no {precision} weights here"
+            return f"package {error.name} is not installed; run {self.install}"
+        return "" if precision in self.precisions else f"{precision} weights are not supported here"
 
     def start(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str = "fp32") -> Runtime:
         """Start the runtime with ``model``'s weights and an empty cache of ``capacity`` rows."""
@@ -63,7 +63,7 @@ RUNTIMES = {
     OURS: RuntimeKind("edgevlm.bench.speed.runtimes:Ours", tuple(names("precisions"))),
     "llama.cpp": RuntimeKind(
         "edgevlm.bench.speed.llama_cpp:LlamaCpp", ("fp32", "fp16", "int8", "int4"),
-        install="CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (it compiles for some minutes)",
+        install="CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (compiling takes a few minutes)",
     ),
     "openvino": RuntimeKind(
         "edgevlm.bench.speed.openvino_decoder:OpenVino", ("fp32", "int8", "int4"),

@@ -20,7 +20,7 @@ class TorchDecoder:
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         if (precision, kv) != ("fp32", "fp32"):
-            raise ValueError(f"transformers runs in fp32 here, not {precision} with {kv} keys and values")
+            raise ValueError(f"transformers is supported only in fp32, not {precision} with {kv} keys and values")
         torch.set_num_threads(threads)
         self._shape, self._model, self._appended = model.shape, load(model), 0
         self._cache: Any = None

@@ -74,9 +74,9 @@ def against(
     """
     count, threads = frames // chunk, threads or default_threads()
     if count < 3:
-        raise UserError(f"--frames {frames}: give three chunks of {chunk} or more; the first is not counted")
+        raise UserError(f"--frames {frames}: set at least three chunks of {chunk}; the first is not counted")
     if theirs not in DTYPES:
-        raise UserError(f"--theirs {theirs}: there is {', '.join(DTYPES)}")
+        raise UserError(f"--theirs {theirs}: choose from {', '.join(DTYPES)}")
     torch.set_num_threads(threads)
     with ExitStack() as stack:
         folder, temporary = stack.enter_context(open_checkpoint(model, None))

@@ -74,7 +74,7 @@ def changed(
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:
-        raise UserError(f"--frames {frames}: give three chunks of {chunk} or more; the first is not counted")
+        raise UserError(f"--frames {frames}: set at least three chunks of {chunk}; the first is not counted")
     for clip in clips:
         open_clip(clip)
     for way, look in ways:
@@ -127,7 +127,7 @@ def fill(session: Session, chunk: int) -> None:
             session.watch(random.integers(0, 256, (*session.model.bundle.vision.size, 3), np.uint8))
         if session.stats.memory.compressions:
             return
-    raise UserError(f"{session.policy} does not compress within {most} frames of noise; lower --budget")
+    raise UserError(f"{session.policy} did not compress within {most} frames of noise; lower --budget")
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def bundle_of(name: str, precision: str, layers: int | None) -> Iterator[str | P
     """Yield ``name``, or for SEEDED the directory of a temporary bundle exported from SEEDED."""
     if name != SEEDED:
         if layers is not None:
-            raise UserError(f"--layers: is of {SEEDED}, and {name} has its own")
+            raise UserError(f"--layers: is supported only with {SEEDED}, not {name}")
         yield name
         return
     with open_checkpoint(name, layers) as (folder, temporary):

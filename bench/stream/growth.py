@@ -85,7 +85,7 @@ def growth(
             if error.code != -9:
                 raise
             for mark in left:
-                yield work.place(mark) | {"oom": True, "stopped": "the system killed it: its memory is short"}
+                yield work.place(mark) | {"oom": True, "stopped": "killed by the system: out of memory"}
 
 
 def measured(**work: Any) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ def seconds_of(value: Any) -> float:
     """Convert ``HH:MM:SS``, ``MM:SS`` or a number of seconds to seconds. Raises ValueError."""
     text = str(value).strip() if isinstance(value, str | int | float) else ""
     if not re.fullmatch(r"\d{1,7}(:\d{1,2}){0,2}(\.\d+)?", text):
-        raise ValueError("is not a time in seconds")
+        raise ValueError("is not a time such as 90, 1:30 or 0:01:30")
     return sum(float(part) * 60**place for place, part in enumerate(reversed(text.split(":"))))
 
 
@@ -94,7 +94,9 @@ class Dataset:
         """Return the paths, relative to the folder, of files that match any pattern. Raises UserError if no file matches."""
         found = [path for pattern in patterns for path in sorted(self.root.glob(pattern)) if path.is_file()]
         if not found:
-            raise UserError(f"--data {self.root}: has no {' or '.join(patterns)}; download the annotations there ({GUIDE})")
+            raise UserError(
+                f"--data {self.root}: {' or '.join(patterns)} not found; download the annotations to this folder ({GUIDE})"
+            )
         return list(dict.fromkeys(path.relative_to(self.root).as_posix() for path in found))
 
     def read(self, name: str) -> Any:
@@ -104,7 +106,7 @@ class Dataset:
             return json.loads(path.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
             why = (str(error) or type(error).__name__).splitlines()[0][:120]
-            raise UserError(f"{path}: is damaged or another kind of file ({why}); download it again") from None
+            raise UserError(f"{path}: is damaged or not a JSON file ({why}); download it again") from None
 
     def questions(
         self, file: str, values: Any, make: Callable[[Any, str], Iterable[SuiteQuestion]], nested: str = ""
@@ -128,7 +130,7 @@ class Dataset:
         path = PurePosixPath(named.replace("\\", "/"))
         leaves = path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", named)
         if leaves or not path.parts or not named.isprintable():
-            raise ValueError(f"the video {named} lies outside of the data folder")
+            raise ValueError(f"video {named} is outside the data folder")
         tried = [PurePosixPath(folder, name).as_posix() for name in (path, path.name) for folder in (*folders, *FOLDERS)]
         for video in (name + suffix for name in tried for suffix in SUFFIXES):
             if os.path.isfile(self.root / video):

@@ -35,7 +35,7 @@ PROMPT_PARTS = 4  # a prompt may take 1 / PROMPT_PARTS of a model's positions
 NAMED = 5
 LEFT_OUT = {  # field of the report's last line -> the words printed before the field's entries
     "missing_videos": "missing",
-    "malformed": "malformed, and left out",
+    "malformed": "malformed and skipped",
     "unanswered": "not answered",
 }
 
@@ -46,24 +46,22 @@ def run_suite(
 ) -> None:  # fmt: skip
     """Answer the questions missing from the journal; print columns, skipped policies and omitted records. Raises UserError."""
     if data is None or not data.is_dir():
-        raise UserError(f"--suite {suite}: give the folder that its data was downloaded to with --data DIR ({GUIDE})")
+        raise UserError(f"--suite {suite}: the data folder is missing; add --data DIR ({GUIDE})")
     named, variants = [name for text in policy for name in split(text)], parse_variants(policy)
     if "all" not in named and any(variant.is_oracle for variant in variants):
-        raise UserError("--policy oracle: is known of the demo world only (--suite streamqa); leave it out")
+        raise UserError("--policy oracle: is supported only in the demo world (--suite streamqa); remove it")
     variants = [variant for variant in variants if not variant.is_oracle]
     budgets = {part: parse_budget(part) for part in filter(None, (part.strip() for part in budget.split(",")))}
     if not budgets or not all(0 < tokens < math.inf for tokens in budgets.values()):
-        raise UserError(f"--budget {budget}: give vision tokens per layer, like 6k or 3k,6k")
+        raise UserError(f"--budget {budget}: give vision tokens per layer, such as 6k or 3k,6k")
     with progress("loading the model") as step:
         folder = resolve_model(model, step, to_stderr)
         source, threads = Dataset(data), max(1, (os.cpu_count() or 1) // workers)
         questions = list(FORMATS[suite].read(source))
         asked = [question for question in questions if question.video not in source.missing]
         if not asked:
-            first = next(
-                iter([*source.findings, *(f"no video is there, {video}" for video in source.missing)]), "nothing is named"
-            )
-            raise UserError(f"--data {data}: holds no question that can be asked ({first}); see {GUIDE}")
+            first = next(iter([*source.findings, *(f"video {video} not found" for video in source.missing)]), "no records")
+            raise UserError(f"--data {data}: has no usable questions ({first}); see {GUIDE}")
         loaded = Model.load(folder, engine=engine, threads=threads)
         settings = VideoSettings(folder, data, fps, text_budget_for(loaded, questions), threads, engine)
         worker = VideoWorker(settings, loaded)

@@ -104,7 +104,7 @@ class Viewer:
 
     def _ask(self, place: int, **facts: object) -> None:
         if not self._frames:
-            self._add(place, "", **facts, error="no frame comes before its time; give a higher --fps")
+            self._add(place, "", **facts, error="no frame precedes the question; set a higher --fps")
         elif (answer := self._answered(place, self._questions[place].prompt)) is not None:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 

@@ -79,7 +79,7 @@ def seed_words(text: str) -> Words:
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():
-        raise UserError(f"--seed {text}: give a number from 0 up, or test for the seeds kept for reports")
+        raise UserError(f"--seed {text}: give an integer from 0, or test for the seeds reserved for reports")
     return DEVELOPMENT, int(text)
 
 

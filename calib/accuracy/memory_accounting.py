@@ -50,8 +50,8 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
         high, beyond = low, over
         low -= -(-over // per_token)
         if low < least:
-            left = f"at equal bytes {max(low, 0)} tokens are left to it"
-            raise UserError(f"{left}, less than one frame, which takes {least}")
+            left = f"equal bytes leave {max(low, 0)} tokens"
+            raise UserError(f"{left}, less than one frame ({least})")
         over = peak_bytes(low) - allowed
     while high - low > 1:
         middle = low + (high - low) * -over // (beyond - over)  # linear interpolation

@@ -59,7 +59,7 @@ class DivergenceMeter:
         self._questions = [chat.suffix([], question) for question in questions]
         for question, ids in zip(questions, self._questions, strict=True):
             if len(ids) > (most := text.conversation + text.question):
-                raise UserError(f"--ask {question!r} takes {len(ids)} tokens and there is room for {most}; shorten it")
+                raise UserError(f"--ask {question!r} has {len(ids)} tokens, but only {most} fit; shorten it")
         self.per_frame = model.rows_per_frame
 
     def longest(self) -> int:

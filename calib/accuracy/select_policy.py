@@ -87,7 +87,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
     tokens = [budget.count for budget in request.budgets if budget.count] or [usual_budget(given.model)]
     wanted, longest = given.frames or 2 * max(tokens) // meter.per_frame, meter.longest()
     if wanted > longest:
-        given.notify(f"full KV can hold {longest} frames: that many of a clip are compared, not {wanted}")
+        given.notify(f"full KV can hold only {longest} frames: comparing {longest} frames of each clip, not {wanted}")
     given.progress("counting frames")
     frames = min(sum(1 for _ in islice(clip.frames, min(wanted, longest))) for clip in given.clips)
     budgets = budgets_of(request, given.model, frames * meter.per_frame)
@@ -111,9 +111,9 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
             yield Choice(budget, select_policy(measured), tuple(of.candidate for of in measured), tuple(skipped))
             continue
         reasons = "; ".join(f"{policy}: {why}" for policy, why in skipped)
-        message = f"budget {budget}: none of the policies can run at it ({reasons})"
+        message = f"budget {budget}: no policy can run ({reasons})"
         if not any(found.measured.values()):
-            raise UserError(f"{message}; give a larger --budget")
+            raise UserError(f"{message}; set a larger --budget")
         notify(message)
 
 
@@ -147,10 +147,10 @@ def budgets_of(request: ComparisonRequest, model: Model, clip_tokens: int) -> li
     left = [budget for budget in tokens if least <= budget < clip_tokens]
     if request.budgets and left != tokens:
         typed = ",".join(budget.text for budget in request.budgets)
-        raise UserError(f"--budget {typed}: must lie within a clip's {clip_tokens} tokens; give less, like {LOW}")
+        raise UserError(f"--budget {typed}: must be below a clip's {clip_tokens} tokens; set a lower one, such as {LOW}")
     if not left:
         raise UserError(
-            f"{clip_tokens} tokens, the shortest clip, tell no policies apart; give longer clips, or --policies none"
+            f"the shortest clip ({clip_tokens} tokens) is too short to compare policies; use longer clips, or --policies none"
         )
     return left
 

@@ -105,7 +105,7 @@ def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
     rng = np.random.default_rng([*words, stream, 3])
     newest = frames - frames // 8
     if frames // 8 < NEAR + 1 or newest < VISITORS - NEAR:
-        raise UserError(f"--frames {frames}: {VISITORS} visitors come by in a stream; give {8 * (NEAR + 1)} or more")
+        raise UserError(f"--frames {frames}: too few for a stream's {VISITORS} visitors; set {8 * (NEAR + 1)} or more")
     far = np.sort(rng.permutation(newest)[: VISITORS - NEAR])
     near = newest + np.sort(rng.permutation(frames - newest - 1)[:NEAR])  # the newest frame names no visitor
     given, family = (rng.permutation(names.split())[:VISITORS].tolist() for names in (GIVEN, FAMILY))
@@ -174,7 +174,9 @@ def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[st
     """Draw PEOPLE names of a single token each. Raises UserError if the tokenizer splits too many of the names."""
     short = [name for name in names.split() if len(encode(f" {name}")) == 1]
     if len(short) < PEOPLE:
-        raise UserError(f"this model has more than one token for names like {names.split()[0]}; give a model of English text")
+        raise UserError(
+            f"this model splits names such as {names.split()[0]} into several tokens; use a model trained on English text"
+        )
     return rng.permutation(short)[:PEOPLE].tolist()
 
 
@@ -191,7 +193,7 @@ def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> 
     for end in range(1, tokens + 1):
         reach |= {end} if any(end - length in reach for length in lengths) else set()
     if tokens not in reach:
-        raise UserError(f"no sentences of together {tokens} of this model's tokens; give a model of English text")
+        raise UserError(f"no sentences have a total of {tokens} of this model's tokens; use a model trained on English text")
     parts: list[list[int]] = []
     while tokens:
         fitting = [sentence for sentence in sentences if tokens - len(sentence) in reach]

@@ -141,7 +141,7 @@ def equal_byte_runs(
 
 def reason_of(error: UserError) -> str:
     """Return the reason why a policy cannot run at a budget: the error's text without the advice on ``--budget``."""
-    return str(error).partition("; give --budget")[0]
+    return re.sub(r"; \w+ a larger --budget.*", "", str(error))
 
 
 def parse_variants(texts: list[str]) -> list[Variant]:
@@ -157,7 +157,7 @@ def parse_variants(texts: list[str]) -> list[Variant]:
         elif name in (AUTO, ORACLE, FULL) or create_policy(Variant(name).policy).bounded:
             labels.append(name)
         else:
-            raise UserError(f"--policy {name}: holds whole streams and has no budget to be compared at; leave it out")
+            raise UserError(f"--policy {name}: holds whole streams, so it cannot be compared at a budget; remove it")
     return [Variant(label) for label in dict.fromkeys(labels) if label != FULL]
 
 
@@ -179,5 +179,7 @@ def parse_budgets(text: str) -> list[Budget]:
         fraction = float(part[:-1]) / 100 if re.fullmatch(r"\d+(\.\d+)?%", part) else 0.0
         budgets[part] = Budget(part, fraction) if part.endswith("%") else Budget(part, count=parse_budget(part))
     if not budgets or not all(budget.fraction <= 1 and budget.tokens(1 << 30) for budget in budgets.values()):
-        raise UserError(f"--budget {text}: give parts of the stream like 12.5%, or vision tokens per layer like 512")
+        raise UserError(
+            f"--budget {text}: give percentages of the stream, such as 12.5%, or vision tokens per layer, such as 512"
+        )
     return list(budgets.values())

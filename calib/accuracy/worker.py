@@ -101,8 +101,8 @@ class Worker:
         self._stream, self._case = -1, self._make(0, settings.frames if self._text else 1)
         if self.per_frame != (patches := self._case.owners.shape[1]):
             raise UserError(
-                f"{settings.suite} shows frames of {patches} patches and {settings.model} has {self.per_frame} tokens a frame; "
-                "give --model demo, or a bundle trained on the demo world"
+                f"{settings.suite} has {patches} patches per frame, but {settings.model} has {self.per_frame} tokens; "
+                "use --model demo, or a bundle trained on the demo world"
             )
 
     def case(self, stream: int) -> Case:
@@ -124,7 +124,7 @@ class Worker:
             policy = policy_of(variant, self.model, run.tokens)
         record = run_case(self.model, case, policy, run.tokens, variant, self._text_budget)
         if run.allowed and record["bytes"] > run.allowed:
-            raise RuntimeError(f"{run.label} at {run.budget} took {record['bytes']} bytes and was allowed {run.allowed}")
+            raise RuntimeError(f"{run.label} at {run.budget} used {record['bytes']} bytes, more than the allowed {run.allowed}")
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
@@ -145,7 +145,7 @@ class Worker:
             self.model, policy=full, text_budget=self._text_budget, append=ALL
         ).close()  # opening a session sets full.budget to the largest possible budget
         if frames > (most := full.budget // self.per_frame):
-            raise UserError(f"--frames {frames}: this model has positions for {most} frames under full KV; give fewer")
+            raise UserError(f"--frames {frames}: this model has positions for only {most} frames with full KV; set fewer")
         return VariantRun(FULL, "100%", frames * self.per_frame)
 
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:

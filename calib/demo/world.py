@@ -293,7 +293,7 @@ def plan_visits(rng: np.random.Generator, frames: int) -> list[Visit]:
     """
     longest = [gap for gap in GAPS if gap * 11 // 10 + 3 * STAYS[1] <= frames][-(AT_MOST - 1) :]
     if not longest:
-        raise ValueError(f"{frames} frames are too few for a gap of {GAPS[0]}")
+        raise ValueError(f"{frames} frames are too few for a gap of {GAPS[0]} frames")
     shapes = rng.permutation(len(SHAPES)).tolist()
     colors = rng.integers(len(COLORS), size=len(SHAPES)).tolist()
     first = Visit(0, int(rng.integers(*STAYS)), colors[0], shapes[0])

@@ -106,7 +106,7 @@ def _records(journal):
         (["nowhere", "--video", __file__], "no such bundle folder"),
         (["BUNDLE", "--video", __file__], "not a readable video"),
         (["demo", "--frames", "3"], "3 frames are too few"),
-        (["demo", "--frames", "100000"], "give fewer"),
+        (["demo", "--frames", "100000"], "set fewer"),
         (["x" * 300], "File name too long"),
         (["demo", "--out", "BUNDLE"], "bundle already exists"),
         (["demo", "--out", "OUT", "--policies", "unifrom"], "did you mean 'uniform'"),
@@ -114,8 +114,8 @@ def _records(journal):
             ["demo", "--out", "OUT", "--policies", "oracle"],
             "--policies oracle: must be all, none or policies that have a budget",
         ),
-        (["demo", "--out", "OUT", "--frames", "16", "--budget", "256"], "--budget 256: must lie within a clip's 256 tokens"),
-        (["demo", "--out", "OUT", "--frames", "16", "--budget", "8"], "none of the policies can run at it"),
+        (["demo", "--out", "OUT", "--frames", "16", "--budget", "256"], "--budget 256: must be below a clip's 256 tokens"),
+        (["demo", "--out", "OUT", "--frames", "16", "--budget", "8"], "no policy can run"),
     ],
 )
 def test_what_is_refused_is_one_line_and_changes_nothing(bundle, out, arguments, says):

@@ -209,7 +209,7 @@ def test_a_policy_that_was_named_and_skipped_ends_bench_accuracy_with_status_1(t
     file.write_text(HEAD + POLICIES["NaN"][0])
     asked = ("bench", "accuracy", "--suite", "streamqa", "--frames", "16", "--streams", "2", "--budget", "50%")
     code, found = end_of(file, *asked, "--policy", f"last-seen,{file}:Mine")
-    assert (code, found) == (1, f"skipped: {file}:Mine; the lines above have the reasons")
+    assert (code, found) == (1, f"skipped: {file}:Mine; see the reasons above")
 
 
 def test_doctor_fails_a_wrong_engine(tmp_path):

@@ -18,7 +18,7 @@ UNIFORM = Candidate("uniform", 64, 0.5, 0.4, 0.6, 1.5, 1000, 0.5)
 CHOICES = Choices(
     edgevlm="0.1.0", date="2026-11-21T14:00:00+00:00", measure="kl", watched=("a.mp4",), frames=20, known=KNOWN,
     budgets=(
-        Choice(64, "hermes", (HERMES, UNIFORM), (("purekv", "at equal bytes 3 tokens are left to it"),)),
+        Choice(64, "hermes", (HERMES, UNIFORM), (("purekv", "equal bytes leave 3 tokens"),)),
         Choice(160, "uniform", (replace(HERMES, value=0.6), UNIFORM), ()),
     ),
 )  # fmt: skip

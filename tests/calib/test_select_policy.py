@@ -56,7 +56,7 @@ def test_a_mean_is_that_of_all_values_and_its_interval_the_ratio_estimators():
     shifted = [[value + 0.5 for value in cluster] for cluster in clusters]
     paired = mean_difference(shifted, clusters)
     assert (paired.value, paired.low, paired.high) == (0.5, 0.5, 0.5)
-    with pytest.raises(ValueError, match="same questions"):
+    with pytest.raises(ValueError, match="same number of questions"):
         mean_difference(clusters, clusters[:2])
 
 

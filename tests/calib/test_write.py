@@ -66,7 +66,7 @@ def test_a_copy_leaves_the_bundle_as_it_is(copy, made_up, tmp_path):
 def test_a_bundle_replaced_meanwhile_is_left_alone(copy, made_up):
     measured = Bundle.load(copy)
     write_calibration(measured, made_up())
-    with pytest.raises(UserError, match="has changed while it was measured"):
+    with pytest.raises(UserError, match="changed during calibration"):
         write_calibration(measured, made_up(flat=0.5))
     assert Bundle.load(copy).calibration() == made_up()
     assert leftovers(copy.parent) == []
@@ -84,7 +84,7 @@ def test_a_read_only_bundle_is_one_line(copy):
     )
     done = subprocess.run([sys.executable, "-c", program, str(copy)], capture_output=True, text=True)
     copy.chmod(0o755)
-    assert done.stdout == f"{copy}: is read-only; give --out DIR, and a calibrated copy is written there\n"
+    assert done.stdout == f"{copy}: is read-only; add --out DIR to write a calibrated copy\n"
     check_writable(Bundle.load(copy), copy.parent / "out")
 
 

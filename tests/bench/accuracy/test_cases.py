@@ -52,7 +52,7 @@ def test_seeds_for_reports_are_never_those_of_development():
     assert {seed_words(str(seed))[0] for seed in (0, 7, 3_000_000)} == {DEVELOPMENT}
     assert TEST_SEEDS[0] != DEVELOPMENT
     for text in ("-1", "x", ""):
-        with pytest.raises(UserError, match="give a number from 0 up"):
+        with pytest.raises(UserError, match="give an integer from 0"):
             seed_words(text)
 
 

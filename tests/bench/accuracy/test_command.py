@@ -19,7 +19,7 @@ def invoke(*more):
 def test_json_lines_for_every_policy_and_what_was_skipped(tmp_path):
     out = tmp_path / "run.jsonl"
     done = invoke("--policy", "uniform,oracle", "--against", "uniform", "--json", "--out", str(out))
-    assert (done.exit_code, done.stderr) == (1, "skipped: oracle, uniform; the lines above have the reasons\n")
+    assert (done.exit_code, done.stderr) == (1, "skipped: oracle, uniform; see the reasons above\n")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     runs = {(line["policy"], line["budget"]) for line in lines if "skipped" not in line}
     assert runs == {("full", "100%"), ("uniform", "25%"), ("oracle", "25%")}
@@ -59,7 +59,7 @@ def test_what_changed_is_a_row_beside_whole_frames():
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["--seed", "tset"], "--seed tset: give a number from 0 up, or test"),
+        (["--seed", "tset"], "--seed tset: give an integer from 0, or test"),
         (["--resume"], "add --out FILE"),
         (["--policy", "unifrom"], "did you mean 'uniform'"),
         (["--budget", "many"], "like 512 or 6k"),

@@ -70,7 +70,7 @@ def test_the_command_and_its_baseline(tmp_path):
     ("content", "says"),
     [
         ("{}\nnot json\n", "line 2: not valid JSON"),
-        ("[1]\n", "holds a line that is not an object"),
+        ("[1]\n", "has a line that is not an object"),
         ('{"bench": "x", "ms": NaN}\n', "line 1: not valid JSON"),
         ('{"bench": "x", "ms": 1e999}\n', "line 1: not valid JSON"),
         ("[" * 10**5 + "\n", "line 1: not"),

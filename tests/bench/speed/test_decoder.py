@@ -47,9 +47,9 @@ def test_decode(tiny):
         ("edgevlm", "transformers", 5), ("edgevlm", "transformers", 9),
     ]  # fmt: skip
     assert all(line["low"] <= line["ratio"] <= line["high"] for line in ratios)
-    left_out = "llama.cpp is left out: the package no_llama is not installed; pip install llama-cpp-python"
+    left_out = "skipping llama.cpp: package no_llama is not installed; run pip install llama-cpp-python"
     assert done.stderr.count(left_out) == 2
-    assert "transformers is left out: it has no int4 weights" in done.stderr
+    assert "skipping transformers: int4 weights are not supported" in done.stderr
     table = bench("decode", "--model", "demo", "--held", "5", "--precisions", "fp32").stdout.splitlines()
     heads = [row for row in table if row.startswith("runtime")]
     assert [head.split()[:4] for head in heads] == [["runtime", "precision", "kv", "context"]] * 2
@@ -76,15 +76,15 @@ def test_prefill(tiny):
     ("command", "says"),
     [
         (["decode", "--model", "demo", "--held", "0"], "--held '0': give integers of 1 or more"),
-        (["decode", "--model", "demo", "--kv", "int4"], "--kv int4: there is fp32, fp16, int8"),
-        (["decode", "--model", "demo", "--held", "9000"], "--held 9000: demo holds 1 to 127"),
+        (["decode", "--model", "demo", "--kv", "int4"], "--kv int4: choose from fp32, fp16, int8"),
+        (["decode", "--model", "demo", "--held", "9000"], "--held 9000: demo supports 1 to 127"),
         (
             ["decode", "--model", "demo", "--against", "vllm"],
-            "--against vllm: there is llama.cpp, openvino, transformers",
+            "--against vllm: choose from llama.cpp, openvino, transformers",
         ),
         (["decode", "--model", "demo", "--precisions", "int5"], "unknown --precision 'int5'"),
-        (["decode", "--tokens", "9"], "--tokens: is not for bench speed decode"),
-        (["precision"], "--rounds: is not for bench speed precision"),
+        (["decode", "--tokens", "9"], "--tokens: is not supported by bench speed decode"),
+        (["precision"], "--rounds: is not supported by bench speed precision"),
         (["vision", "--precisions", "int4"], "int4"),
     ],
 )

@@ -128,11 +128,11 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--policy", "oracle"], "is known of the demo world only"),
+        (["--policy", "oracle"], "is supported only in the demo world"),
         (["--budget", "0"], "give vision tokens per layer"),
         (["--budget", "900k"], "no policy can run"),
-        (["--frames", "9"], "--frames: is not for --suite ovobench"),
-        (["--data", "/nowhere"], "give the folder that its data"),
+        (["--frames", "9"], "--frames: is not supported with --suite ovobench"),
+        (["--data", "/nowhere"], "the data folder is missing"),
     ],
 )
 def test_what_was_typed_wrong_is_one_line(tmp_path, more, said):

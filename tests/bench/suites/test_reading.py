@@ -75,7 +75,7 @@ def named(data, questions, file, read, left_out, said=""):
 @pytest.mark.parametrize("video", ["../../etc/passwd", "/etc/passwd", "..\\..\\x", "C:\\x", "x\x00y", ".", "\x1b[31mred"])
 def test_a_video_outside_of_the_folder_is_named_and_the_others_are_read(tmp_path, video):
     write(tmp_path / "ovo_bench_new.json", [ovobench_choice(), ovobench_choice(video=video), ovobench_choice()])
-    said = "lies outside of the data folder"
+    said = "is outside the data folder"
     named(*read("ovobench", tmp_path), "ovo_bench_new.json", ["0", "2"], "1", said)
 
 
@@ -89,7 +89,7 @@ def test_seconds(text, seconds):
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a": 1} x', "\x00", '[{"a": ' + "9" * 5000 + "}]"])
 def test_a_damaged_file_is_one_line(tmp_path, text):
     write(tmp_path / "ovo_bench_new.json", text)
-    with pytest.raises(UserError, match="is damaged or another kind of file") as refused:
+    with pytest.raises(UserError, match="is damaged or not a JSON file") as refused:
         read("ovobench", tmp_path)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
