@@ -36,7 +36,7 @@ DRAIN_S = 20.0
 HUB_S = 30.0  # seconds until the hub is asked again for a missing model
 RESOLVE = "edgevlm.apps.bundles.fetch:resolve_config"
 NOTHING = (0, 0, 0.0)
-Planned = tuple[int, int, float]  # a model's bytes without cameras, its bytes per camera, its frames per second
+Planned = tuple[int, int, float]  # a model's bytes without cameras, bytes per camera, and frames per second
 Call = Callable[..., Any]
 
 
@@ -45,7 +45,7 @@ class NodeAgent(Hooks):
 
     The node's lease lists the cameras that the node may watch, each with an epoch number. A node that was frozen or cut off
     does not watch cameras that may have moved to another node. Each epoch of a camera has a separate folder under ``shared``,
-    copied from the previous epoch's folder. Late writes to an old folder have no effect.
+    copied from the previous epoch's folder. A late write to an older epoch's folder has no effect.
 
     ``call`` calls a method of the head, and raises HeadAway or the head's UserError.
     """
@@ -76,7 +76,7 @@ class NodeAgent(Hooks):
         self._fetching: set[str] = set()
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)
-        self._following = threading.RLock()  # guards the watches; _working guards the cameras
+        self._following = threading.RLock()  # a lock for the watches; _working is for the cameras
         self._working = threading.RLock()
         self._wake, self._done = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._ask_on, self._work_on)]

@@ -90,7 +90,7 @@ class NoteFollower:
                     raise UserError(f"{name}: snapshots cannot be read ({error})") from None
 
     def answer(self, number: int) -> dict[str, Any]:
-        """Return what a forget note deleted on this node, by camera, and what failed."""
+        """Return a forget note's number of deletions on this node, by camera, and the reason for any refusal."""
         return {"streams": self.counts.get(number, {}), "refused": self.refused.get(number)}
 
     def waits_for(self, number: int) -> list[str]:

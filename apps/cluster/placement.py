@@ -17,7 +17,7 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 class Need:
     """A model's predicted memory and speed on a node. The model's cameras share ``fps``, which is 0 if the model cannot run."""
 
-    weights_bytes: int = 0  # counted once per node, however many cameras use the model
+    weights_bytes: int = 0  # a node's cameras share the weights of a model
     camera_bytes: int = 0
     fps: float = 0.0
 
@@ -40,7 +40,7 @@ class Camera:
 
     A camera that is plugged into a node can run only there: ``only`` is that node's name. A moving camera goes to the node
     ``moves_to`` once ``node`` has written a last snapshot. ``epoch`` counts the camera's placements, so that late writes from
-    earlier placements can be ignored. Epoch ``begins`` started with an empty memory; older epochs are not read.
+    earlier placements can be ignored. The memory was last emptied at epoch ``begins``; older epochs are not read.
     ``problem`` is the reason why no node watches the camera. ``switched`` holds later changes to ``settings``.
     """
 
@@ -146,7 +146,7 @@ def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[
     while unsettled:
         fullest = max(unsettled, key=Load.fullness)
         goal = fullest.fullness() - gain
-        if goal < min(map(Load.fullness, loads.values())):  # no node is so empty that a move would gain enough
+        if goal < min(map(Load.fullness, loads.values())):  # no move from the fullest node can gain enough
             break
         here, others = watched[fullest.node.name], [load for load in loads.values() if load is not fullest]
         kinds = {(camera.model, camera.fps, camera.only): camera for camera in here if camera.name not in moves}

@@ -114,7 +114,7 @@ def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[
     global _node
     if _node is None:
         wanted = Joining(**joining)
-        if wanted.is_head and listens(wanted.address):  # otherwise this node would join a different cluster's Ray
+        if wanted.is_head and listens(wanted.address):  # do not join another cluster's Ray
             return "ended", f"{wanted.address} is already in use; choose another port: --cluster head:PORT"
         _node = RayNode(wanted)
     return _node.answer(method, arguments)
@@ -153,7 +153,7 @@ class RayNode:
 
         try:
             return "answer", ray.get(self._head.call.remote(method, *arguments), timeout=ANSWER_S)
-        except UserError as error:  # Ray raises a class derived from both its own error and UserError
+        except UserError as error:  # Ray's copy of the head's error is also a UserError
             raise UserError(str(getattr(error, "cause", error))) from None
         except Exception as error:
             return "away", type(error).__name__
@@ -169,7 +169,7 @@ class RayNode:
         at = {"namespace": NAMESPACE, "_node_ip_address": self._joining.ip}
         while self._head is None:
             try:
-                if not listens(self._joining.address):  # otherwise Ray would wait AWAY_S for the head
+                if not listens(self._joining.address):  # while nothing listens, ray.init would wait AWAY_S
                     raise ConnectionError(f"nothing listens at {self._joining.address}")
                 ray.init(self._joining.address, log_to_driver=False, logging_level="fatal", **at)
                 if self._joining.is_head:
@@ -206,7 +206,7 @@ def _command(joining: Joining) -> list[str]:
     """Return the ``ray start`` command. Each node has a separate folder for sockets, so that two starts do not collide."""
     own = _token(f"{os.getuid()} {joining.address} {joining.ip} {joining.node}")[:8]
     temporary = Path(tempfile.gettempdir()) / f"edgevlm-ray-{own}"
-    with suppress(OSError):  # this file names an earlier head, whose address Ray would use for other nodes on this machine
+    with suppress(OSError):  # other nodes here would connect to the earlier head that is stored in this file
         (temporary / "ray_current_cluster").unlink()
     where = [f"--address={joining.address}"]
     if joining.is_head:

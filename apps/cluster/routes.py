@@ -85,7 +85,7 @@ class ClusterRoutes:
             case "DELETE", "nodes", name:
                 check_known(name, agent.view["nodes_forgot"], "node", "name")
                 await run_in_threadpool(agent.call, "remove_node", name)
-                with suppress(HeadAway, UserError):  # only updates the view: the node is already removed
+                with suppress(HeadAway, UserError):  # ask only updates this node's view: the head has removed the other node
                     await run_in_threadpool(agent.ask)
                 return Response(status_code=204)
             case "GET", "streams":

@@ -107,7 +107,7 @@ class MovingEvents:
     """A store of a camera's recent events, which the camera's next node reads.
 
     The store has the newest event of each watch and the KEPT newest unsent events. Events are written to this store before the
-    node's own file. Write errors are not raised.
+    node's own file. Errors in writing are ignored.
     """
 
     FILE = "events.json"

@@ -23,7 +23,7 @@ __all__ = [
     "Frame", "Source", "SourceOptions", "State", "check_source", "comes_to_an_end", "kind_of", "open_source",
 ]  # fmt: skip
 
-RECORDED = ("video", "folder", "stdin")  # kinds that come to an end
+RECORDED = ("video", "folder", "stdin")  # kinds of recording, which end
 OWN = (*RECORDED, "csi", "demo", "gstreamer", "network", "usb")
 
 

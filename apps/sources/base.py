@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Image = NDArray[np.uint8]
 Rule = Literal["block", "drop-oldest"]
-SLOWEST_FPS = 1e-5  # about one frame a day
+SLOWEST_FPS = 1e-5  # frames per second: about one frame a day
 
 
 class StageTimer:

@@ -230,7 +230,7 @@ class LiveSource(ThreadedSource):
     """
 
     live = True
-    _origin: float | None = None  # the time of the first read, from which frames are timed
+    _origin: float | None = None  # the monotonic time of the first read, which is the stream's 0 s
 
     def __init__(self, name: str, connect: Callable[[], Connection], options: SourceOptions) -> None:
         super().__init__(name, options.rule or "drop-oldest")
@@ -260,7 +260,7 @@ class LiveSource(ThreadedSource):
         self._link.abandoned = True
         self._slot.close()
         self._supervisor.join(timeout=2)
-        self._link.abandoned = True  # the supervisor may have opened a new link in between
+        self._link.abandoned = True  # the supervisor may have opened a new link before it stopped
         self._link.thread.join(timeout=2)
         super().close()
 

@@ -140,7 +140,7 @@ def _request(
     for handler in (*dialled, *others, http.HTTPBasicAuthHandler(known), http.HTTPDigestAuthHandler(known)):
         opener.add_handler(handler)
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # LiveSource applies both timeouts
+    timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # LiveSource applies each of these timeouts itself
     try:
         asked = http.Request(address, headers={"User-Agent": "edgevlm", **(headers or {})})
         response: HTTPResponse = opener.open(asked, timeout=timeout_s)
@@ -209,7 +209,7 @@ class PictureConnection(Connection):
     def _take(self, count: int) -> bytes:
         block = self._response.read1(count)
         if not self._seen and (found := re.search(rb"(?i)content-type:\s*([\w./+-]{1,99})", block)):
-            self._kind = found[1].decode()  # from the headers of a part of a multipart response
+            self._kind = found[1].decode()  # the type of a multipart response's first part
         return block
 
     def grab(self) -> Grabbed | None:
@@ -226,7 +226,7 @@ class PictureConnection(Connection):
         return Grabbed(corrupt=not data, decoded=changed or not still)
 
     def _again(self) -> Grabbed | None:
-        """Wait until the next still picture is due and request it; None if the stream of pictures is over."""
+        """Wait until the next still picture is due and request it; return None if the stream of pictures is over."""
         headers = self._response.headers
         if not self._seen or headers.get_content_maintype() == "multipart":
             self.problem = None if self._seen else f"no JPEG or PNG picture in the response; the camera sends {self._kind}"

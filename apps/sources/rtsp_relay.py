@@ -13,7 +13,7 @@ BLOCK = 1 << 16
 STATUS = re.compile(rb"RTSP/.{8}", re.DOTALL)
 HARMLESS = re.compile(rb"RTSP/1\.[01](?: [1245]\d\d[ \r\n]|[\r\n].{4})", re.DOTALL)
 """Matches the start of a response that does not redirect, or the end of a request's first line."""
-BEGUN = re.compile(rb"R(?:T(?:S(?:P(?:/.{0,7})?)?)?)?\Z", re.DOTALL)  # bytes that may become a status line
+BEGUN = re.compile(rb"R(?:T(?:S(?:P(?:/.{0,7})?)?)?)?\Z", re.DOTALL)  # bytes that may be the beginning of a status line
 
 
 class Relay:
@@ -25,7 +25,7 @@ class Relay:
         self._server = socket.create_connection((address, port), timeout_s)
         try:
             if tls:
-                context = ssl.create_default_context()  # cameras sign their own certificates, and FFmpeg verifies none
+                context = ssl.create_default_context()  # a camera's certificate is usually self-signed
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
                 self._server = context.wrap_socket(self._server)
             self._listening = socket.create_server(("127.0.0.1", 0))

@@ -63,7 +63,7 @@ class Video:
         rate = float(self.stream.average_rate or 0)
         self.period_s = 1 / rate if 0 < rate < 1000 else 1 / FALLBACK_FPS
         self._filter: Deinterlacer | None = None
-        self._lost, self._spoiled = False, set[int | None]()  # timestamps of pictures from a lost packet to a keyframe
+        self._lost, self._spoiled = False, set[int | None]()  # timestamps of pictures between a lost packet and a keyframe
 
     def _best(self) -> Any:
         hidden = load_av().stream.Disposition.attached_pic | load_av().stream.Disposition.timed_thumbnails
@@ -90,7 +90,7 @@ class Video:
         self._lost = packet.is_corrupt or (self._lost and not packet.is_keyframe)
         if self._lost:
             self._spoiled.add(packet.pts)
-        elif len(self._spoiled) > 256:  # is_corrupt was not called for these pictures
+        elif len(self._spoiled) > 256:  # is_corrupt, which removes timestamps, is not in use
             self._spoiled.clear()
         try:
             frames = self.stream.codec_context.decode(packet)
@@ -267,9 +267,9 @@ class RecordedClock:
 def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[Image]:
     """Decode up to ``count`` pictures, evenly spaced in time.
 
-    The video is read twice, because the container's length and index may be wrong or missing: first to get the packets' times,
-    then to decode each wanted picture from the preceding keyframe. Raises SourceError if no picture can be decoded, or after
-    ``limit_s`` seconds.
+    The first of two passes gets the packets' times, because the container's length and index may be wrong or missing. The
+    second pass decodes each wanted picture from the preceding keyframe. Raises SourceError if no picture can be decoded, or
+    after ``limit_s`` seconds.
     """
     until = time.monotonic() + limit_s
 
@@ -285,7 +285,7 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
         for number, packet in enumerate(packets(video)):
             if packet.is_keyframe:
                 key, place = number, 0
-            if not packet.is_discard:  # edit lists hide some packets
+            if not packet.is_discard:  # MP4 edit lists hide some packets
                 times.append(clock(None if packet.dts is None else float(packet.dts * packet.time_base)))
                 places.append((key, place))
                 place += 1

@@ -91,7 +91,7 @@ class Delivery:
                     sender.sink.announce(watches)
 
     def close(self) -> None:
-        """Try once more to send the waiting events, for at most CLOSE_S seconds. The event store stays open."""
+        """Try once more to send the waiting events, for at most CLOSE_S seconds. Does not close the event store."""
         senders, self._senders, end = self._senders.values(), {}, time.monotonic() + CLOSE_S
         for sender in senders:
             sender.end = end

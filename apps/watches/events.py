@@ -28,7 +28,7 @@ class WatchEvent:
     """An event: a watch opened or closed.
 
     ``time`` is the event's time, ``opened`` the time at which the watch opened, both in seconds since 1970. ``evidence`` lists
-    moments as an answer's JSON does. ``question`` is not part of the event's JSON.
+    moments in the format of an answer's JSON. ``question`` is not part of the event's JSON.
     """
 
     camera: str

@@ -143,7 +143,7 @@ class Mqtt(Sink):
             with suppress(ValueError, RuntimeError):
                 self._publish(f"{self._base}/available", "offline").wait_for_publish(1)
         self._client.disconnect()
-        if was_connected:  # otherwise do not wait for the client's thread, which may be connecting; it ends by itself
+        if was_connected:  # the thread of an unconnected client may be busy connecting, and ends by itself
             self._client.loop_stop()
 
     def _topic(self, camera: str, watch: str) -> str:
@@ -161,7 +161,7 @@ class Mqtt(Sink):
             client.subscribe(f"{self._discovery}/device/+/config", 1)
         with self._lock:
             self._connected = True
-            if (link := client.socket()) is not None:  # this machine's address as the broker's network sees it
+            if (link := client.socket()) is not None:  # this machine's address on the link to the broker
                 here = link.getsockname()[0]
                 self._here = f"[{here}]" if ":" in here else here
             self._tried.set()
@@ -200,7 +200,7 @@ class Mqtt(Sink):
                 self._announce()
 
     def _announce(self, again: bool = False) -> None:
-        """Publish devices, watches' topics and availability: only what changed, or everything if ``again`` is set."""
+        """Publish the devices, topics and availability that have changed, or all of them if ``again`` is set."""
         if self._watches is None:
             return
         wanted = self._wanted() if self._discovery else {}

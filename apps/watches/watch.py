@@ -149,7 +149,7 @@ class WatchState:
     since: float | None = None
     probability: float | None = None
     asked: float | None = None
-    _beyond: float | None = None  # stream time since which the probability has called for a change
+    _beyond: float | None = None  # stream time since which the probability has been past the threshold
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:

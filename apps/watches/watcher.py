@@ -77,7 +77,7 @@ class Watcher:
         replays: bool = False,
         label: str | None = None,
     ) -> None:
-        self.label = label  # the camera's name for people
+        self.label = label  # the camera's displayed name
         self.camera, self._session, self._thumbnails, self._replays = camera, session, thumbnails, replays
         self._taught, self._record, self._last, self._changed, self._notify = taught, record, last, changed, notify
         self._tracked: dict[str, Tracked] = {}
@@ -85,7 +85,7 @@ class Watcher:
         self._frames: deque[SeenFrame] = deque(maxlen=FRAMES)
         self._fresh = threading.Condition()
         self._waiting = self._closing = False
-        self._problem = ""  # why the last round failed
+        self._problem = ""  # why the watches could not be asked last time
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
@@ -158,7 +158,7 @@ class Watcher:
             self._frames = deque(kept, maxlen=FRAMES)
 
     def close(self) -> None:
-        """Stop asking. Open watches stay open."""
+        """Stop asking watches, without closing open ones."""
         with self._fresh:
             self._closing = True
             self._fresh.notify_all()
@@ -184,7 +184,7 @@ class Watcher:
     def ask(self) -> None:
         """Ask each due watch once. Raises UserError like :meth:`Session.classify`."""
         frames, found = self._frames, list[Classified]()
-        if not frames:  # forgetting has dropped all frames
+        if not frames:  # forget has dropped all frames
             return
         with self._lock:
             all_of_them = list(self._tracked.values())

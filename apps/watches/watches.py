@@ -47,7 +47,7 @@ class Watches:
 
     def add(self, watch: Watch) -> None:
         """Add a watch. Raises FieldError if the watch's name is in use, or if one of its cameras cannot be asked."""
-        self._delivery()  # open it before taking the lock: opening takes the service's lock, whose holder may wait for ours
+        self._delivery()  # not under self._lock: this takes the service's lock, whose holder may wait for self._lock
         with self._lock:
             if watch.name in self.watches:
                 raise FieldError("name", f"watch {watch.name} already exists; remove it first or choose another name")
@@ -161,10 +161,10 @@ class Watches:
         finally:
             with self._lock:
                 self._holds -= 1
-        self.announce()  # not after an error: watches that are not open yet would look removed
+        self.announce()  # not after an error, as watches that are not open yet would look removed
 
     def close(self) -> None:
-        """Stop announcing: at shutdown, cameras are closed but not removed."""
+        """Stop announcing, so that cameras closed at shutdown do not look removed."""
         self._closed = True
 
     def _chosen(self, watch: Watch) -> list[Watcher]:
