@@ -72,7 +72,7 @@ class NodeAgent(Hooks):
         self._mark = ""  # identifies the newest view received from the head
         self._events: dict[str, MovingEvents] = {}
         self._retry: dict[str, float] = {}
-        self._refused: list[str] = []  # lines already printed about watches
+        self._refused: list[str] = []  # messages about watches that were already printed
         self._fetching: set[str] = set()
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)

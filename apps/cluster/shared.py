@@ -66,7 +66,7 @@ class Shared:
             return [each for each in epochs if unfinished or self._is_begun(camera, each)]
 
     def _is_begun(self, camera: str, epoch: int) -> bool:
-        """Return whether an epoch's folder is a complete copy. Folders that edgevlm 0.1 wrote have the file LOCK, not BEGUN."""
+        """Return whether an epoch's folder is a complete copy. Folders by edgevlm 0.1 have the file LOCK instead of BEGUN."""
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:

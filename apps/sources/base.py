@@ -144,7 +144,7 @@ class Source(ABC):
     problem: str | None = None  # why the source is not RUNNING, in a few words without credentials, if known
     reconnects: int = 0
     attempts: int = 0
-    prepare: Callable[[Image], Pixels] | None = None  # called on each image in the capturing thread; set before the first read
+    prepare: Callable[[Image], Pixels] | None = None  # the capturing thread calls this on each image; set it before reading
     mode: str = ""
 
     @cached_property

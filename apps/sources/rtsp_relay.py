@@ -1,4 +1,4 @@
-"""Keep FFmpeg on one RTSP server, because it would follow redirects to any host."""
+"""Keep FFmpeg on one RTSP server, because FFmpeg would follow redirects to any host."""
 
 from __future__ import annotations
 

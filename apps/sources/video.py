@@ -53,7 +53,7 @@ class Video:
         try:
             self.stream = self._best()
             context = self.stream.codec_context
-            if context.width:  # if the size is unknown, the first picture shows it
+            if context.width:  # take an unknown size from the first picture
                 check_size(context.width, context.height, most_pixels)
             context.thread_type = threads
             context.options = {**context.options, "max_pixels": str(most_pixels)}

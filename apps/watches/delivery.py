@@ -27,7 +27,7 @@ class Delivery:
 
     Events that are unsent at :meth:`close` are sent by the next Delivery. An event sent just before the process is killed is
     sent again, with the same id. A sink calls ``control`` with a camera, a watch, and True to
-    resume or False to pause the watch. ``program`` tells the sinks which edgevlm sends the events.
+    resume or False to pause the watch. ``program`` describes the process that sends the events to the sinks.
     """
 
     def __init__(
