@@ -181,7 +181,7 @@ def _compared(engine: str, ours: Model, theirs: Model) -> Iterator[str]:
             for part, (one, other) in compared.items():
                 _close(engine, f"{part} of layer {layer}, {call},", one, other, worst)
         _close(engine, f"logits {call}", results[0].logits, results[1].logits, worst)
-    yield f"decoder: {len(layers)} layers, differ by at most {max(worst.values()):.1e} ({max(worst, key=worst.__getitem__)})"
+    yield f"decoder: {len(layers)} layers differ by at most {max(worst.values()):.1e} ({max(worst, key=worst.__getitem__)})"
 
 
 def _close(engine: str, what: str, ours: Any, theirs: Any, worst: dict[str, float] | None = None) -> str:

@@ -37,7 +37,7 @@ void Access::add(const Range& range, const char* name) {
     if (range.first == range.end) return;
     AtWork& all = at_work();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    if (meets(range)) refuse(name, " overlaps memory that the call changes: give a copy");
+    if (meets(range)) refuse(name, " overlaps memory that the call changes; pass a copy");
     for (const Access* other : all.calls) {
         if (other != this && other->meets(range)) refuse(name, " is in use by another thread");
     }

@@ -52,7 +52,7 @@ Heap& loose_heap() {
 
 std::size_t BumpAllocator::advance(std::size_t count, std::size_t size) {
     const std::size_t offset = used_;
-    if (count > (kMost - used_) / size) refuse("the cache would take more bytes than can be addressed: give a smaller budget");
+    if (count > (kMost - used_) / size) refuse("the cache would exceed the address space; give a smaller budget");
     used_ = aligned(used_ + count * size);
     return offset;
 }

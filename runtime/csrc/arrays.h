@@ -154,7 +154,7 @@ public:
             (reach < 0 ? before : behind) += reach;
         }
         if (!straight) refuse(name, " must be aligned to its dtype");
-        if (changed && !(array.flags() & py::array::c_style)) refuse(name, " must be dense");
+        if (changed && !(array.flags() & py::array::c_style)) refuse(name, " must be C-contiguous");
         const auto* const first = static_cast<const std::byte*>(array.data()) + before;
         const auto bytes = static_cast<std::size_t>(behind - before);
         if (changed) access_.changes(first, bytes, name);
@@ -196,7 +196,7 @@ public:
     Volume<T> volume(pybind11::handle object, const char* name, std::int64_t heads, std::int64_t rows, std::int64_t width) {
         const pybind11::array found = array<T>(object, name, {heads, rows, width});
         if (found.shape(2) > 1 && found.strides(2) != static_cast<pybind11::ssize_t>(sizeof(T)) && found.size() > 0)
-            refuse(name, " must be dense in its last axis");
+            refuse(name, " must be contiguous in its last axis");
         return {static_cast<const std::byte*>(found.data()), found.strides(0), found.strides(1),
                 found.shape(0), found.shape(1), found.shape(2)};
     }
@@ -210,7 +210,7 @@ public:
             held_.push_back(dense<float>(scale, "scale", {rows.heads, rows.width}));
             rows.scale = static_cast<const float*>(held_.back().data());
         } else if (!scale.is_none()) {
-            refuse("a scale goes with int8, and ", name, " is ", std::string(pybind11::str(dtype_of<T>())));
+            refuse("a scale requires int8, but ", name, " is ", std::string(pybind11::str(dtype_of<T>())));
         }
         return rows;
     }

@@ -138,7 +138,7 @@ void Cache::rollback(const Mark& mark) {
     if (mark.cache != id_) refuse("the mark belongs to another cache");
     if (mark.epoch != epoch_) refuse("the mark is stale: rows were evicted, shifted or added to one layer after it was taken");
     if (mark.grown > grown_ || (mark.grown && parts_.serials[mark.grown - 1] != mark.serial))
-        refuse("the mark is stale: the rows it stands on were themselves rolled back");
+        refuse("the mark is stale: its rows were rolled back");
     const std::int64_t dropped = grown_ - mark.grown;
     for (std::int64_t l = 0; l < layers_; ++l) {
         Layer& layer = parts_.layer[l];

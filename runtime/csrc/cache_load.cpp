@@ -14,7 +14,7 @@ void Cache::load(std::int64_t index, const StoredRows& rows) {
     if (rows.count > target.capacity)
         refuse<Full>("layer ", index, " has room for ", target.capacity, " rows and cannot hold ", rows.count);
     for (std::int64_t i = 0; i < heads_ * rows.count * axes_; ++i) {
-        if (rows.position[i] < 0) refuse("positions must not be negative: there is ", rows.position[i]);
+        if (rows.position[i] < 0) refuse("positions must not be negative: found ", rows.position[i]);
     }
     Layer& layer = parts_.layer[index];
     for (std::int64_t head = 0; head < heads_; ++head) {

@@ -25,7 +25,7 @@ std::size_t reindex_scratch(std::int64_t rows, std::int64_t pairs, std::int64_t 
 const Rotary& Cache::turning(const char* action, std::int64_t layer) const {
     require_settled(action);
     if (!rotary(layer))
-        refuse("cannot ", action, " keys with ", axes_, " position axes: open the cache with the sections that each axis turns");
+        refuse("cannot ", action, " keys with ", axes_, " position axes: open the cache with rotary sections");
     return *rotary(layer);
 }
 

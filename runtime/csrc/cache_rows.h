@@ -58,7 +58,7 @@ inline std::int64_t longest_of(const Cache& cache) {
 inline const Rotary* rotary_of(const Cache& cache, bool rotated, std::int64_t layer) {
     if (rotated) return nullptr;
     if (!cache.rotary(layer))
-        refuse("cannot un-rotate keys with ", cache.axes(), " position axes: open the cache with the sections that each axis turns");
+        refuse("cannot un-rotate keys with ", cache.axes(), " position axes: open the cache with rotary sections");
     return cache.rotary(layer);
 }
 

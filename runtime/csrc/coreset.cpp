@@ -177,7 +177,7 @@ py::array_t<std::int32_t> call_coreset(Floats rows, std::int64_t count, float di
     Call call;
     const auto from = call.dense<float>(rows, "rows", {any, any});
     const std::int64_t held = from.shape(0), width = from.shape(1);
-    if (count < 0 || count > held) refuse("there are no ", count, " rows among ", held);
+    if (count < 0 || count > held) refuse("count must be 0 to ", held, ", not ", count);
     if (!(diversity >= 0) || directions < 0 || steps < 1) refuse("diversity and directions must be 0 or more, steps 1 or more");
     py::array_t<std::int32_t> out(count);
     std::int32_t* const first = out.mutable_data();

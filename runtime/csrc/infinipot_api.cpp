@@ -103,7 +103,7 @@ py::typing::List<Array<bool>> call_infinipot_select(Cache& cache, std::int64_t r
                                const std::vector<int>& windows, const std::vector<double>& thresholds, bool keep_recent,
                                bool rotated) {
     if (std::min({recent_frames, distinctive, target}) < 0) refuse("cannot choose a negative number of rows or frames");
-    if (!thresholds.empty() && thresholds.size() != 3) refuse("there are 3 thresholds, not ", thresholds.size());
+    if (!thresholds.empty() && thresholds.size() != 3) refuse("thresholds must be 3 numbers, not ", thresholds.size());
     if (thresholds.empty() && static_cast<std::int64_t>(windows.size()) != cache.layers())
         refuse("windows need one number for each of the ", cache.layers(), " layers, not ", windows.size());
     for (const int window : windows) check_window(window);

@@ -37,7 +37,7 @@ std::vector<Run> runs_of(Call& call, py::handle pair_axis, std::int64_t axes, st
     std::vector<Run> runs;
     for (std::int32_t d = 0; d < pairs; ++d) {
         const std::int32_t axis = axis_of.at(d);
-        if (axis >= axes) refuse("pair_axis names axis ", axis, " of a position that has ", axes);
+        if (axis >= axes) refuse("pair_axis must be below the position's number of axes, ", axes, ", not ", axis);
         if (runs.empty() || runs.back().axis != axis) runs.push_back({axis, d, d});
         ++runs.back().end;
     }
@@ -225,7 +225,7 @@ py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers k
             const py::array found = call.array<T>(object, name, shape, true);
             Volume<T> all{static_cast<const std::byte*>(found.data()), found.strides(0), found.strides(1),
                           found.shape(0), found.shape(1), found.shape(2)};
-            if (std::is_same_v<T, Int8> == scale.is_none()) refuse("a scale goes with int8, and with it only");
+            if (std::is_same_v<T, Int8> == scale.is_none()) refuse("int8 requires a scale, and other dtypes do not support one");
             if (!scale.is_none()) {
                 const auto dense = call.dense<float>(scale, "scale", {all.heads, all.width});
                 call.keep(dense);
@@ -242,15 +242,15 @@ py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers k
         const auto lengths = call.dense<std::int32_t>(held, "held", {heads});
         at.rows = new_key.shape(0);
         if (heads < 1 || width < 1 || queries.shape(1) < heads * width || queries.shape(1) % (heads * width))
-            refuse("query must be [S, Hq D] with Hq a multiple of ", heads, " and D ", width, ", not ", queries.shape(1), " wide");
+            refuse("query must be [S, Hq D] with Hq a multiple of ", heads, " and D ", width, ", not [S, ", queries.shape(1), "]");
         at.group = queries.shape(1) / (heads * width);
         at.query = queries.data(), at.new_key = new_key.data(), at.new_value = new_value.data(), at.held = lengths.data();
         for (std::int64_t head = 0; head < heads; ++head) {
             if (at.held[head] < 0 || at.held[head] + at.rows > capacity)
-                refuse(at.rows, " rows do not fit after ", at.held[head], " of ", capacity);
+                refuse(at.rows, " rows do not fit after ", at.held[head], " of ", capacity, " rows");
         }
         std::vector<Plane<std::int32_t>> listed;
-        if (!rows.is_none() && !py::isinstance<py::sequence>(rows)) refuse("rows must be a list for each of ", heads, " KV heads");
+        if (!rows.is_none() && !py::isinstance<py::sequence>(rows)) refuse("rows must have a list for each of the ", heads, " KV heads");
         if (!rows.is_none()) {
             for (const py::handle each : py::reinterpret_borrow<py::sequence>(rows)) {
                 const auto dense = call.dense<std::int32_t>(each, "rows", {any});
@@ -261,7 +261,7 @@ py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers k
                 }
                 listed.push_back({reinterpret_cast<const std::byte*>(dense.data()), 0, 1, dense.size()});
             }
-            if (listed.size() != static_cast<std::size_t>(heads)) refuse("rows must be a list for each of ", heads, " KV heads");
+            if (listed.size() != static_cast<std::size_t>(heads)) refuse("rows must have a list for each of the ", heads, " KV heads");
             at.listed = listed.data();
         }
         if (!bias.is_none()) at.bias = call.plane<float>(bias, "bias", heads, capacity);
@@ -269,32 +269,32 @@ py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers k
         if (!previous.is_none()) {
             places = call.dense<std::int64_t>(previous, "previous", {heads, any});
             at.frame = places.shape(1), at.shared = shared, at.previous = places.data();
-            if (at.frame < 1 || at.rows % at.frame || at.listed) refuse("a pattern goes with whole frames, and without rows");
+            if (at.frame < 1 || at.rows % at.frame || at.listed) refuse("a pattern requires whole frames, without rows");
             const std::int32_t least = *std::min_element(at.held, at.held + heads);
-            if (shared < 0 || shared > least) refuse(shared, " shared rows: the heads hold from ", least);
+            if (shared < 0 || shared > least) refuse("shared must be 0 to ", least, ", not ", shared);
             for (std::int64_t i = 0; i < places.size(); ++i) {
-                if (places.data()[i] < -1 || places.data()[i] >= at.held[i / at.frame]) refuse("previous must be rows held, or -1");
+                if (places.data()[i] < -1 || places.data()[i] >= at.held[i / at.frame]) refuse("previous must be held rows, or -1");
             }
         }
         const auto row_numbers = [&](py::handle object, const char* name) {
             const auto dense = call.dense<std::int32_t>(object, name, {at.rows});
             call.keep(dense);
             for (std::int64_t s = 1; s < at.rows; ++s) {
-                if (dense.data()[s] < dense.data()[s - 1]) refuse(name, " must not fall");
+                if (dense.data()[s] < dense.data()[s - 1]) refuse(name, " must not decrease");
             }
             return dense.data();
         };
         if (!until.is_none()) {
             at.until = row_numbers(until, "until");
             for (std::int64_t s = 0; s < at.rows; ++s) {
-                if (at.until[s] <= s || at.until[s] > at.rows || at.frame) refuse("until must be above its row, within the call, and without a pattern");
+                if (at.until[s] <= s || at.until[s] > at.rows || at.frame) refuse("until must be above its row, within the call, and not with a pattern");
             }
         }
         if (window < 0 || window > INT32_MAX || (window && at.frame)) refuse("window must be 0 to 2^31 - 1, and 0 with a pattern");
         if ((at.window = window) > 0) {
             at.place = row_numbers(place, "place");
             at.position = call.plane<std::int32_t>(position, "position", heads, any);
-            if (at.position.rows < *std::max_element(at.held, at.held + heads)) refuse("position must be of all rows held");
+            if (at.position.rows < *std::max_element(at.held, at.held + heads)) refuse("position must cover all held rows");
         }
         py::array_t<float> out({at.rows, queries.shape(1)});
         at.out = out.mutable_data();
@@ -323,7 +323,7 @@ py::array_t<float> call_dequantize(Numbers stored, MaybeFloats scale) {
 
 void call_use_simd(const std::string& name) {
     const Simd* const table = simd_named(name.c_str());
-    if (!table) refuse("this processor does not run ", name, ": EDGEVLM_SIMD may be scalar, avx2, avx512 or neon");
+    if (!table) refuse("this processor does not support ", name, "; set EDGEVLM_SIMD to scalar, avx2, avx512 or neon");
     use_simd(*table);
 }
 

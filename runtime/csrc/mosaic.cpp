@@ -109,7 +109,7 @@ py::typing::Tuple<py::int_, py::int_, py::int_> call_assign(Floats key, Ints par
                             call.in_place<std::int32_t>(partitions, "partitions", {capacity}), capacity, width};
     std::int32_t* const out = call.in_place<std::int32_t>(slots, "slots", {count});
     const Threshold threshold{small, large, rate, least};
-    if (start < 0 || start > count) refuse("there is no row ", start, " among ", count);
+    if (start < 0 || start > count) refuse("start must be 0 to ", count, ", not ", start);
     for (std::int64_t row = start; row < count; ++row) {
         if (of_row.data()[row] < 0) refuse("partition must be 0 or more, not ", of_row.data()[row]);
     }

@@ -41,7 +41,7 @@ py::array_t<float> newer_similarity_of(Cache& cache, std::int64_t number, py::ha
 }
 
 py::array_t<float> call_newer_similarity(Cache& cache, std::int64_t layer, Bools valid, std::int64_t since, bool rotated) {
-    if (layer < 0 || layer >= cache.layers()) refuse("there is no layer ", layer, " in a cache of ", cache.layers());
+    if (layer < 0 || layer >= cache.layers()) refuse("there is no layer ", layer, " in a cache of ", cache.layers(), " layers");
     const Rotary* const rotary = rotary_of(cache, rotated, layer);
     return by_dtype(cache.dtype(), [&](auto* type) {
         return newer_similarity_of<std::remove_pointer_t<decltype(type)>>(cache, layer, valid, since, rotary);

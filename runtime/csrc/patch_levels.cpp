@@ -27,7 +27,7 @@ struct Grid {
 
 Grid grid_of(std::int64_t rows, std::int64_t columns, std::int64_t height, std::int64_t width) {
     if (rows < 1 || columns < 1 || rows > height || columns > width)
-        refuse("a frame of ", width, "x", height, " has no ", columns, "x", rows, " patches");
+        refuse("a frame of ", width, "x", height, " pixels cannot be divided into ", columns, "x", rows, " patches");
     return {rows, columns, height / rows, width / columns};
 }
 

@@ -36,7 +36,7 @@ struct Layer {
     Layer(Call& call, py::handle key_, py::handle bits_, py::handle count_, py::handle open_, py::handle place_, py::handle planes_) {
         py::array all = call.array<float>(key_, "key", {any, any, any}, true);
         heads = all.shape(0), slots = all.shape(1), width = all.shape(2);
-        if (slots < 4 || slots >= 1 << 24) refuse("there must be 4 to 2^24 slots, not ", slots);
+        if (slots < 4 || slots >= 1 << 24) refuse("slots must be 4 to 2^24 - 1, not ", slots);
         py::array where = call.array<float>(place_, "place", {heads, slots, any}, true);
         axes = where.shape(2);
         key = static_cast<float*>(all.mutable_data()), place = static_cast<float*>(where.mutable_data());
@@ -60,7 +60,7 @@ struct Layer {
                 used += count[s] > 0, opened += count[s] > 0 && open[s], tokens += count[s];
             }
             if (used == slots) refuse("head ", head, " has no free slot among ", slots);
-            if (opened > slots / 2) refuse("head ", head, " has ", opened, " open clusters in ", slots, " slots: half at most");
+            if (opened > slots / 2) refuse("head ", head, " has ", opened, " open clusters, more than half of its ", slots, " slots");
             if (tokens > std::numeric_limits<std::int32_t>::max()) refuse("head ", head, " has too many tokens: ", tokens);
         }
     }
@@ -103,7 +103,7 @@ py::typing::Tuple<Array<std::int32_t>, Array<std::int32_t>, py::int_, py::int_> 
     const auto keys = call.dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
     const std::int64_t rows = keys.shape(1);
     const auto places = call.dense<float>(rows_place, "positions", {layer.heads, rows, layer.axes});
-    if (distance < -1) refuse("distance must be -1 (none is near) or more, and is ", distance);
+    if (distance < -1) refuse("distance must be -1 (no cluster is near) or more, not ", distance);
     layer.check(rows);
     py::array_t<std::int32_t> slot({layer.heads, rows}), home({layer.heads, 2 * layer.slots});
     std::int32_t* const out = slot.mutable_data();
@@ -127,7 +127,7 @@ py::typing::Tuple<Array<std::int32_t>, py::int_> call_hash_seal(Floats rows_key,
     std::vector<std::int32_t> left(layer.count, layer.count + layer.heads * layer.slots);
     for (std::int64_t i = 0; i < layer.heads * rows; ++i) {
         const std::int64_t head = i / rows, own = slot.data()[i], at = head * layer.slots + own;
-        if (own >= layer.slots) refuse("there is no slot ", own, " of ", layer.slots);
+        if (own >= layer.slots) refuse("slot must be below ", layer.slots, ", not ", own);
         if (own < 0 || !goes.at(head, i % rows)) continue;
         if (!layer.open[at] || left[at]-- == 0) refuse("more tokens leave slot ", own, " of head ", head, " than its open cluster has");
     }

@@ -25,9 +25,9 @@ struct HeldPart {
 
     HeldPart(Arrays codes, Arrays scales, Arrays biases, Arrays gains, float epsilon, std::int64_t kv_heads, std::int64_t width,
              std::int64_t block) {
-        if (!multiplies_codes()) refuse("this processor multiplies no codes here");
+        if (!multiplies_codes()) refuse("this processor does not support products of codes");
         for (const py::sequence& each : {codes, scales, biases, gains})
-            if (py::len(each) != 4) refuse("codes, scales, biases and gains must be four each, not ", py::len(each));
+            if (py::len(each) != 4) refuse("codes, scales, biases and gains must each have 4 entries, not ", py::len(each));
         Call call;
         const auto take = [&](auto array) {
             held.push_back(array);
@@ -42,11 +42,11 @@ struct HeldPart {
             const bool four = is_array_of<std::uint8_t>(codes[i]);
             const auto all = four ? call.array<std::uint8_t>(py::object(codes[i]), "codes", {any, any, 16})
                                   : call.array<Int8>(py::object(codes[i]), "codes", {any, any});
-            if (!(all.flags() & py::array::c_style)) refuse("codes must be dense");
+            if (!(all.flags() & py::array::c_style)) refuse("codes must be C-contiguous");
             matrix.in = four ? 32 * all.shape(1) : all.shape(0), matrix.out = all.shape(four ? 0 : 1);
             if (four) matrix.pairs = static_cast<const std::uint8_t*>(all.data());
             else matrix.codes = static_cast<const std::int8_t*>(all.data());
-            if (!multiplies_codes(matrix)) refuse("codes must be int8 [16 n, 64 m] or uint8 [32 m, n > 3, 16], not of ", matrix.in, " to ", matrix.out);
+            if (!multiplies_codes(matrix)) refuse("codes must be int8 [16 n, 64 m] or uint8 [32 m, n > 3, 16], not codes of a matrix with ", matrix.in, " inputs and ", matrix.out, " outputs");
             held.push_back(all);
             const std::vector<std::int64_t> scaled = four ? std::vector{matrix.out, matrix.in / 32} : std::vector{matrix.out};
             matrix.scales = take(call.dense<float>(py::object(scales[i]), "scales", scaled));
@@ -54,10 +54,10 @@ struct HeldPart {
         }
         const std::int64_t inner = part.down.in, hidden = part.output.out, query = part.output.in;
         if (width < 2 || width % 2 || kv_heads < 1 || kv_heads > query || query % width)
-            refuse("there cannot be ", kv_heads, " KV heads of ", width, " numbers");
+            refuse("unsupported heads: ", kv_heads, " KV heads with head_dim ", width);
         if (part.gate_up.in != hidden || part.gate_up.out != 2 * inner || part.down.out != hidden || part.qkv.in != hidden ||
             part.qkv.out != query + 2 * kv_heads * width)
-            refuse("the matrices do not follow each other");
+            refuse("the shapes of the matrices do not match");
         if (block < 1 || block & (block - 1) || inner % block) refuse("block must be a power of two that divides ", inner, ", not ", block);
         if (!(epsilon >= 0)) refuse("epsilon must not be below 0");
         part.heads = query / width, part.kv_heads = kv_heads, part.width = width, part.block = block, part.epsilon = epsilon;

@@ -187,7 +187,7 @@ class CudaCache(KVCache):
         for name, array in (("key", key), ("value", value)):
             require(name, array, dtype, shape)
             if array.size and array.strides[-1] != dtype.itemsize:
-                raise CacheError(f"{name} must be dense in its last axis")
+                raise CacheError(f"{name} must be contiguous in its last axis")
 
     def _write(self, layer: int, start: int, *numbers: NDArray) -> None:
         """Write keys and values ``[kv_heads, n, head_dim]`` from row ``start`` on, rounded to the cache's dtype."""

@@ -140,7 +140,7 @@ class Kernels:
         if min(recent_frames, distinctive, target) < 0:
             raise CacheError("cannot choose a negative number of rows or frames")
         if len(thresholds) not in (0, 3):
-            raise CacheError(f"there are 3 thresholds, not {len(thresholds)}")
+            raise CacheError(f"thresholds must be 3 numbers, not {len(thresholds)}")
         if not thresholds and len(windows) != cache.layers:
             raise CacheError(f"windows need one number for each of the {cache.layers} layers, not {len(windows)}")
         if bad := set(windows) - {1, 3, 5, 7}:
@@ -178,7 +178,7 @@ class Kernels:
     ) -> Float32:
         """See :func:`edgevlm.runtime.kernels.newer_similarity`."""
         if not 0 <= layer < cache.layers:
-            raise CacheError(f"there is no layer {layer} in a cache of {cache.layers}")
+            raise CacheError(f"there is no layer {layer} in a cache of {cache.layers} layers")
         check_turned(cache, rotated)
         work = KernelCall(cache, [layer])
         heads, n, seq = cache.kv_heads, work.lengths[0], cache.seq(layer)
@@ -253,9 +253,7 @@ def norms(cache: DeviceCache, layer: int) -> Float32:
 def check_turned(cache: DeviceCache, rotated: bool) -> None:
     """Raise CacheError if keys must be un-rotated but the cache does not know the axis of each rotary pair."""
     if not rotated and cache.axes > 1 and cache.pair_axis is None:
-        raise CacheError(
-            f"cannot un-rotate keys with {cache.axes} position axes: open the cache with the sections that each axis turns"
-        )
+        raise CacheError(f"cannot un-rotate keys with {cache.axes} position axes: open the cache with rotary sections")
 
 
 def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) -> Callable[[], None]:

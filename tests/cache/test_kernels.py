@@ -213,7 +213,7 @@ def test_scores_of_all_layers_are_those_of_each(kit):
         kernels.infinipot_scores(cache, recent[:2], valid)
     with pytest.raises(CacheError, match=r"recent must be \[2, 31\], not \[2, 40\]"):
         kernels.infinipot_scores(cache, [recent[0]] * 3, valid)
-    with pytest.raises(CacheError, match="open the cache with the sections"):
+    with pytest.raises(CacheError, match="open the cache with rotary sections"):
         kernels.infinipot_scores(kit.make(layers=1, axes=3), [np.ones((2, 0), np.bool_)], [np.ones((2, 0), np.bool_)])
 
 

@@ -29,7 +29,7 @@ def test_the_best_of_this_processor_is_used_unless_told_otherwise(kit):
 def test_an_instruction_set_that_is_not_there():
     before = kernels.simd()
     for name in ("sse9", "", "AVX2"):
-        with pytest.raises(CacheError, match="EDGEVLM_SIMD may be scalar, avx2, avx512 or neon"):
+        with pytest.raises(CacheError, match="set EDGEVLM_SIMD to scalar, avx2, avx512 or neon"):
             kernels.use_simd(name)
     assert kernels.simd() == before
 

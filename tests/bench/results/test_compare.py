@@ -85,6 +85,6 @@ def test_the_command(tmp_path):
     single = write(tmp_path / "single.jsonl", {"bench": "accuracy", "policy": "h2o", "ttft_ms": 3.0})
     slower = write(tmp_path / "slower.jsonl", {"bench": "accuracy", "policy": "h2o", "ttft_ms": 4.5})
     done = report(slower, "--baseline", single)
-    assert (done.exit_code, "1 slower by more than 20%, measured once" in done.stderr) == (0, True)
+    assert (done.exit_code, "1 slower by more than 20%, but measured once" in done.stderr) == (0, True)
     with pytest.raises(UserError, match="run nothing not found; choose from run, later"):
         read_runs([f"{new}#nothing"])

@@ -139,7 +139,7 @@ def test_the_command(tmp_path):
     done = CliRunner().invoke(app, ["bench", "all", "--quick", "--plan"])
     assert done.stdout.splitlines()[0] == "edgevlm bench good --x 'a b' --json"
     done = CliRunner().invoke(app, ["bench", "all", "--quick", "--only", "best"])
-    assert "--only best: there is good, bad" in str(done.exception)
+    assert "--only best: choose from good, bad" in str(done.exception)
 
 
 @pytest.mark.parametrize("text", PLANNED)
