@@ -209,7 +209,7 @@ class PictureConnection(Connection):
     def _take(self, count: int) -> bytes:
         block = self._response.read1(count)
         if not self._seen and (found := re.search(rb"(?i)content-type:\s*([\w./+-]{1,99})", block)):
-            self._kind = found[1].decode()  # the type of a multipart response's first part
+            self._kind = found[1].decode()  # the type of one part of a multipart response
         return block
 
     def grab(self) -> Grabbed | None:
