@@ -231,7 +231,7 @@ class TimedDatabase:
     def _works_again(self) -> None:
         if self._failing:
             self._failing = False
-            self._try_notify(f"{self.TABLE} are written again")
+            self._try_notify(f"writing {self.TABLE} resumed")
 
     def _try_notify(self, line: str) -> None:
         with suppress(OSError):

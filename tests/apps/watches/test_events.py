@@ -214,7 +214,7 @@ def test_a_full_disk_loses_nothing_and_a_read_only_one_is_refused(disk, said):
         store.sent("phone", event.id)
     (disk / "stuff").unlink()
     store.record(events[4], sinks=["phone"])
-    assert said[1:] == ["events are written again"]
+    assert said[1:] == ["writing events resumed"]
     store.close()
     store = EventStore(disk, days=1e5)
     while found := store.next("phone"):

@@ -170,7 +170,7 @@ def test_an_hour_without_a_broker_loses_nothing(tmp_path, full):
     assert [line.rpartition("events.sqlite: ")[2][:17] for line in found.said if "events.sqlite" in line] == (
         ["cannot be written"] if full else []
     )
-    assert found.said.count("events are written again") == full
+    assert found.said.count("writing events resumed") == full
     assert "secret" not in str(found.said)
 
 
