@@ -91,7 +91,7 @@ def secret(reference: str) -> str:
     if kind == "file":
         try:
             if not Path(name).is_file():
-                raise UserError(f"{reference}: there is no such file")
+                raise UserError(f"{reference}: file not found")
             with Path(name).open(encoding="utf-8") as file:
                 return file.read(65_536).strip()
         except (OSError, UnicodeDecodeError) as error:

@@ -72,9 +72,7 @@ class TimedDatabase:
             self._mended(self._open)
         except (sqlite3.Error, OSError) as error:
             if isinstance(error, BlockingIOError):
-                raise UserError(
-                    f"{folder}: is in use by another process; stop that process or choose another --state"
-                ) from None
+                raise UserError(f"{folder}: in use by another process; stop it or choose another --state") from None
             raise UserError(f"{self.path}: cannot be written ({error}); choose another --state") from None
 
     def delete(self, camera: str | None = None, since: float = -math.inf, until: float = math.inf) -> int:

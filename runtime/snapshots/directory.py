@@ -259,7 +259,7 @@ class SnapshotDirectory:
         except OSError as error:
             self.close()
             if isinstance(error, BlockingIOError):
-                raise UserError(f"--state {path}: another process uses it; stop it or choose another folder") from None
+                raise UserError(f"--state {path}: in use by another process; stop it or choose another folder") from None
             why = self.storage.why(error)
             raise UserError(f"--state {self.storage}: cannot be written ({why}); choose another folder") from None
 

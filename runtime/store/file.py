@@ -63,7 +63,7 @@ class StoreFile:
         try:
             lock_file(self._handle)
         except BlockingIOError:
-            raise UserError(f"{self.name}: another process uses it; stop it or choose another folder") from None
+            raise UserError(f"{self.name}: in use by another process; stop it or choose another folder") from None
         self.nbytes = os.fstat(self._handle).st_size
         start = os.pread(self._handle, HEADER.size, 0)
         if not start.strip(b"\0"):  # the file is new, or its first write did not reach the disk

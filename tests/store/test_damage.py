@@ -92,7 +92,7 @@ def test_two_processes_on_one_store(opened, tmp_path):
     store.put(block(0))
     command = [sys.executable, "-c", OPEN, path]
     refused = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert refused == f"{path}: another process uses it; stop it or choose another folder\n"
+    assert refused == f"{path}: in use by another process; stop it or choose another folder\n"
     assert same(store.get([0])[0], block(0))
     store.close()
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == ""

@@ -127,7 +127,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
     process = start(*RUN, "--frames", "1000000", "--state", tmp_path, "--state-every", "0.1")
     try:
         process.stdout.readline()
-        assert "another process uses it" in refused(*RUN, "--frames", 1, "--state", tmp_path)
+        assert "in use by another process" in refused(*RUN, "--frames", 1, "--state", tmp_path)
     finally:
         process.kill()
         process.communicate()

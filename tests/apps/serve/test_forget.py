@@ -69,7 +69,7 @@ def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
         assert len(list((folder / "demo").glob("*.snapshot"))) == 1
         server.request("PATCH", "/v1/streams/demo", {"state": "running"})
         server.watched("demo", server.get("/v1/streams/demo")["frames_watched"] + 4)
-        refused("another process uses it", "--all", "--yes", "--state", folder)
+        refused("in use by another process", "--all", "--yes", "--state", folder)
         assert server.request("DELETE", "/v1/streams/demo")[0] == 204  # its memory stays
     assert not any(holds(folder, [picture for frame, picture in shown.items() if frame not in kept]))
     assert all(holds(folder, [shown[frame] for frame in kept]))
