@@ -216,7 +216,7 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:
     """Advance ``source`` and ``plan`` to the time of the resumed snapshot. A live source continues at the present time.
 
-    Questions planned for earlier times are dropped.
+    Questions planned for times before the snapshot are dropped.
     """
     if writer.resumed is None:
         return

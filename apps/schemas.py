@@ -291,7 +291,7 @@ class Snapshot(Record):
 
 
 def record(name: str, kind: Any, /, *, optional: bool = False, without: str = "", **more: Any) -> type[Record]:
-    """Make a JSON line's model: its fields are ``more`` and a dataclass's fields, which are ``Annotated`` with descriptions."""
+    """Make a model of a JSON line with the fields ``more`` and those of a dataclass, ``Annotated`` with descriptions."""
     types, fields = get_type_hints(kind), dict[str, Any](more)
     for each in dataclasses.fields(kind):
         if each.name != without:

@@ -13,7 +13,7 @@ from edgevlm.runtime.settings import Metavar, SessionSettings
 
 
 class Shown(NamedTuple):
-    """Describes a field's default in ``--help``. Pydantic keeps the instance in ``model_fields[name].metadata``."""
+    """Describes a field's default in ``--help``. Pydantic keeps each ``Shown`` in ``model_fields[name].metadata``."""
 
     text: str
 

@@ -35,7 +35,7 @@ def export_by_gptq(
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
 
     def sampled(folder: Path) -> Samples:
-        """Return the samples in ``folder``. Missing samples are made with an fp32 bundle, which is then deleted."""
+        """Return the sampled activations in ``folder``. If there are none, sample with an fp32 bundle, then delete it."""
         file, plain = folder / "samples.npz", folder / "fp32"
         if not file.exists():
             if not plain.exists():

@@ -116,10 +116,10 @@ def nearest_published(word: str) -> str | None:
 def resolve_model(
     model: str, progress: Report, notify: Notify, engine: str = DEFAULT_ENGINE, choice: ExportChoice | None = None
 ) -> str:
-    """Return the bundle for ``--model``; download a hub model and export a checkpoint into the cache.
+    """Return the bundle for ``--model``. A hub model is downloaded, and a checkpoint is exported into the cache.
 
     A checkpoint is exported only if the cache has no bundle of it that ``engine`` can run and that suits ``choice``. Raises
-    UserError if several cached bundles suit, the engine cannot run the export, or the hub has no such model.
+    UserError if several cached bundles match, the engine cannot run the export, or the hub has no such model.
     """
     refuse_address(model)
     folder = Path(model)

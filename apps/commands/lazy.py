@@ -30,7 +30,7 @@ class PlainCommand(PlainHelp, TyperCommand):
 
 
 class LazyGroup(PlainHelp, TyperGroup):
-    """A group of commands. ``targets`` holds each command's ``module:attribute``, which names a function or a Typer."""
+    """A group that imports a command when it is called. ``targets`` holds each command's ``module:attribute``: a function or Typer."""
 
     targets: ClassVar[Mapping[str, str]] = {}
 

@@ -138,14 +138,14 @@ def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
-    """Return the most bytes that a policy keeps: POLICY_ROW for each cached row, layer and KV head."""
+    """Return the largest number of bytes that a policy keeps: POLICY_ROW for each cached row, layer and KV head."""
     return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
 
 
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
     """Return the decoder's working memory in its largest call, which appends up to ``chunk`` frames to an empty memory.
 
-    I and E are the widths of the MLP and the residual stream. Q and K are the total widths of all query heads and key heads. On
+    I and E are the widths of the MLP and the residual stream. Q is the width of all query heads together, K of the key heads. On
     a CPU, each row takes 6 I + 3 E + 3 Q + 4 K float32 numbers, plus three copies of its input of E (1 + deepstack) numbers. On
     a GPU, each row takes 3 I + 4 E float16 numbers, plus one copy of its input.
     """
@@ -218,7 +218,7 @@ class Roofline:
         """Return the bytes of memory that the weights take while a stream runs.
 
         On a CPU, ONNX Runtime repacks matrices for its kernels (float16 as float32), including a tied head. The embedding
-        stays on disk. TensorRT keeps weights as stored.
+        stays on disk. TensorRT keeps weights in memory as they are stored.
         """
         weights, layouts, group = self.weights, load_precision(self.precision).onnxruntime, self.model.group
         if self.device.kind != "cpu":
@@ -302,8 +302,8 @@ class Roofline:
     def speed(self, budget: int, chunk: int) -> Speed:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        A frame's time is its share of a grid's time: the time of the tower, of the decoder for the grid's rows, and of
-        compression. A compression reads the cache ``COMPRESSION_READS`` times per chunk.
+        A grid's time is the sum of the tower's time, the decoder's time for the grid's rows and a share of the chunk's
+        compression. The frames of a grid share its time. A compression reads the cache ``COMPRESSION_READS`` times per chunk.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)
@@ -342,7 +342,7 @@ class Roofline:
 
 
 def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest integer from ``least`` to ``most`` for which the monotonic ``holds`` is true, or 0."""
+    """Return the largest integer from ``least`` to ``most`` for which the monotonic function ``holds`` is true, or 0."""
     if most < least or not holds(least):
         return 0
     low, high = least, most + 1

@@ -36,7 +36,7 @@ PREFIX = 32  # assumed rows of the system prompt: counting them needs the tokeni
 class PlannedModel:
     """The numbers of a model that a plan needs.
 
-    ``matrices`` and ``vectors`` count the parameters in the layers' matrices, and in norms and biases. ``tied`` is true if the
+    ``matrices`` counts the parameters in the layers' matrices, ``vectors`` those in norms and biases. ``tied`` is true if the
     head shares the embedding's weights. ``limit`` is the largest number of positions in a stream. ``group`` is the number of
     rounded weights that share a scale, or None. ``floats`` is the number of the matrices' parameters that a rounded checkpoint
     stores as floats. ``files`` holds the bytes of a bundle's ``decoder``, ``embedding`` and ``vision`` weights.

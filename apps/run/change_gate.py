@@ -14,7 +14,7 @@ class ChangeGate:
     """Decides whether a frame, uint8 RGB ``[H, W, 3]``, shows a change.
 
     A frame shows a change if the mean of any cell differs by more than ``THRESHOLD`` from the last frame that showed a change.
-    A slow change thus adds up over several frames. The first frame always shows a change.
+    Slow changes add up over several frames until one of the frames shows a change. The first frame always shows a change.
     """
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Convert a local time to seconds since 1970. Raises UserError if the time never occurs, or twice before ``latest``."""
+    """Convert a local time to seconds since 1970. Raises UserError if it never occurs, or occurs twice before ``latest``."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:
@@ -95,7 +95,7 @@ class Span:
         return cls(**found)
 
     def __str__(self) -> str:
-        """Return `` since 13:03:22 (60 min ago) until 14:00:00``; empty for all time."""
+        """Return text such as `` since 13:03:22 (60 min ago) until 14:00:00``, or "" if both ends are open."""
         ends = (("since", self.since), ("until", self.until))
         return "".join(f" {name} {clock_time(at)}" for name, at in ends if math.isfinite(at))
 

@@ -22,11 +22,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Shutdown:
-    """Lets the first signal call ``stop``. The first signal interrupts only a block of :meth:`waiting`.
+    """Calls ``stop`` at the first signal, which raises KeyboardInterrupt only in a block of :meth:`waiting`.
 
-    A second signal raises KeyboardInterrupt anywhere in the main thread. A second SIGHUP does not, nor does the signal that
-    :meth:`ask` sends, because a closing terminal causes both of these signals. If SIGHUP was ignored, as under
-    nohup, it stays ignored. Works only in the main thread.
+    A second signal raises KeyboardInterrupt anywhere in the main thread, except SIGHUP and the signal that :meth:`ask` sends: a
+    closing terminal causes both of them. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:

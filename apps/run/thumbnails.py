@@ -63,7 +63,7 @@ class Thumbnails(TimedDatabase):
             self._added = self._change("INSERT OR REPLACE INTO thumbnails VALUES (?, ?, ?, 1, ?)", *values) or self._added
 
     def keep(self, held: set[int], newest: int) -> None:
-        """Record which frames up to ``newest`` are held, prune the thumbnails, and write to the disk if that is due."""
+        """Record which frames up to ``newest`` are in memory, prune the thumbnails, and write to the disk if that is due."""
         with self._lock:
             for (frame,) in self._rows("SELECT frame FROM thumbnails WHERE held AND frame <= ?", newest):
                 if frame not in held:

@@ -75,7 +75,7 @@ def gauge(used: float, width: int) -> str:
 
 
 def timeline(memory: MemoryView, width: int) -> str:
-    """Return a strip of all watched frames, the newest at the right; frames with more tokens held are darker."""
+    """Return a strip of all watched frames, the newest at the right; frames with more tokens in memory are darker."""
     if not memory.watched or width < 1:
         return ""
     width = min(width, memory.watched)
