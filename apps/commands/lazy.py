@@ -30,7 +30,7 @@ class PlainCommand(PlainHelp, TyperCommand):
 
 
 class LazyGroup(PlainHelp, TyperGroup):
-    """A group that imports a command when it is called. ``targets`` holds each command's ``module:attribute``: a function or Typer."""
+    """A group that imports commands when they are called. ``targets`` holds each command's ``module:attribute``."""
 
     targets: ClassVar[Mapping[str, str]] = {}
 
