@@ -15,7 +15,7 @@ from edgevlm.progress import counted, to_stderr, to_stderr_if_lost, to_stdout
 from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.snapshots.writer import ago
 
-NO_FIT = "a guess: the demo model knows only its own world; edgevlm models lists real ones"
+NO_FIT = "a guess: the demo model knows only its own world; edgevlm models lists real models"
 
 
 @dataclass(frozen=True, slots=True)

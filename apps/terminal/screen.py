@@ -77,7 +77,7 @@ class Screen:
         observer, demo = self._run.observer, self._run.session.model.is_demo
         known = [f"{lane.name} {lane.right} of {lane.asked}" for lane in getattr(observer, "view", ()) if lane.asked]
         if len(known) > 1:
-            self.say(f"Objects that left, still known: {', '.join(known)}.")
+            self.say(f"Departed objects still known: {', '.join(known)}.")
         if demo:
             self.say(f"Next: edgevlm run --camera 0 --model {SMALLEST} watches a webcam; edgevlm serve shows the page.")
 
