@@ -1,6 +1,6 @@
 """Measure the latency from a frame's arrival to the start of an answer that has seen it, stage by stage.
 
-Each frame is watched and asked about immediately (a chunk of one frame, an answer of one token), so that every frame passes
+A chunk has one frame, and each frame is followed by a question with an answer of one token. Every frame therefore passes
 through every stage. ``busy`` is the watching thread's time for a frame, without the answer. ``total`` is the time from the
 picture's arrival to the answer's first token.
 """

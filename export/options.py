@@ -36,8 +36,8 @@ class ActivationSampler:
 class ExportOptions:
     """Options of :func:`edgevlm.export.export_checkpoint`.
 
-    ``st_spattn_from``: the first layer that prefills frames sparsely if a policy asks for PureKV's ST-SpAttn; by default layer
-        3, or the last layer of a shallower model.
+    ``st_spattn_from``: the first layer that prefills frames sparsely for PureKV's ST-SpAttn; by default layer 3, or a shallower
+        model's last layer.
     ``camera``: the (height, width) of the frames to watch. Families that keep a frame's aspect ratio are exported for the
         camera's aspect ratio; frames of any other shape are stretched.
     ``precision``: the precision of the decoder's weights, see :mod:`edgevlm.export.precisions`. AWQ and GPTQ checkpoints keep

@@ -9,7 +9,7 @@ q]``, keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's
 previous token's value. All operators are standard operators of opset 18. ScatterND writes new rows without a copy if its output
 is bound to the address of its input.
 
-In the shapes below, H is the number of KV heads, g the number of query heads that share a KV head, S = F p and T = 1 + m + p.
+In the shapes below, H is the number of KV heads and g the number of query heads per KV head. S = F p, and T = 1 + m + p.
 """
 
 from __future__ import annotations

@@ -114,11 +114,11 @@ class FrameChanges(NamedTuple):
 class PatchChanges(Stateful):
     """Holds the pixels from which each patch was last encoded, and finds the patches of a new frame that differ from them.
 
-    A patch has changed if the mean difference over its most different tenth of pixels is at least ``threshold`` levels and at
-    least MARGIN times the noise. The patches around a changed patch are encoded too. The noise is estimated as the median
-    patch's distance from the previous frame, but at most LOUDEST times the distance between neighbouring patches. A smaller
-    estimate found later replaces an earlier one. If many patches seem changed, and a shift of the picture or a new exposure
-    explains at least half of the changes, the explained patches do not count as changed.
+    A patch has changed if its most different tenth of pixels differs on average by at least ``threshold`` levels and MARGIN
+    times the noise. The patches around a changed patch are encoded too. The noise is estimated as the median patch's distance
+    from the previous frame, but at most LOUDEST times the distance between neighbouring patches. A smaller estimate found later
+    replaces an earlier one. If many patches seem changed, a shift of the picture or a new exposure may explain at least half of
+    the changes. The explained patches then do not count as changed.
 
     The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change size.
     If ``interval`` is 0, the interval starts at 1. The interval grows by one every PROOF frames, up to INTERVAL, while whole

@@ -56,8 +56,8 @@ class Chunk:
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
         """Return, for a snapshot, the numbers of frames received and encoded, and views of the frames not in the memory.
 
-        The views are the features ``[G, tokens_per_frame, width]`` of complete groups, the pixels and (height, width) of frames
-        that are not encoded, the float64 seconds of each frame, and the encoder's state.
+        The views include the features ``[G, tokens_per_frame, width]`` of complete groups, and the pixels and (height, width)
+        of frames that are not encoded. Each frame's float64 seconds and the encoder's state are views too.
         """
         kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
         return {"taken": self.taken, "encoded": self._encoded}, {**self._unsaved(), "features": self._features, **kept}

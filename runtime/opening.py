@@ -45,8 +45,8 @@ def check_time(timestamp: object) -> None:
 def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
     """Return the encoder of changed patches, or None if whole frames are encoded.
 
-    ``auto`` uses the calibrated choice. Without a calibrated choice, ``auto`` encodes changed patches if the engine can, frames
-    have more than FEW patches, and the tower's cache takes at most a quarter of the free memory. A stream resumed from a
+    ``auto`` uses the calibrated choice. Without a calibrated choice, ``auto`` encodes changed patches if the engine can and
+    frames have more than FEW patches. The tower's cache must also fit in a quarter of the free memory. A stream resumed from a
     snapshot keeps its setting. Raises UserError if ``changed`` was requested but is not possible.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2

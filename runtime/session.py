@@ -227,10 +227,10 @@ class Session:
         ``max_question_tokens``: the maximum length of a question and its earlier turns, by default 8192; ignored if
         ``text_budget`` is given. The memory for a long question is allocated when the question is asked.
 
-        Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt, and for a
-        budget or chunk that is smaller than a frame, exceeds the model's positions or does not fit in the free memory. Also
-        raises UserError for a ``state`` that cannot be written, is in use or belongs to a different session, and for store
-        limits with a policy that has no store.
+        Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt. Raises
+        UserError unless budget and chunk hold a frame and fit in the model's positions and the free memory. Raises UserError
+        for a ``state`` that cannot be written, is in use or belongs to a different session. Raises UserError for store limits
+        if the policy has no store.
         """
         settings = SessionSettings.checked(settings, **fields)
         writer = SnapshotWriter(state) if isinstance(state, str | Path) else state
@@ -421,9 +421,9 @@ class Session:
         ``question``: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. ``conversation``:
         the name of a conversation, which this turn continues and extends. ``history``: earlier turns (question, answer), oldest
         first, instead of a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget for
-        answers. ``temperature``: 0 decodes greedily. Above temperature 0, a token can be drawn only if it is among the
-        ``top_k`` likeliest, in the smallest set whose probability reaches ``top_p``, and at least ``min_p`` times as likely as
-        the likeliest. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of the
+        answers. ``temperature``: 0 decodes greedily. Above temperature 0, only the ``top_k`` likeliest tokens can be drawn, and
+        only from the smallest set whose probability reaches ``top_p``. A token must also be at least ``min_p`` times as likely
+        as the likeliest. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of the
         prompt and the answer; 1 means none, and the default is the model's (generation_config.json). ``presence_penalty``,
         ``frequency_penalty``: OpenAI's penalties for tokens of the answer. ``logprobs``: record the log-probabilities, before
         penalties and temperature, of each token and of this many likeliest tokens. ``choices``: answer with one of these texts,

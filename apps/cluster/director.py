@@ -88,8 +88,8 @@ class Director:
 
         ``about`` holds the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` holds the fields of each camera, as for
         :meth:`add`. Unplaced cameras, and some cameras of full nodes, move to the new node. Raises UserError while another
-        process with the same node name may be watching, for the name of a removed node, and for a different minor version of
-        edgevlm.
+        process with the same node name may be watching. Raises UserError for a removed node's name and for a different minor
+        version of edgevlm.
         """
         if minor(version) != minor(__version__):
             raise UserError(

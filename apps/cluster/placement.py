@@ -131,8 +131,8 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
     """Choose cameras that should move from full nodes to emptier ones; return their new nodes.
 
-    A camera moves only if its new node stays less full than its old node was, by at least ``gain``, because a move costs a few
-    seconds of the camera's stream.
+    A move costs a few seconds of the camera's stream. A camera therefore moves only if its new node stays less full than its
+    old node was, by at least ``gain``.
     """
     loads = {node.name: Load(node) for node in nodes}
     watched: dict[str, list[Camera]] = {name: [] for name in loads}

@@ -263,8 +263,8 @@ class Roofline:
     def vision(self) -> RooflineCall:
         """Return the cost of encoding one grid with the vision tower.
 
-        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights, for P
-        parameters, N patches that attend to A patches each, R projected rows, and B blocks of width W.
+        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. N patches
+        attend to A patches each, in B blocks of width W with P_block parameters. R rows are projected.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
@@ -276,9 +276,9 @@ class Roofline:
     def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
         """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached rows.
 
-        The cost is 2 P rows operations for P parameters in the layers' matrices, and 4 L H D rows (held + rows / 2) for
-        attention with H heads of size D in L layers. ``logits`` adds a row of logits: 2 V E operations, for V tokens and width
-        E, and one reading of the head's weights. Each call reads the layers' weights and the cached rows.
+        The layers' matrices with P parameters cost 2 P rows operations. Attention costs 4 L H D rows (held + rows / 2), with H
+        heads of size D in L layers. ``logits`` adds a row of logits: 2 V E operations, for V tokens and width E, and one
+        reading of the head's weights. Each call reads the layers' weights and the cached rows.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2

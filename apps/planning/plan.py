@@ -116,9 +116,9 @@ def make_plan(request: PlanRequest) -> DevicePlan:
 def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
     """Make a plan, choosing the options that were not given.
 
-    The chosen precision is the most accurate one at which the usual budget, or at least half of it, fits in memory and keeps up
-    with ``request.fps``. If no precision keeps up, the most accurate one that fits and is nearly as fast as the fastest is
-    chosen, or else the smallest. Raises UserError for an invalid precision or budget.
+    The chosen precision is the most accurate that keeps up with ``request.fps`` and fits in memory with at least half of the
+    usual budget. If no precision keeps up, the most accurate one that fits and is nearly as fast as the fastest is chosen, or
+    else the smallest. Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")

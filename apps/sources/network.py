@@ -253,8 +253,8 @@ class FfmpegConnection(Connection):
     """Decodes one video stream with FFmpeg. Raises SourceError, without the address in its text.
 
     A video file at a URL plays at its recorded speed, and then ends. If ``response`` is given, FFmpeg reads this HTTP response
-    and opens no address. Addresses in an HTTP playlist are requested only on the camera's own host and on public hosts or, if
-    ``options.hosts`` is set, only on the hosts that it allows.
+    and opens no address. Addresses in an HTTP playlist are requested only on the camera's own host and on public hosts. If
+    ``options.hosts`` is set, only the hosts that it allows are requested.
     """
 
     def __init__(

@@ -241,8 +241,8 @@ class RecordedClock:
 
         m[n] = max(s[n] + o, m[n-1] + LEAST_S)
 
-    If ``s[n] + o - m[n-1]`` is above ``JUMP_S`` or below ``-BACK_S``, ``o`` first becomes ``m[n-1] + period_s - s[n]``,
-    because the clock was set, timestamps wrapped, or another recording was joined on. A picture without a timestamp is placed
+    If ``s[n] + o - m[n-1]`` is above ``JUMP_S`` or below ``-BACK_S``, the clock was set, timestamps wrapped, or another
+    recording was joined on. ``o`` then becomes ``m[n-1] + period_s - s[n]`` first. A picture without a timestamp is placed
     ``period_s`` after the previous picture.
     """
 

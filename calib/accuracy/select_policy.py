@@ -121,7 +121,7 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the policy that compresses fastest among those as good as the best policy; None stands for FALLBACK.
 
     A policy is as good as the one with the largest mean if the interval of their mean paired difference includes 0. FALLBACK is
-    selected if it is as good as the best policy, or if several policies were measured and all are as good as the best.
+    selected if it, or each of several measured policies, is as good as the best policy.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]

@@ -65,8 +65,8 @@ class HashClusters(Stateful):
 
         keys: rotated, ``[kv_heads, n, head_dim]``. positions: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a new
         cluster takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``, the moves and merges of sealed clusters
-        as in :meth:`seal`, and the number of tokens that joined beyond ``distance``, as tokens do if half of the slots are
-        open.
+        as in :meth:`seal`, and the number of tokens that joined beyond ``distance``. Tokens join beyond ``distance`` if half of
+        the slots are open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
@@ -147,7 +147,7 @@ class ReSV(Retrieval):
 
     Bit p of a key's hash is 1 if the key's dot product with hyperplane p is positive. A token joins the nearest open cluster
     within a Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of the
-    score softmax(q K_cluster^T / sqrt D), until the sum of score times token count exceeds a fraction of the row's total.
+    score softmax(q K_cluster^T / sqrt D). A row stops once the sum of score times token count exceeds a fraction of its total.
 
     Ours: a layer's own query chooses its clusters. A score is a softmax, because raw dot products may be negative. The window's
     clusters count in a row's total but are not fetched, because the window is always attended to. A KV head fetches all
