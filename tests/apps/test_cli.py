@@ -60,7 +60,7 @@ def test_every_question_it_lists_is_one_it_was_taught():
 
 
 MISTAKES = [  # one of each kind
-    (["--camera", "0"], "there is no /dev/video0"),
+    (["--camera", "0"], "/dev/video0 not found"),
     (["--model", "/nonexistent"], "no such bundle folder; give demo"),
     (["--model", "SmolVLM2"], r"did you mean HuggingFaceTB/SmolVLM2-256M-Video-Instruct\?"),
     (["--budget", "8"], "less than one frame"),

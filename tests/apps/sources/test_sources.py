@@ -56,12 +56,12 @@ def test_what_is_no_video_is_one_line(tmp_path, content):
 @pytest.mark.parametrize(
     ("camera", "video", "says"),
     [
-        (None, "/nowhere/a.mp4", "no such file"),
-        (None, "/", "is a folder"),
+        (None, "/nowhere/a.mp4", "file not found"),
+        (None, "/", "contains no pictures"),
         (None, "x" * 300, "File name too long"),
         ("/dev/" + "x" * 300, None, "File name too long"),
-        ("77", None, "there is no /dev/video77"),
-        ("/dev/video88", None, "there is no /dev/video88"),
+        ("77", None, "/dev/video77 not found"),
+        ("/dev/video88", None, "/dev/video88 not found"),
         ("shop.mp4", None, "a video file"),
         ("demo", "a.mp4", "not both"),
     ],
