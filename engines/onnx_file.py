@@ -1,7 +1,7 @@
 """Read an ONNX file's graph without the ``onnx`` package, whose import takes 10 MB and 0.1 s.
 
-An ONNX file is a protobuf message: a sequence of fields. A field is a key (number << 3 | kind), followed by a varint, by 4 or
-8 bytes, or by a length and that many bytes.
+An ONNX file is a protobuf message: a sequence of fields. A field is a key (number << 3 | kind) and a value: a varint, 4 or 8
+bytes, or a length and that many bytes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A traced decoder would concatenate its cache; edgevlm's graphs append to the cal
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
 K decoder layers get DeepStack features. After layer ``l``, DeepStack adds columns ``(1 + l) E`` to ``(2 + l) E`` of an input
-row to the hidden state; in text rows these columns are zero. ``total_len[l]`` is the number of valid rows in layer ``l`` after
+row to the hidden state. In text rows these columns are zero. ``total_len[l]`` is the number of valid rows in layer ``l`` after
 the call. A graph can be split between a layer's three parts: ``project`` (residual to q, k, v), ``attend`` (the only part that
 uses the cache) and ``finish`` (back to the residual). docs/internals/engines.md describes TensorRT's inputs and outputs.
 

@@ -1,8 +1,9 @@
 """Build spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) from nodes of the decoder graph.
 
-A call appends F whole frames of p tokens, but never frame 0. A token sees slots ``[0, m)`` of its layer and KV head (the prefix
-and frame 0), its own frame's tokens up to itself, and the token at the same patch in the previous frame. The call's first frame
-has its previous tokens in slots ``previous[l]`` of the cache (-1: absent); later frames have their previous tokens in the call.
+A call appends F whole frames of p tokens, but never frame 0. A token sees the prefix and frame 0 in slots ``[0, m)`` of its
+layer and KV head. The token also sees its own frame up to itself, and the previous frame's token at the same patch. The call's
+first frame has its previous tokens in slots ``previous[l]`` of the cache (-1: absent); later frames have their previous tokens
+in the call.
 
 Dense attention is computed over m + p keys and one extra key, which has the logit of the previous token. Queries are ``[logit,
 q]``, keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; its weight is applied to the

@@ -55,9 +55,9 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 class FramePattern:
     """The part of the cache that the rows of a sparse call see. A sparse call appends whole frames of p rows.
 
-    A row sees the first ``shared`` slots of every layer and KV head, its own frame's rows up to itself, and the row of the same
-    patch in the previous frame. For the call's first frame, the previous frame's rows are in the slots ``previous[l, head,
-    place]``, where -1 marks a missing row.
+    A row sees the first ``shared`` slots of every layer and KV head. The row also sees its own frame's rows up to itself, and
+    the same patch's row in the previous frame. For the call's first frame, the previous frame's rows are in the slots
+    ``previous[l, head, place]``, where -1 marks a missing row.
     """
 
     shared: int

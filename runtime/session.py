@@ -271,7 +271,7 @@ class Session:
         ``timestamp``: when the frame was seen, in seconds of the stream; by default the frame's number, from 0. Frames are
         encoded and appended ``chunk`` at a time. This method waits while a question is being answered. An interrupted call adds
         the frame completely or not at all. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest,
-        for a full memory under a policy that never compresses, and after :meth:`close`.
+        and after :meth:`close`. Raises UserError if the memory is full and the policy never compresses.
         """
         pixels = self._pixels(frame)
         if timestamp is not None:

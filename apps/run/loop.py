@@ -289,8 +289,8 @@ class RunLoop:
     def _tell_manager(self) -> None:
         """Send the status and, if the run is alive, a sign of life.
 
-        The run is alive if, since the last call, it has watched a frame or generated part of an answer, or if it waits for a
-        source that works or reconnects. The service manager restarts a process whose model or camera driver hangs.
+        The run is alive if it has watched a frame or generated part of an answer since the last call. A run that waits for a
+        source that works or reconnects is alive too. The service manager restarts a process whose model or camera driver hangs.
         """
         source, before = self.source, self._seen
         self._seen = self._steps, source.attempts

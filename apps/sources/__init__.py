@@ -1,8 +1,8 @@
 """Sources of frames: edgevlm's own kinds, those of installed packages, and classes in a user's file.
 
-A package adds a kind with an entry point in the group ``edgevlm.sources``: a :class:`Source` class, called with the target and
-:class:`SourceOptions`, or a generator function. ``--camera name`` or ``name://rest`` opens a package's source;
-``./file.py:Name[:rest]`` opens a source in a file.
+A package adds a kind with an entry point in the group ``edgevlm.sources``. The entry point names a generator function, or a
+:class:`Source` class that takes the target and :class:`SourceOptions`. ``--camera name`` or ``name://rest`` opens a package's
+source; ``./file.py:Name[:rest]`` opens a source in a file.
 """
 
 from __future__ import annotations

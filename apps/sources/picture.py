@@ -63,7 +63,7 @@ def check_size(width: int, height: int, most_pixels: int = MOST_PIXELS) -> None:
 
 
 def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yield each JPEG or PNG in a stream of bytes as soon as it is complete, and empty bytes for a picture that is cut short.
+    """Yield each JPEG or PNG in a stream of bytes as soon as it is complete; for a picture cut short, yield empty bytes.
 
     Other data between pictures, such as multipart headers, is skipped. ``read`` returns empty bytes at the stream's end.
     """

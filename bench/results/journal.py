@@ -1,8 +1,8 @@
 """Read benchmark results: JSON lines in an append-only file that ``bench all`` writes.
 
 A run's header line has the event ``run``. Each command then adds a line with the event ``begin``, its result lines with ``run``
-and ``entry``, and a line with the event ``end`` or ``failed``. If a command begins again in a run, its earlier lines are
-ignored. Lines without a run, such as one command's output, form a run named after their file.
+and ``entry``, and a last line with ``end`` or ``failed``. If a command begins again in a run, its earlier lines are ignored.
+Lines without a run, such as one command's output, form a run named after their file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Describe the devices that edgevlm runs on, each in a JSON file named after the device.
 
 A device's file has a ``title``, a ``kind`` (jetson, cuda or cpu), ``modules`` (a Jetson's names in its device tree),
-``figures`` and ``sources``. A figure has a ``value`` and a ``source``; ``checked`` is true if the value was looked up in the
+``figures`` and ``sources``. A figure has a ``value`` and a ``source``. ``checked`` is true if the value was looked up in the
 source or in a text that quotes it. Values not ``checked`` were remembered or estimated. A figure's name contains the unit. A
 rate is for dense matrices unless the figure's name contains ``sparse``. A null value means that the device lacks the feature.
 """

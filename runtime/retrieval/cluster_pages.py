@@ -43,7 +43,7 @@ class PageRun:
 class ClusterPages(Stateful):
     """The runs of all clusters: up to MAX_RUNS for each slot of each layer and KV head.
 
-    If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined, so that a row is rewritten only a few
+    If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined. A row is therefore rewritten only a few
     times. If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
     """
 
