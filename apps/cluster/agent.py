@@ -87,7 +87,7 @@ class NodeAgent(Hooks):
         """Start. The service must be open and must not have cameras yet."""
         if self._local.is_symlink():
             self._local.unlink()
-        shutil.rmtree(self._local, ignore_errors=True)  # delete what an earlier process left
+        shutil.rmtree(self._local, ignore_errors=True)  # delete an earlier process's thumbnails
         for thread in self._threads:
             thread.start()
 

@@ -45,7 +45,7 @@ class Head:
         self._id, self._is_replaced, self._look_at = uuid4().hex, False, -float("inf")
         self._looker = ThreadPoolExecutor(1, "edgevlm-head")  # in a thread: a shared folder that hangs must not delay answers
         self._look: Future[None] | None = None
-        self._read()  # if the file is invalid, this fails before a running head is replaced
+        self._read()  # an invalid file raises here, before a running head is replaced
         try:
             self._shared.write(NEWEST, self._id.encode())
         except OSError as error:

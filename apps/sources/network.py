@@ -41,7 +41,7 @@ UNMENDABLE = {
 }
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "rtmpt", "rtmpts", "rtmpe", "rtmpte", "udp", "tcp", "tls", "rtp", "srt")
 PROTOCOLS = f"{','.join(SCHEMES)},srtp,http,https,ffrtmphttp,ffrtmpcrypt"
-BOUND = "rtsp,rtmp,rtmps,tcp,tls"  # allowed protocols if hosts are checked: none of them follows redirects
+BOUND = "rtsp,rtmp,rtmps,tcp,tls"  # protocols allowed with checked hosts: none leads FFmpeg to another host
 LOW_LATENCY = {
     "rtsp_transport": "tcp",
     "fflags": "nobuffer",

@@ -188,7 +188,7 @@ class Mqtt(Sink):
                 self.control(camera, watch, message.payload == b"ON")
 
     def _found(self, device: str, held: Any) -> None:
-        """Remove obsolete components of a device on the broker, if the device is ours."""
+        """Remove obsolete components of a device on the broker, if this program announced the device."""
         if held["availability_topic"] == f"{self._base}/available" and held["origin"]["name"] == "edgevlm":
             keys = [key for key in held["components"] if re.fullmatch(COMPONENT, key)]
             components = {key: {"platform": ENTITIES[key.rpartition("_")[2]][0]} for key in keys}

@@ -35,7 +35,7 @@ class WatchSettings(BaseModel):
     The watch opens once the probability of ``answer`` has been above ``open_above`` for ``open_after`` seconds, and closes once
     the probability has been below ``close_below`` for ``close_after`` seconds. If ``open_after`` or ``close_after`` is above 0,
     at least two answers are needed. After closing, the watch stays closed for ``cooldown`` seconds. A watch is asked only
-    during its ``schedule``, in local time. ``on`` selects the events that are sent to ``sinks``, by default to all sinks.
+    during its ``schedule``, in local time. ``on`` selects the events that ``sinks``, by default all sinks, receive.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -112,7 +112,7 @@ class Watch(WatchSettings):
 
 
 def covers(hours: str, now: datetime) -> bool:
-    """Return whether hours such as ``mon-fri 08:00-18:00`` cover a local time. Hours such as 22:00-06:00 end the next day.
+    """Return whether hours such as ``mon-fri 08:00-18:00`` cover a local time. ``22:00-06:00`` ends the next day.
 
     Raises ValueError.
     """

@@ -81,7 +81,7 @@ class Watcher:
         self.camera, self._session, self._thumbnails, self._replays = camera, session, thumbnails, replays
         self._taught, self._record, self._last, self._changed, self._notify = taught, record, last, changed, notify
         self._tracked: dict[str, Tracked] = {}
-        self._lock = threading.RLock()  # guards the watches and their states
+        self._lock = threading.RLock()  # a lock for the watches and their states
         self._frames: deque[SeenFrame] = deque(maxlen=FRAMES)
         self._fresh = threading.Condition()
         self._waiting = self._closing = False
