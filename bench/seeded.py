@@ -166,7 +166,7 @@ TEMPLATE = (
 def llava_onevision_config(layers: int | None = None) -> Any:
     """Return LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens per frame, Qwen2-0.5B.
 
-    layers: the number of layers in the tower and in the decoder, by default the model's.
+    ``layers``: the number of layers in the tower and in the decoder, by default the model's.
     """
     import transformers
 

@@ -17,7 +17,7 @@ from edgevlm.runtime.positions import rope_tables
 def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *, held_out: bool) -> list[list[int]]:
     """Return the beginnings of help topics as token ids, ``length`` tokens each and ``tokens`` in total.
 
-    held_out: choose from the half of the topics that calibration does not use.
+    ``held_out``: choose from the half of the topics that calibration does not use.
     """
     topics: dict[str, str] = import_module("pydoc_data.topics").topics
     found: list[list[int]] = []

@@ -28,8 +28,8 @@ CANDIDATES = 6  # the number of lowest layers tried as PureKV's CLIE layer
 def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Notify | None = None) -> Calibration:
     """Watch each clip under full KV and measure every layer, averaging over the clips.
 
-    frames: number of frames to watch of each clip; None takes as many frames as the model's positions hold, up to 6,000 tokens.
-    Raises UserError if a clip is too short, or if full KV cannot hold its frames.
+    ``frames``: number of frames to watch of each clip; None takes as many frames as the model's positions hold, up to 6,000
+    tokens. Raises UserError if a clip is too short, or if full KV cannot hold its frames.
     """
     questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))
     tracer = ClipTracer(model, frames, questions)

@@ -111,7 +111,7 @@ def make_case(
 def through_h264(images: NDArray[np.uint8], crf: int) -> NDArray[np.uint8]:
     """Encode frames ``[T, H, W, 3]`` as H.264 (4:2:0, no B-frames, a keyframe every 25 frames), and decode them.
 
-    crf: x264's constant rate factor, 0 to 51; a higher value gives lower quality.
+    ``crf``: x264's constant rate factor, 0 to 51; a higher value gives lower quality.
     """
     import av  # imported here because importing PyAV is slow and most runs do not need PyAV
 

@@ -28,7 +28,7 @@ ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("sp
 class Oracle(Policy):
     """Keep the ``recent`` newest frames and the tokens with the highest priority, the same tokens in all layers and heads.
 
-    priority: float32 ``[tokens of the stream]``. A token's priority never changes, so a dropped token is never wanted later.
+    ``priority``: float32 ``[tokens of the stream]``. Priorities never change, so a dropped token is never wanted later.
     """
 
     priority: NDArray[np.float32]

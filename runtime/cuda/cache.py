@@ -34,7 +34,7 @@ class CudaCache(KVCache):
         norm_l [Hkv, C_l] f32, norms of the values, once a policy needs them
 
     :meth:`key` and :meth:`value` return :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; all other methods return the same as
-    on the CPU. Methods return after the device has finished, so an engine may continue on a different stream. driver: by
+    on the CPU. Methods return after the device has finished, so an engine may continue on a different stream. ``driver``: by
     default, the first device's driver. Raises UserError if the dtype is int8, there is no device, or its memory is too small.
     """
 

@@ -144,7 +144,7 @@ class KernelCall:
     """A kernel call over layers of a cache, for all heads at once.
 
     Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so a
-    single copy sends all inputs. Arrays to clear are adjacent, so a single call clears all of these arrays. lengths: each
+    single copy sends all inputs. Arrays to clear are adjacent, so a single call clears all of these arrays. ``lengths``: each
     layer's number of rows, by default the cache's.
     """
 
@@ -216,7 +216,7 @@ class KernelCall:
     def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
         """Return a kernel's struct, filled with ``others`` and with the addresses of the arrays whose names match its fields.
 
-        turned: whether the kernel rotates the keys.
+        ``turned``: whether the kernel rotates the keys.
         """
         cache, pairs, each = self.cache, self.cache.head_dim // 2, 16 // self.cache.dtype.itemsize
         wide = pairs % each == 0
@@ -230,7 +230,7 @@ class KernelCall:
     def launch(self, name: str, arguments: Any, *, of_rows: bool = False, over: int | None = None) -> None:
         """Launch a kernel over every layer and head, by default with one thread per row.
 
-        of_rows: whether a group of threads handles each row. over: the number of thread blocks for each layer and head.
+        ``of_rows``: whether a group of threads handles each row. ``over``: the number of thread blocks for each layer and head.
         """
         longest = max(self.lengths, default=0)
         across = blocks(longest, arguments.rows.lanes) if of_rows else over or blocks(longest)

@@ -37,7 +37,7 @@ class CudaDevice:
 class DeviceMemory:
     """A block of memory at ``address`` on a device, aligned to at least 256 bytes.
 
-    host: the same bytes as an array, uint8 ``[nbytes]``, if the block is mapped from host memory, else None.
+    ``host``: the same bytes as an array, uint8 ``[nbytes]``, if the block is mapped from host memory, else None.
     """
 
     address: int
@@ -110,7 +110,7 @@ class Driver:
     def allocate(self, nbytes: int, mapped: bool | None = None) -> DeviceMemory:
         """Allocate ``nbytes`` bytes, at least one, without clearing them. Raises UserError if too little memory is free.
 
-        mapped: whether to map the block from host memory, by default only if the device shares the host's memory.
+        ``mapped``: whether to map the block from host memory, by default only if the device shares the host's memory.
         """
         try:
             with self.entered() as cuda:

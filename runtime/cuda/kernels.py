@@ -205,7 +205,7 @@ class Kernels:
 def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
     """Move rows from the end of each layer to the places of evicted rows. lengths: each layer's row count before the eviction.
 
-    keep: each layer's mask of rows to keep, bool ``[kv_heads, n_l]``, with the same number of rows in each head.
+    ``keep``: each layer's mask of rows to keep, bool ``[kv_heads, n_l]``, with the same number of rows in each head.
     """
     work = KernelCall(cache, list(keep), [int(lengths[layer]) for layer in keep])
     kept = np.array([mask[0].sum() for mask in keep.values()], np.int32)

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 class Needs:
     """The data that a policy needs from the session in addition to the cache.
 
-    probe_layers: layers whose queries the policy gets after each vision append. guidance: texts for a forward pass that the
-    policy may request before a compression. guidance_layers: layers whose queries and keys the guidance pass returns. variant:
-    the decoder graph to prefill with; with ``per-layer`` the policy chooses the rows to attend to in every layer. features:
-    whether the policy needs each frame's features. single_frames: whether each frame's changes must be appended separately,
-    even if several would fit. working_rows: the number of rows in each layer, in addition to |M_l|, that each call refills.
+    ``probe_layers``: layers whose queries the policy gets after each vision append. ``guidance``: texts for a forward pass that
+    the policy may request before a compression. ``guidance_layers``: layers whose queries and keys the guidance pass returns.
+    ``variant``: the decoder graph to prefill with; with ``per-layer`` the policy chooses the rows to attend to in every layer.
+    ``features``: whether the policy needs each frame's features. ``single_frames``: whether each frame's changes must be
+    appended separately, even if several would fit. ``working_rows``: the number of rows in each layer, in addition to |M_l|,
+    that each call refills.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -55,8 +56,8 @@ class Needs:
 class StreamShape:
     """Facts about the model that a policy may use. tokens_per_frame: the number p of tokens in a complete frame.
 
-    prefix: the number of rows that are never evicted. fading: HERMES's k and omega for the model's family. thinned: whether
-    only the changed tokens of a frame are appended. text_per_frame: the largest number of text rows around a frame.
+    ``prefix``: the number of rows that are never evicted. ``fading``: HERMES's k and omega for the model's family. ``thinned``:
+    whether only the changed tokens of a frame are appended. ``text_per_frame``: the largest number of text rows around a frame.
     """
 
     layers: int
@@ -72,8 +73,8 @@ class StreamShape:
 class Appended:
     """The vision rows just committed; ``seq`` ``[n]`` and ``position`` ``[n, axes]`` are the same in every layer and head.
 
-    queries: the rows' rotated queries by probe layer, float32 ``[heads, n, head_dim]``. frame: each row's frame, ``[n]``.
-    features: the mean of each frame's features, ``[frames, row_width]``, for policies that need them.
+    ``queries``: the rows' rotated queries by probe layer, float32 ``[heads, n, head_dim]``. ``frame``: each row's frame,
+    ``[n]``. ``features``: the mean of each frame's features, ``[frames, row_width]``, for policies that need them.
     """
 
     seq: NDArray[np.int64]
@@ -87,7 +88,7 @@ class Appended:
 class Plan:
     """The result of a compression. keep: each layer's mask of rows to keep, ``[kv_heads, n_l]``, or None to keep all.
 
-    add: new rows by layer. merged: for each layer with merged rows, the layer's keys and values after the merge, as stored.
+    ``add``: new rows by layer. ``merged``: for each layer with merged rows, its keys and values after the merge, as stored.
     """
 
     keep: list[Bool | None]

@@ -34,10 +34,10 @@ class ClusterIndex(Stateful):
 
     A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Because a mean is
     rounded to codes, it stops changing after a few dozen tokens. A run is a set of blocks, one per layer, with the same tokens.
-    sketch ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. runs ``[capacity, 2]``: the first block
-    numbers of each cluster's two newest runs, older run first; -1 for no run. rows ``[capacity, 2]``: each run's number of
-    tokens. near ``[capacity]``: each cluster's highest cosine with another cluster. nearest ``[capacity]``: the number of the
-    most similar cluster.
+    ``sketch`` ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. ``runs`` ``[capacity, 2]``: the first
+    block numbers of each cluster's two newest runs, older run first; -1 for no run. ``rows`` ``[capacity, 2]``: each run's
+    number of tokens. ``near`` ``[capacity]``: each cluster's highest cosine with another cluster. ``nearest`` ``[capacity]``:
+    the number of the most similar cluster.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
@@ -168,8 +168,8 @@ class KeySketches(Stateful):
 
     Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels carry no content, because they make
     several full turns within a stream; un-rotated, they would dominate the dot product. The first bit is the sign of z = (k -
-    middle) / spread; the second bit is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). middle,
-    spread: each channel's mean and standard deviation over the first tokens, float16 ``[layers, kv_heads, 1, head_dim]``.
+    middle) / spread; the second bit is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). ``middle``,
+    ``spread``: each channel's mean and standard deviation over the first tokens, float16 ``[layers, kv_heads, 1, head_dim]``.
     """
 
     STEP, SMALL, LARGE = 0.9816, 0.4528, 1.5104

@@ -35,7 +35,7 @@ class NewRows:
 class Guidance:
     """The rotated queries and keys of the guidance texts, by layer.
 
-    queries: ``[heads, rows, head_dim]``. keys: ``[kv_heads, rows, head_dim]``. rows: the number of rows of each text.
+    ``queries``: ``[heads, rows, head_dim]``. ``keys``: ``[kv_heads, rows, head_dim]``. ``rows``: each text's number of rows.
     """
 
     queries: Mapping[int, Float32]
@@ -57,8 +57,8 @@ class Queries(Protocol):
 class Compression:
     """The data that all layers share during a compression.
 
-    coming: the number of rows about to be appended. texts: the guidance texts of the policy's ``needs``. times: the frames'
-    times. first_frame: whether frame 0 always stays. prepared: the result of the policy's ``prepare``.
+    ``coming``: the number of rows about to be appended. ``texts``: the guidance texts of the policy's ``needs``. ``times``: the
+    frames' times. ``first_frame``: whether frame 0 always stays. ``prepared``: the result of the policy's ``prepare``.
     """
 
     coming: int = 0
@@ -76,7 +76,8 @@ class Layer:
     always the same tokens. Arrays are ``[kv_heads, n]`` unless stated otherwise, and are read-only views of the memory where
     possible.
 
-    index: the layer's number, from 0. target: the number of ``free`` rows to keep in each head. cache: the cache of all layers.
+    ``index``: the layer's number, from 0. ``target``: how many ``free`` rows each head keeps. ``cache``: the cache of all
+    layers.
     """
 
     def __init__(self, cache: KVCache, index: int, target: int = 0, shared: Compression | None = None) -> None:
@@ -180,10 +181,10 @@ class Layer:
     def attention_of(self, *asked: str | Queries | Float32, seq: Int64 | None = None) -> Float32:
         """Return the attention that each row receives, summed over the query rows and over the query heads of a KV head.
 
-        asked: texts of the policy's ``needs.guidance``, a :class:`~edgevlm.runtime.policies.attention.QueryWindow`, or rotated
-        queries ``[heads, m, head_dim]``. seq: the places ``[m]`` of rotated queries in the stream. A text attends as if it had
-        been appended to the memory. A query attends to rows whose ``seq`` is not above its own. Raises ValueError for a text or
-        a layer that ``needs`` does not name.
+        ``asked``: texts of the policy's ``needs.guidance``, a :class:`~edgevlm.runtime.policies.attention.QueryWindow`, or
+        rotated queries ``[heads, m, head_dim]``. ``seq``: the places ``[m]`` of rotated queries in the stream. A text attends
+        as if it had been appended to the memory. A query attends to rows whose ``seq`` is not above its own. Raises ValueError
+        for a text or a layer that ``needs`` does not name.
         """
         first, cache = asked[0], self.cache
         own: Any = (None, None)
@@ -222,10 +223,11 @@ class Layer:
     def merge(self, gone: Bool, into: NDArray[np.integer], weight: NDArray[np.floating] | float = 1.0) -> None:
         """Merge the rows ``gone`` into rows that stay, and keep all other rows.
 
-        into: ``[kv_heads, n]``, the row of the same head that each row is merged into. weight: ``[kv_heads, n]``, the number of
-        tokens that each row represents. A row that others are merged into gets the weighted mean of the merged keys and values;
-        its other data does not change. Keys are averaged un-rotated, then rotated to the position of the row that stays. Raises
-        ValueError if ``into`` names a row that leaves or is fixed, or if the weights of merged rows add up to 0 or less.
+        ``into``: ``[kv_heads, n]``, the row of the same head that each row is merged into. ``weight``: ``[kv_heads, n]``, the
+        number of tokens that each row represents. A row that others are merged into gets the weighted mean of the merged keys
+        and values; its other data does not change. Keys are averaged un-rotated, then rotated to the position of the row that
+        stays. Raises ValueError if ``into`` names a row that leaves or is fixed, or if the weights of merged rows add up to 0
+        or less.
         """
         weights, keys, values = (
             np.broadcast_to(np.asarray(weight, np.float32), gone.shape),

@@ -47,7 +47,7 @@ SCENE = 2.0  # widens the frames' thresholds, which come from the first frames a
 class EarlyVariance(Stateful):
     """The variance of the first ``rows`` rows of each stream, as if the rows were one cluster (eqs. 3 and 4).
 
-    mean: float64 ``[streams, width]``. variance: ``[streams]``. seen: the number of rows added to each stream.
+    ``mean``: float64 ``[streams, width]``. ``variance``: ``[streams]``. ``seen``: the number of rows added to each stream.
     """
 
     state_fields = ("seen", "mean", "variance")
@@ -66,7 +66,7 @@ class EarlyVariance(Stateful):
     def thresholds(self, small: float, large: float) -> Thresholds:
         """Return the maximum variance of small and of large clusters (eq. 5), and the minimum size of a cluster that may split.
 
-        small, large: multiples of the mean variance. Returns NEVER until ``rows`` rows have been added.
+        ``small``, ``large``: multiples of the mean variance. Returns NEVER until ``rows`` rows have been added.
         """
         if self.seen < self.rows:
             return NEVER
@@ -143,7 +143,7 @@ class Partitions(Stateful):
     """A set of up to ``slots`` partitions. A partition is a cluster of frames with similar pooled features ``[width]``.
 
     A partition is never split, because a split would fetch all rows of the partition's frames. If no slot is free, the two most
-    similar partitions merge. small, large: thresholds, as multiples of the early variance.
+    similar partitions merge. ``small``, ``large``: thresholds, as multiples of the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -198,11 +198,11 @@ class Partitions(Stateful):
 class MosaicClusters(Stateful):
     """The clusters of each layer and KV head, in ``slots`` slots. Rows join clusters, which split and merge (Alg. 1).
 
-    key, value: the means of the members' un-rotated keys and of their values (eq. 1). variance: the members' variance (eq. 2).
-    size: the number of members ever added. partition: the partition of the members' frames, -1 for a free slot. parent: the
-    slot of the cluster that this cluster waits to join. seq, frame, row, col, position, confirmed: the newest member's
-    metadata, also used for the representative. changed: whether clusters have changed since the policy reset this flag.
-    small, large: thresholds, as multiples of a layer's early variance.
+    ``key``, ``value``: the means of the members' un-rotated keys and of their values (eq. 1). ``variance``: the members'
+    variance (eq. 2). ``size``: the number of members ever added. ``partition``: the partition of the members' frames, -1 for a
+    free slot. ``parent``: the slot of the cluster that this cluster waits to join. ``seq``, ``frame``, ``row``, ``col``,
+    ``position``, ``confirmed``: the newest member's metadata, also used for the representative. ``changed``: whether clusters
+    have changed since the policy reset this flag. ``small``, ``large``: thresholds, as multiples of a layer's early variance.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")
@@ -394,7 +394,7 @@ class MosaicClusters(Stateful):
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
         """Return slots, best first, whose clusters hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, for one head.
 
-        partitions: search only this many partitions, whose mean keys the query attends to most; lower numbers win ties. A
+        ``partitions``: search only this many partitions, whose mean keys the query attends to most; lower numbers win ties. A
         cluster of one row is skipped, because its representative is that row. Newer clusters win ties.
         """
         live = self.live(layer, head)

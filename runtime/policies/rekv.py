@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class FrameIndex(Stateful):
     """An index of up to ``capacity`` entries per layer, in temporal order, with ``entry_bytes`` bytes per entry.
 
-    An entry covers the frames ``[first, end)``. held: how many of these frames are not lost. mean ``[width]``: the mean of the
-    frames' mean keys. cost: Ward's cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b
-    frames. When a layer is full, the two neighbouring entries with the lowest cost merge; the oldest win ties.
+    An entry covers the frames ``[first, end)``. ``held``: how many of these frames are not lost. ``mean`` ``[width]``: the mean
+    of the frames' mean keys. ``cost``: Ward's cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a
+    and b frames. When a layer is full, the two neighbouring entries with the lowest cost merge; the oldest win ties.
     """
 
     PARTS = ("mean", "first", "end", "held", "cost")

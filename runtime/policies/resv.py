@@ -31,11 +31,11 @@ SPREAD = 32  # standard deviation of the hyperplanes' components, stored as int8
 class HashClusters(Stateful):
     """The clusters of keys, in ``slots`` slots per layer and KV head. Between calls, one of the slots is always free.
 
-    A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots are open. key: the mean of each
-    cluster's keys, ``[layers, kv_heads, slots, head_dim]``. bits: the mean key's hash, uint32; bit p is set if the dot product
-    with hyperplane p is above 0. count: each cluster's number of tokens; 0 for a free slot. position: the mean position of each
-    cluster's tokens, ``[..., axes]``. planes: the hyperplanes, int8 ``[kv_heads, head_dim, 32]``, rounded normal random
-    numbers.
+    A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots are open. ``key``: the mean of
+    each cluster's keys, ``[layers, kv_heads, slots, head_dim]``. ``bits``: the mean key's hash, uint32; bit p is set if the dot
+    product with hyperplane p is above 0. ``count``: each cluster's number of tokens; 0 for a free slot. ``position``: the mean
+    position of each cluster's tokens, ``[..., axes]``. ``planes``: the hyperplanes, int8 ``[kv_heads, head_dim, 32]``, rounded
+    normal random numbers.
     """
 
     state_fields = ("key", "bits", "count", "open", "position", "planes")
@@ -63,28 +63,28 @@ class HashClusters(Stateful):
     def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, Int32, int, int]:
         """Add tokens one by one, each to the nearest open cluster within ``distance`` bits or to a new cluster.
 
-        keys: rotated, ``[kv_heads, n, head_dim]``. positions: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a new
-        cluster takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``, the moves and merges of sealed clusters
-        as in :meth:`seal`, and the number of tokens that joined beyond ``distance``. Tokens join beyond ``distance`` if half of
-        the slots are open.
+        ``keys``: rotated, ``[kv_heads, n, head_dim]``. ``positions``: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a
+        new cluster takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``, the moves and merges of sealed
+        clusters as in :meth:`seal`, and the number of tokens that joined beyond ``distance``. Tokens join beyond ``distance``
+        if half of the slots are open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
     def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> tuple[Int32, int]:
         """Seal the leaving rows of each open cluster as a separate cluster, and compute the open cluster's mean again.
 
-        All arrays are ``[kv_heads, n, ...]``. slot: each row's cluster, -1 for none. Returns the array ``home`` and the number
-        of clusters that joined another cluster because no slot was free. ``home`` ``[kv_heads, 2 * slots]`` holds slot numbers;
-        -1 means no cluster. ``home[h, s]`` is the new slot of the sealed cluster that was in slot s. ``home[h, slots + s]`` is
-        the slot of the cluster just sealed from open cluster s.
+        All arrays are ``[kv_heads, n, ...]``. ``slot``: each row's cluster, -1 for none. Returns the array ``home`` and the
+        number of clusters that joined another cluster because no slot was free. ``home`` ``[kv_heads, 2 * slots]`` holds slot
+        numbers; -1 means no cluster. ``home[h, s]`` is the new slot of the sealed cluster that was in slot s. ``home[h, slots +
+        s]`` is the slot of the cluster just sealed from open cluster s.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
     def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
         """Return the clusters that the rows of ``query`` choose by WiCSum (eqs. 1 to 3), for each KV head.
 
-        query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score in the rows
-        that choose it, or -1 if no row chooses it. fraction: the part of a row's total that the chosen clusters must exceed.
+        ``query``: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score in the
+        rows that choose it, or -1 if no row chooses it. ``fraction``: the part of a row's total to exceed.
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
@@ -242,7 +242,7 @@ class ReSV(Retrieval):
     def _settle(self, layer: int, moved: Int32, merged: int, new: Block | None = None, home: Int32 | None = None) -> None:
         """Update the store after a call has changed the clusters of a layer.
 
-        new: the rows just sealed, grouped by cluster. home: the cluster slot of each row of ``new``, ``[kv_heads, m]``.
+        ``new``: the rows just sealed, grouped by cluster. ``home``: the cluster slot of each row of ``new``, ``[kv_heads, m]``.
         """
         self.merges += merged
         for head, of_old in enumerate(moved[:, : self.clusters.slots]):

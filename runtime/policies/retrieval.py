@@ -126,7 +126,7 @@ class Retrieval(Policy, ABC):
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         """Return the blocks that a call attends to in addition to the window.
 
-        query: the rotated queries of all rows of the call, ``[heads, S, head_dim]``.
+        ``query``: the rotated queries of all rows of the call, ``[heads, S, head_dim]``.
         """
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:

@@ -23,7 +23,7 @@ PAGE_ROWS = 64  # the largest number of rows in a block
 class PageRun:
     """A run of a cluster's rows, in blocks of PAGE_ROWS rows, numbered ``first``, ``first + 1``, ...
 
-    missing: the number of rows in lost blocks. block: the run's rows until they are in the store, then None.
+    ``missing``: the number of rows in lost blocks. ``block``: the run's rows until they are in the store, then None.
     """
 
     rows: int
@@ -83,8 +83,8 @@ class ClusterPages(Stateful):
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
         """Update ``store`` after the clusters of a KV head have changed.
 
-        home: the new slot of the sealed cluster in each slot, ``[slots]``; -1 if there is none. parts: newly sealed rows by
-        slot.
+        ``home``: the new slot of the sealed cluster in each slot, ``[slots]``; -1 if there is none. ``parts``: newly sealed
+        rows by slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]

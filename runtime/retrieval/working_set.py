@@ -36,7 +36,8 @@ Float32 = NDArray[np.float32]
 class WorkingSet(Stateful):
     """The rows fetched from the store, up to ``rows`` in each layer and KV head.
 
-    held: the number of rows in use, ``[layers, kv_heads]``. prefix: the first position of fetched rows after a re-indexing.
+    ``held``: the number of rows in use, ``[layers, kv_heads]``. ``prefix``: the first position of fetched rows after
+    re-indexing.
     """
 
     state_fields = ("contiguous",)
@@ -61,7 +62,7 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
 
-        always: a function that returns a layer's rows to place first, a block per KV head. Rows that do not fit are dropped.
+        ``always``: a function that returns a layer's rows to place first, a block per KV head. Rows without room are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:

@@ -245,7 +245,7 @@ def _pyrage() -> Any:
 class SnapshotDirectory:
     """A folder of snapshots, which only this process uses until :meth:`close`, or an fsspec address, which is not locked.
 
-    key: the key that encrypts new snapshots. Raises UserError if the folder cannot be written or another process uses it.
+    ``key``: the key that encrypts new snapshots. Raises UserError if the folder cannot be written or another process uses it.
     """
 
     def __init__(self, path: str | Path, key: SnapshotKey | None = None) -> None:
@@ -276,9 +276,10 @@ class SnapshotDirectory:
     ) -> tuple[Snapshot | None, list[str]]:
         """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
 
-        take: a function that restores a snapshot; if ``take`` raises SnapshotError, an older snapshot is tried. If no snapshot
-        is usable, snapshots of a different version get the suffix OTHER; with ``begin_again``, so do those of a different
-        session. Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different session.
+        ``take``: a function that restores a snapshot; if ``take`` raises SnapshotError, an older snapshot is tried. If no
+        snapshot is usable, snapshots of a different version get the suffix OTHER; with ``begin_again``, so do those of a
+        different session. Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different
+        session.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []
@@ -315,7 +316,7 @@ class SnapshotDirectory:
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
         """Write a snapshot, and delete all earlier snapshots except the newest valid one.
 
-        alone: delete all earlier snapshots, including the renamed ones. Raises UserError, and writes nothing, if another
+        ``alone``: delete all earlier snapshots, including the renamed ones. Raises UserError, and writes nothing, if another
         process has written a newer snapshot. Raises OSError if writing fails or, with ``alone``, if deleting fails.
         """
         storage: Any = self.storage

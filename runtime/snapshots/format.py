@@ -99,7 +99,7 @@ class Identity:
 class SnapshotHeader:
     """The header of a snapshot. bytes: the arrays' total size. sections: each array's name, dtype, shape, offset and checksum.
 
-    boot: the boot id and the seconds since boot when the snapshot was written.
+    ``boot``: the boot id and the seconds since boot when the snapshot was written.
     """
 
     edgevlm: str

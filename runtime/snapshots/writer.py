@@ -132,11 +132,12 @@ class Captured(Protocol):
 class SnapshotWriter:
     """A writer of one session's snapshots to a directory that no other process writes to.
 
-    every: the seconds between snapshots; a snapshot is skipped if the session has not changed. notify: a function that any
-    thread calls with one line when a snapshot is resumed or refused, or when writing fails or works again; by default the line
-    is logged. source: the name of the session's source, without secrets. key: the key that encrypts the snapshots. begin_again:
-    whether to start a new session if the snapshots belong to a different one. By default, :meth:`attach` raises UserError for
-    snapshots of a different session, or of a source that is neither ``source`` nor the source named by :attr:`continues`.
+    ``every``: the seconds between snapshots; a snapshot is skipped if the session has not changed. ``notify``: a function that
+    any thread calls with one line when a snapshot is resumed or refused, or when writing fails or works again; by default the
+    line is logged. ``source``: the name of the session's source, without secrets. ``key``: the key that encrypts the snapshots.
+    ``begin_again``: whether to start a new session if the snapshots belong to a different one. By default, :meth:`attach`
+    raises UserError for snapshots of a different session, or of a source that is neither ``source`` nor the source named by
+    :attr:`continues`.
 
     Raises UserError if the directory cannot be used.
     """
@@ -184,8 +185,8 @@ class SnapshotWriter:
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
         """Resume ``session`` from the newest usable snapshot. Raises UserError if the directory holds a different session.
 
-        nbytes: the size of the capture buffer. take: a function that restores a snapshot, or raises SnapshotError and changes
-        nothing if the snapshot does not match the session.
+        ``nbytes``: the size of the capture buffer. ``take``: a function that restores a snapshot, or raises SnapshotError and
+        changes nothing if the snapshot does not match the session.
         """
         self._session, self._identity = session, identity
 

@@ -38,9 +38,9 @@ class OtherStore(UserError):
 class StoreFile:
     """A store's file, which only this process uses until :meth:`close`.
 
-    path: the file, created if missing; ``temporary`` for an unnamed file, which disappears when this process ends. identity: a
-    text that identifies the stream that owns the blocks. limit: the file's largest size in bytes. token: a random number that
-    identifies the file; snapshots record it.
+    ``path``: the file, created if missing; ``temporary`` for an unnamed file, which disappears when this process ends.
+    ``identity``: a text that identifies the stream that owns the blocks. ``limit``: the file's largest size in bytes.
+    ``token``: a random number that identifies the file; snapshots record it.
 
     Raises a one-line UserError if the file cannot be written, is not a store, belongs to a different stream, or is in use.
     """

@@ -74,7 +74,7 @@ class StoreUse:
 class BlockTable:
     """A table of the blocks' places in the file, by block number.
 
-    Block numbers are added in ascending order and removed in any order. live: the total size in bytes of the blocks' records.
+    Block numbers are added in ascending order and removed in any order. ``live``: the records' total size in bytes.
     """
 
     def __init__(self) -> None:
@@ -134,10 +134,11 @@ class BlockTable:
 class Store:
     """A store of numbered blocks in host memory and in one file. A block that is in neither host memory nor the file is lost.
 
-    Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, created if missing; ``temporary``
-    for an unnamed file, None for host memory only. identity: a text that identifies the stream that owns the blocks. notify: a
-    function that any thread calls with a message for the user; by default messages are logged. patience_s: the longest time
-    that a caller waits for one write. retry_s: the seconds between attempts to write while the disk fails.
+    Any thread may call any method except :meth:`restore` and :meth:`close`. ``path``: the file, created if missing;
+    ``temporary`` for an unnamed file, None for host memory only. ``identity``: a text that identifies the stream that owns the
+    blocks. ``notify``: a function that any thread calls with a message for the user; by default messages are logged.
+    ``patience_s``: the longest time that a caller waits for one write. ``retry_s``: the seconds between attempts to write while
+    the disk fails.
 
     Records are written to the file one after another from START. A record that would exceed the file's limit is written at
     START instead. ``_head`` is the offset of the next record. No block's record begins between ``_head`` and ``_cleared``.
