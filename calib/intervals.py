@@ -30,7 +30,7 @@ class Estimate:
 
 
 def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
-    """Return the fraction of questions answered right, with Wilson's interval. clusters: one per stream.
+    """Return the fraction of questions answered right, with Wilson's interval. ``clusters``: one per stream.
 
     The interval uses the effective number of questions (from :func:`ratio_variance`), which is at most the number of questions.
     If all answers are right or all are wrong, the effective number of questions is the number of streams.

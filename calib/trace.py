@@ -70,7 +70,7 @@ class TracedFull(Full):
 
 
 class ClipTracer:
-    """Watches clips with one model. frames: how many frames to watch; None takes at most MOST_TOKENS vision tokens.
+    """Watches clips with one model. ``frames``: how many frames to watch; None takes at most MOST_TOKENS vision tokens.
 
     Raises UserError if the model cannot hold ``frames`` frames in full.
     """

@@ -120,7 +120,7 @@ def _speed(policy: str | Policy | type[Policy]) -> str:
 
 
 def check_source(source: str, frames: int = 64) -> list[str]:
-    """Check a source's end and ``close``, and the types and times of at most ``frames`` frames. source: as for ``--camera``."""
+    """Check a source's end and ``close``, and types and times of at most ``frames`` frames. ``source``: as for ``--camera``."""
     opened = open_source(source, None, SourceOptions())
     try:
         found = list(islice(opened, frames))

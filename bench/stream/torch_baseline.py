@@ -20,7 +20,7 @@ ALPHA, TARGET, RECENT = 0.5, 0.75, 0.25
 
 
 def load(checkpoint: Path, attention: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Load a LLaVA-OneVision checkpoint into transformers. attention: ``eager`` or ``sdpa``."""
+    """Load a LLaVA-OneVision checkpoint into transformers. ``attention``: ``eager`` or ``sdpa``."""
     kind = transformers.LlavaOnevisionForConditionalGeneration
     return kind.from_pretrained(checkpoint, dtype=dtype, attn_implementation=attention, local_files_only=True).eval()
 

@@ -59,7 +59,7 @@ class CaseQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A stream's frames, uint8 ``[T, H, W, 3]``, and questions. owners: int32 ``[T, p]``, each patch's object or -1."""
+    """A stream's frames, uint8 ``[T, H, W, 3]``, and questions. ``owners``: int32 ``[T, p]``, each patch's object or -1."""
 
     frames: NDArray[np.uint8]
     owners: NDArray[np.int32]
@@ -146,7 +146,7 @@ def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
 
 
 def make_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> CaseQuestion:
-    """Make a question and find its evidence. owners: int32 ``[T, p]``, the number of each patch's object, or -1."""
+    """Make a question and find its evidence. ``owners``: int32 ``[T, p]``, the number of each patch's object, or -1."""
     shows = np.isin(owners, carriers(asked, world))
     if demo.is_about_now(asked.kind):
         shows[:-1] = False
@@ -184,7 +184,7 @@ class EvidenceScore:
 def score_evidence(
     found: Evidence, case: Case, question: CaseQuestion, held: NDArray[np.bool_], grid: tuple[int, int]
 ) -> EvidenceScore:
-    """Score the reported evidence. held: which tokens the cache holds, bool ``[layers, kv_heads, tokens of the stream]``."""
+    """Score the reported evidence. ``held``: whether the cache holds a token, bool ``[layers, kv_heads, stream's tokens]``."""
     tokens, overlap = case.owners.shape[1], 0.0
     there = question.is_about_now or bool(held[:, :, question.evidence].any())
     frames = question.evidence // tokens

@@ -29,7 +29,7 @@ Pick = Callable[[dict[str, Any]], bool]  # returns whether to count a question's
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of a comparison. runs: the ceiling (usually ``full``) first, then the other runs, budget by budget.
+    """The results of a comparison. ``runs``: the ceiling (usually ``full``) first, then the other runs, budget by budget.
 
     ``records``: the records of each run, one per stream.
     """

@@ -43,7 +43,7 @@ Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """The comparison to make. budgets: fractions of a clip or numbers of tokens, by default :func:`usual_budget` and LOW."""
+    """The comparison to make. ``budgets``: fractions of a clip or token counts, by default :func:`usual_budget` and LOW."""
 
     policies: Sequence[str]
     budgets: Sequence[Budget] = ()

@@ -48,7 +48,7 @@ CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 
 @dataclass(frozen=True, slots=True)
 class AccuracySettings:
-    """Settings that all results of a comparison share. seed: a number or ``test``."""
+    """Settings that all results of a comparison share. ``seed``: a number or ``test``."""
 
     model: str = "demo"
     frames: int = 64
@@ -83,7 +83,7 @@ class FeatureCache(WrappedEngine):
 
 
 class Worker:
-    """Makes cases and runs policies on them. model: a loaded model, by default the one that the settings name.
+    """Makes cases and runs policies on them. ``model``: a loaded model, by default the one that the settings name.
 
     Raises UserError if the suite's frames do not have as many patches as the model has tokens per frame.
     """

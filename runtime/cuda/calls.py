@@ -180,7 +180,7 @@ class KernelCall:
         self.put("axis", np.ascontiguousarray(axis))
 
     def make(self, dtype: type[np.generic], *names: str, size: int | None = None, zero: bool = False) -> None:
-        """Declare arrays of ``size`` numbers, by default one per row, that kernels write. zero: clear the arrays first."""
+        """Declare arrays of ``size`` numbers, by default one per row, that kernels write. ``zero``: clear the arrays first."""
         for name in names:
             self._made[name] = self.total if size is None else size, np.dtype(dtype)
             self._zeroed.update([name] if zero else [])

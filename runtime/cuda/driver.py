@@ -24,7 +24,7 @@ NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """The driver's description of a device. integrated: whether the device shares the host's memory, as on a Jetson."""
+    """The driver's description of a device. ``integrated``: whether the device shares the host's memory, as on a Jetson."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -47,7 +47,7 @@ class DeviceMemory:
 
 
 class CudaStream:
-    """A queue of work that the device executes in order. handle: the ``CUstream``. own: the pycuda stream."""
+    """A queue of work that the device executes in order. ``handle``: the ``CUstream``. ``own``: the pycuda stream."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -172,7 +172,7 @@ class Driver:
         return CudaStream(self)
 
     def launch(self, function: Any, grid: tuple[int, int, int], block: int, arguments: bytes) -> None:
-        """Launch a pycuda function. arguments: the bytes of the struct that is the kernel's only parameter."""
+        """Launch a pycuda function. ``arguments``: the bytes of the struct that is the kernel's only parameter."""
         with self.entered():
             function(np.frombuffer(arguments, np.uint8), grid=grid, block=(block, 1, 1), stream=self.main.own)
 

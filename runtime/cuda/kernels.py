@@ -203,7 +203,7 @@ class Kernels:
 
 
 def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
-    """Move rows from the end of each layer to the places of evicted rows. lengths: each layer's row count before the eviction.
+    """Move rows from the end of each layer to the places of evicted rows. ``lengths``: each layer's row count before that.
 
     ``keep``: each layer's mask of rows to keep, bool ``[kv_heads, n_l]``, with the same number of rows in each head.
     """
@@ -225,7 +225,7 @@ def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32])
 
 
 def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
-    """Rotate layers' keys. by: how many positions to rotate each row by, int32 ``[kv_heads, n_l, axes]`` for each layer."""
+    """Rotate layers' keys. ``by``: how many positions to rotate each row by, int32 ``[kv_heads, n_l, axes]`` for each layer."""
     work = KernelCall(cache, list(by))
     work.put("by", *by.values())
     work.turns()

@@ -36,7 +36,7 @@ def evicting() -> list[str]:
 
 
 def find_policy(name: str) -> type[Policy]:
-    """Return a policy's class. name: a policy of edgevlm, an entry point in ``edgevlm.policies``, or ``./file.py:Class``.
+    """Return a policy's class. ``name``: a policy of edgevlm, an entry point in ``edgevlm.policies``, or ``./file.py:Class``.
 
     Raises UserError for a class that is not a policy, and for an unknown name; the message suggests a similar name.
     """

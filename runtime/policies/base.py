@@ -54,7 +54,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """Facts about the model that a policy may use. tokens_per_frame: the number p of tokens in a complete frame.
+    """Facts about the model that a policy may use. ``tokens_per_frame``: the number p of tokens in a complete frame.
 
     ``prefix``: the number of rows that are never evicted. ``fading``: HERMES's k and omega for the model's family. ``thinned``:
     whether only the changed tokens of a frame are appended. ``text_per_frame``: the largest number of text rows around a frame.
@@ -86,7 +86,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The result of a compression. keep: each layer's mask of rows to keep, ``[kv_heads, n_l]``, or None to keep all.
+    """The result of a compression. ``keep``: each layer's mask of rows to keep, ``[kv_heads, n_l]``, or None to keep all.
 
     ``add``: new rows by layer. ``merged``: for each layer with merged rows, its keys and values after the merge, as stored.
     """

@@ -11,7 +11,7 @@ from edgevlm.runtime.policies.base import Policy, setting_fields
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a policy. choices: the words that the setting accepts; empty for numbers and texts."""
+    """A setting of a policy. ``choices``: the words that the setting accepts; empty for numbers and texts."""
 
     name: str
     default: object
@@ -21,7 +21,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a policy. ours: how the policy deviates from its paper; empty for baselines without a paper."""
+    """The description of a policy. ``ours``: how the policy deviates from its paper; empty for baselines without a paper."""
 
     policy: str
     paper: str

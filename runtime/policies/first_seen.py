@@ -53,7 +53,7 @@ class FirstSeen(OneChoice):
 
 
 def _novelty(values: Float32, new: int) -> Float32:
-    """Return the novelty of the tokens from index ``new`` on. values: ``[kv_heads, n, head_dim]``, oldest first."""
+    """Return the novelty of the tokens from index ``new`` on. ``values``: ``[kv_heads, n, head_dim]``, oldest first."""
     joined = values.swapaxes(0, 1).reshape(values.shape[1], -1)
     unit = joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     most = [np.zeros(0, np.float32)]

@@ -204,7 +204,7 @@ class KeySketches(Stateful):
         return np.moveaxis(bits, 2, 0).reshape(keys.shape[2], -1)
 
     def logits(self, sketches: NDArray[np.uint8], layer: int, head: int, query: Float32) -> Float32:
-        """Return the approximate q . k, up to a constant per query, ``[S, n]``. query: un-rotated, ``[S, head_dim]``."""
+        """Return the approximate q . k, up to a constant per query, ``[S, n]``. ``query``: un-rotated, ``[S, head_dim]``."""
         layers, heads, slow = *self.middle.shape[:2], len(self._slow)
         bits = np.unpackbits(sketches.reshape(len(sketches), layers, heads, 2, -1)[:, layer, head], axis=-1, count=slow)
         sign, large = bits.swapaxes(0, 1).astype(np.float32)

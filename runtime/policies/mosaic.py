@@ -161,7 +161,7 @@ class Partitions(Stateful):
         return 4 * width + 8 + 8 + 4
 
     def of(self, frames: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return each frame's partition. frames: the numbers of recent frames."""
+        """Return each frame's partition. ``frames``: the numbers of recent frames."""
         return self._of[frames % len(self._of)]
 
     def take(self, frames: NDArray[np.integer], features: Float32) -> list[tuple[int, int]]:
@@ -235,7 +235,7 @@ class MosaicClusters(Stateful):
     # adding rows
 
     def take(self, layer: int, block: Block, partition: Int32) -> None:
-        """Add a block's rows in the order of the stream, for all heads. partition: each row's partition, ``[n]``."""
+        """Add a block's rows in the order of the stream, for all heads. ``partition``: each row's partition, ``[n]``."""
         keys = unrotated_keys(self._cache, layer, block)
         self.early[layer].add(keys)
         for head, key in enumerate(keys):
@@ -392,7 +392,7 @@ class MosaicClusters(Stateful):
         return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
-        """Return slots, best first, whose clusters hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, for one head.
+        """Return slots, best first, whose clusters hold ``rows`` offloaded rows. ``query``: one head's, un-rotated, ``[r, D]``.
 
         ``partitions``: search only this many partitions, whose mean keys the query attends to most; lower numbers win ties. A
         cluster of one row is skipped, because its representative is that row. Newer clusters win ties.

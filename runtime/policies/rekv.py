@@ -43,7 +43,7 @@ class FrameIndex(Stateful):
         return 4 * width + 4 * 4
 
     def add(self, layer: int, mean: Float32) -> None:
-        """Add the next frame of a layer. mean: the frame's mean key, ``[width]``."""
+        """Add the next frame of a layer. ``mean``: the frame's mean key, ``[width]``."""
         if self.entries[layer] == self.capacity:
             self._merge(layer, int(self.cost[layer, : self.capacity - 1].argmin()))
         at, number = int(self.entries[layer]), int(self.added[layer])
@@ -54,7 +54,7 @@ class FrameIndex(Stateful):
         self._update_cost(layer, at - 1)
 
     def add_to_last(self, layer: int, mean: Float32, fraction: float) -> None:
-        """Add rows to the newest frame. mean: the new rows' mean key. fraction: the new rows' share of the frame's rows."""
+        """Add rows to the newest frame. ``mean``: the new rows' mean key. ``fraction``: their share of the frame's rows."""
         at = int(self.entries[layer]) - 1
         if at >= 0:
             self.mean[layer, at] += np.float32(fraction / self.held[layer, at]) * (mean - self.mean[layer, at])
@@ -71,7 +71,7 @@ class FrameIndex(Stateful):
                 self._update_cost(layer, at - 1)
 
     def best(self, layer: int, query: Float32, frames: int, each: int) -> Int64:
-        """Return up to ``frames`` frame numbers, best first. query: ``[width]``.
+        """Return up to ``frames`` frame numbers, best first. ``query``: ``[width]``.
 
         Frames are ranked by the dot product of ``query`` with their entry's mean; newer entries win ties. An entry contributes
         at most ``each`` frames, evenly spread.

@@ -128,7 +128,7 @@ class RowClusters(Stateful):
         self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]
 
     def add(self, seq: Int64, slot: Int32) -> None:
-        """Add rows that are newer than all others. seq: ascending, ``[n]``. slot: ``[layers, kv_heads, n]``."""
+        """Add rows that are newer than all others. ``seq``: ascending, ``[n]``. ``slot``: ``[layers, kv_heads, n]``."""
         new = slice(self._held, self._held + len(seq))
         self._seq[new], self._slot[..., new], self._held = seq, slot, new.stop
 

@@ -193,7 +193,7 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Add rows that have left every layer to the index and the store. blocks: one per layer, rows in stream order."""
+        """Add rows that have left every layer to the index and the store. ``blocks``: one per layer, rows in stream order."""
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         nothing: Chosen = [()] * self.cache.kv_heads
@@ -203,7 +203,7 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """Return the blocks to fetch for a question. query: un-rotated, ``[heads, S, head_dim]``."""
+        """Return the blocks to fetch for a question. ``query``: un-rotated, ``[heads, S, head_dim]``."""
 
 
 def row_bytes(cache: KVCache) -> int:
@@ -212,7 +212,7 @@ def row_bytes(cache: KVCache) -> int:
 
 
 def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
-    """Return a block with copies of a layer's rows. rows: each head's indices, ``[kv_heads, m]``."""
+    """Return a block with copies of a layer's rows. ``rows``: each head's indices, ``[kv_heads, m]``."""
     parts = [np.asarray(getattr(cache, name)(layer)) for name in Block.__slots__]
     return Block(*[np.take_along_axis(part, rows if part.ndim == 2 else rows[..., None], 1) for part in parts])
 

@@ -141,7 +141,7 @@ def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pai
 
 
 def dequantize(rows: NDArray[np.number], scale: Float32 | None) -> Float32:
-    """Convert stored keys or values ``[H, n, head_dim]`` to float32. scale: ``[H, head_dim]``, for int8 codes."""
+    """Convert stored keys or values ``[H, n, head_dim]`` to float32. ``scale``: ``[H, head_dim]``, for int8 codes."""
     numbers = rows.astype(np.float32)
     return numbers if scale is None else numbers * scale[:, None]
 
@@ -152,7 +152,7 @@ def head_of(scale: Float32 | None, head: int) -> Float32 | None:
 
 
 def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = None) -> Float32:
-    """Return a block's un-rotated keys, float32 ``[H, n, head_dim]``. head: the KV head of a block with one head."""
+    """Return a block's un-rotated keys, float32 ``[H, n, head_dim]``. ``head``: the KV head of a block with one head."""
     scale = cache.key_scale(layer)
     key = dequantize(block.key, scale if head is None else head_of(scale, head))
     return rotate(key, -block.position, cache.inv_freq, cache.pair_axis)

@@ -187,7 +187,7 @@ def as_os_error() -> Iterator[None]:
 
 
 class SnapshotKey:
-    """The age key that encrypts snapshots. text: ``AGE-SECRET-KEY-1...``; lines that begin with ``#`` are ignored.
+    """The age key that encrypts snapshots. ``text``: ``AGE-SECRET-KEY-1...``; lines that begin with ``#`` are ignored.
 
     Raises UserError for an invalid key; the message does not contain the key.
     """

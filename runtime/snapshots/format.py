@@ -55,7 +55,7 @@ class Encrypted(OtherFormat):
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """The stream's part of a snapshot's header. positions: a mark of the stream's positions; 4 numbers in early snapshots."""
+    """The stream's part of a snapshot's header. ``positions``: a mark of its positions; 4 numbers in early snapshots."""
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
     seq: Count
@@ -74,7 +74,7 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
-    """The session's part of a snapshot's header. conversations: (question, answer) pairs by conversation name."""
+    """The session's part of a snapshot's header. ``conversations``: (question, answer) pairs by conversation name."""
 
     frames: Count
     chunks: Count
@@ -97,7 +97,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """The header of a snapshot. bytes: the arrays' total size. sections: each array's name, dtype, shape, offset and checksum.
+    """A snapshot's header. ``bytes``: the arrays' total size. ``sections``: name, dtype, shape, offset and checksum by array.
 
     ``boot``: the boot id and the seconds since boot when the snapshot was written.
     """
@@ -116,7 +116,7 @@ class SnapshotHeader:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A verified snapshot. about: its header. arrays: read-only views of the mapped file."""
+    """A verified snapshot. ``about``: its header. ``arrays``: read-only views of the mapped file."""
 
     path: PurePath
     nbytes: int
@@ -129,7 +129,7 @@ def padding(size: int) -> int:
 
 
 def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryview]:
-    """Yield a snapshot's bytes in file order. about: the header without ``bytes`` and ``sections``."""
+    """Yield a snapshot's bytes in file order. ``about``: the header without ``bytes`` and ``sections``."""
     sections, offset, content = [], 0, list[bytes | memoryview]()
     for name, array in arrays.items():
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

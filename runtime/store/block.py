@@ -64,7 +64,7 @@ def joined(blocks: Sequence[Block]) -> Block:
 
 
 class RecordHeader(NamedTuple):
-    """The header of a record. stamp: different for each write. nbytes: the record's size with header and padding."""
+    """The header of a record. ``stamp``: different for each write. ``nbytes``: the record's size with header and padding."""
 
     magic: bytes
     dtype: int

@@ -50,7 +50,7 @@ class StoreSettings:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters. hits, bytes_host: blocks found in host memory, and their bytes. reads, bytes_disk: the same for the file."""
+    """Counters. ``hits``: blocks found in host memory. ``reads``: blocks read from the file. ``bytes_*``: sizes of blocks."""
 
     hits: int = 0
     bytes_host: int = 0
