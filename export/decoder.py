@@ -10,7 +10,7 @@ A traced decoder would concatenate its cache; edgevlm's graphs append to the cal
 K decoder layers get DeepStack features. After layer ``l``, DeepStack adds columns ``(1 + l) E`` to ``(2 + l) E`` of an input
 row to the hidden state. In text rows these columns are zero. ``total_len[l]`` is the number of valid rows in layer ``l`` after
 the call. A graph can be split between a layer's three parts: ``project`` (residual to q, k, v), ``attend`` (the only part that
-uses the cache) and ``finish`` (back to the residual). docs/internals/engines.md describes TensorRT's inputs and outputs.
+uses the cache) and ``finish`` (back to the residual). TensorRT's inputs and outputs are in docs/internals/engines.md.
 
 All graphs share one weights file. The graph ``full`` is the whole decoder. ``st-spattn`` prefills frames; its later layers
 attend sparsely (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` together are ``full`` without attention

@@ -146,8 +146,8 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
     """Return the decoder's working memory in its largest call, which appends up to ``chunk`` frames to an empty memory.
 
     I and E are the widths of the MLP and the residual stream. Q is the total width of the query heads, K of the key heads. On a
-    CPU, each row takes 6 I + 3 E + 3 Q + 4 K float32 numbers, plus three copies of its input of E (1 + deepstack) numbers. On
-    a GPU, each row takes 3 I + 4 E float16 numbers, plus one copy of its input.
+    CPU, each row takes 6 I + 3 E + 3 Q + 4 K float32 numbers, plus three copies of its input. An input row has E (1 +
+    deepstack) numbers. On a GPU, each row takes 3 I + 4 E float16 numbers, plus one copy of its input.
     """
     frame = model.tower.rows
     rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))

@@ -2,8 +2,8 @@
 
 The conversion follows the stateful export of optimum-intel, which cannot be installed with edgevlm's version of transformers.
 Past keys and values become states that are gathered by ``beam_idx``; the CPU plugin fuses them with attention. Weights follow
-optimum-intel's defaults. int8 weights have a scale and zero point per matrix row, int4 weights per group of at most 128
-numbers; the embedding and the head have 8 bits.
+optimum-intel's defaults. In int8, each matrix row has a scale and a zero point; in int4, each group of at most 128 numbers has
+them. The embedding and the head have 8 bits.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ class SquareTower(EncoderTower):
 class SmolVLMTower(EncoderTower):
     """SmolVLM's tower: all of SigLIP, then a linear layer over each square of ``scale`` x ``scale`` patches.
 
-    Frames fill the tower's square, so patch i has position i. The float32 positions that transformers computes are the same for
-    the published 27 and 32 patches per side, but not for 25.
+    Frames fill the tower's square, so patch i has position i. With the published 27 or 32 patches per side, patch i also has
+    position i in transformers; with 25 patches per side it does not.
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:

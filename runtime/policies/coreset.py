@@ -19,11 +19,11 @@ class Coreset(OneChoice):
     """Keep the newest token, then repeatedly take the token that differs most from the tokens taken, in the deepest layer.
 
     The next token t has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s runs over the tokens taken so far.
-    x_t concatenates token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is then itself scaled to
-    length 1. r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The similarity
-    term is a greedy step towards a k-centre; the term with r_t favours a large log-determinant. After ``steps`` tokens, scores
-    are no longer updated and the remaining tokens are taken at once. All layers and heads keep the same tokens; the newest
-    token wins ties.
+    The vector x_t concatenates token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is itself
+    scaled to length 1. The number r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens
+    taken. The similarity term is a greedy step towards a k-centre; the term with r_t favours a large log-determinant. After
+    ``steps`` tokens, scores are no longer updated and the remaining tokens are taken at once. All layers and heads keep the
+    same tokens; the newest token wins ties.
 
     Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS always keeps
     recent tokens. In edgevlm a frame is appended after the tokens to keep are chosen, so questions see the whole newest frame.

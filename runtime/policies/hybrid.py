@@ -168,7 +168,7 @@ class KeySketches(Stateful):
 
     Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels carry no content, because they make
     several full turns within a stream; un-rotated, they would dominate the dot product. The first bit is the sign of z = (k -
-    middle) / spread; the second bit is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). ``middle``,
+    middle) / spread. The second bit is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). ``middle``,
     ``spread``: each channel's mean and standard deviation over the first tokens, float16 ``[layers, kv_heads, 1, head_dim]``.
     """
 
@@ -218,7 +218,7 @@ class Hybrid(QuestionRetrieval):
     """Evict like ``last-seen``, store the newest evicted tokens of each cluster, and fetch the best clusters for a question.
 
     For a question, each layer and KV head fetches the clusters c with the largest softmax_c(q . k_c / sqrt(D)), summed over the
-    KV head's query heads. q is from the question's last row, and k_c is the sketch of the cluster's newest key.
+    KV head's query heads. Here q is from the question's last row, and k_c is the sketch of the cluster's newest key.
 
     Ours: there is no paper.
     """

@@ -426,8 +426,8 @@ class Mosaic(Retrieval):
     """Cluster frames into partitions by their features, and keys within each partition. A query fetches the clusters that it
     attends to.
 
-    Every query attends to the newest tokens and to a representative of each cluster. |M| is split into a window of the newest
-    tokens, the index, and a working set for representatives and fetched clusters.
+    Every query attends to the newest tokens and to a representative of each cluster. The budget |M| is split into a window of
+    the newest tokens, the index, and a working set for representatives and fetched clusters.
 
     Ours: partitions are not split; a frame that would push a partition over its threshold starts a new one. A query has no
     image features, so partitions are ranked by the query's attention to the partitions' mean keys. Keys are compared

@@ -18,8 +18,8 @@ from edgevlm.runtime.policies.layer import Bool, Float32, Layer
 class SnapKV(FixedTarget):
     """Keep the newest rows, and the past tokens that these rows attend to most.
 
-    A token's score is the sum of softmax(q_i K^T / sqrt(D))_t over the newest rows i and a KV head's query heads, max-pooled
-    over neighbours along ``seq``. Each KV head keeps the tokens with its highest scores (InfiniPot-V, appendix D.1, eq. 1).
+    A token's score is the sum of softmax(q_i K^T / sqrt(D))_t over the newest rows i and a KV head's query heads. Scores are
+    max-pooled along ``seq``. Each KV head keeps the tokens with its highest scores (InfiniPot-V, appendix D.1, eq. 1).
 
     Ours: each KV head chooses once, by scores summed over its query heads; the authors' code chooses for each query head. The
     prefix and the newest rows are not pooled. If |C| is less than ``window``, the newest |C| tokens stay.
