@@ -112,7 +112,7 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
 
 
 def open_run(start: Start) -> RunLoop:
-    """Open a run's model, source, session and output. If opening one of them fails, close the others."""
+    """Open a run's model, source, session and output. If one cannot be opened, close the others."""
     settings, plan = start.settings, start.plan
     with ExitStack() as opened:
         writer = None

@@ -45,7 +45,7 @@ class TimedDatabase:
     DAYS: ClassVar[float] = math.inf
     CAP: ClassVar[int]
     MEANWHILE: ClassVar[str]
-    TIMES: ClassVar[tuple[str, ...]] = ("time",)  # the columns with times; a row falls in a period if any of its times does
+    TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns with times; a row is in a period if any of its times is in it
     HAS_CAMERA: ClassVar[bool] = True
     MAY_GO: ClassVar[str] = "1"  # SQL condition that an expired row must meet to be deleted
     SPARE: ClassVar[tuple[str, ...]]

@@ -27,7 +27,7 @@ ATTEMPTS = 64
 SLOW_S, SLOW_BYTES = 300.0, 300_000  # give up if fewer than SLOW_BYTES bytes arrive in SLOW_S seconds
 MB = 1_000_000
 CONFIG = "config.json"
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # huggingface_hub reads this when it is imported
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # huggingface_hub reads the variable when imported
 _NAME = r"[A-Za-z0-9][\w.-]{0,95}"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@(\w[\w.-]*(?:/\w[\w.-]*)*))?", re.ASCII)
 _PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)  # a file name without a folder

@@ -172,7 +172,7 @@ def build(
 ) -> None:
     """Build a bundle's TensorRT engines on this device.
 
-    Takes minutes per engine and prints its path. Keeps matching engines; after an interrupt, run the same command to continue.
+    Takes minutes and prints a path per engine. Keeps matching engines; after an interrupt, run the same command to continue.
     """
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command

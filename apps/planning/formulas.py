@@ -263,8 +263,8 @@ class Roofline:
     def vision(self) -> RooflineCall:
         """Return the cost of encoding one grid with the vision tower.
 
-        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. N patches
-        attend to A patches each, in B blocks of width W with P_block parameters. R rows are projected.
+        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. The B
+        blocks have width W and together P_block parameters; each of N patches attends to A patches. R rows are projected.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width

@@ -146,7 +146,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:
-    """Return the model that ``config`` describes. Raises KeyError, TypeError or ValueError if ``config`` is incomplete."""
+    """Return the planned model of ``config``. Raises KeyError, TypeError or ValueError if ``config`` is incomplete."""
     text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
     family = load_family(name_of, name)
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))

@@ -62,7 +62,7 @@ class Observer(Protocol):
 class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
-    ``stats_every`` is in seconds.
+    ``stats_every`` is the interval between statistics, in seconds.
     ``alone`` means that the process has no other run: this run closes the session, and ends when stdout loses its reader.
     ``may_watch`` is called before each frame; the run ends when it returns False.
     ``frame`` is the newest watched frame.
@@ -195,7 +195,7 @@ class RunLoop:
         return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:
-        """Return the current figures. ``since`` holds the time and the frame count at which the rate's interval began."""
+        """Return current statistics. ``since`` holds the time and the frame count at which the interval for ``fps`` began."""
         session, source = self.session.stats, self.source
         self._last = now, frames = time.monotonic(), session.frames
         drops = dict(source.drops)
