@@ -303,7 +303,7 @@ class Roofline:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
         A grid's time is the sum of the tower's time, the decoder's time for the grid's rows and a share of the chunk's
-        compression. The frames of a grid share the grid's time. A compression reads the cache ``COMPRESSION_READS`` times per chunk.
+        compression. A grid's frames share this time. A compression reads the cache ``COMPRESSION_READS`` times per chunk.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)
