@@ -29,7 +29,7 @@ class WatchHooks(Protocol):
 class Watches:
     """The watches of a service, by name. Any thread may call any method.
 
-    ``watchers`` returns the watchers by camera name. ``delivery`` returns the delivery, which it opens on the first call.
+    ``watchers`` returns the watchers by camera name. ``delivery()`` returns the delivery, opened on the first call.
     """
 
     def __init__(

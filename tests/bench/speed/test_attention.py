@@ -19,4 +19,4 @@ def test_each_precision_beside_onnx_runtime():
 
 def test_a_shape_that_is_not_known():
     done = CliRunner().invoke(app, ["bench", "speed", "attention", "--model", "seeded-9b"])
-    assert "there is seeded-0.5b" in str(done.exception or done.output)
+    assert "choose from seeded-0.5b" in str(done.exception or done.output)
