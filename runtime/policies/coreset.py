@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,21 +12,21 @@ from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import setting
 from edgevlm.runtime.policies.last_seen import OneChoice
-from edgevlm.runtime.policies.layer import Float32, Int64, Layer
+from edgevlm.runtime.policies.layer import Float32, Int64, Layer, normalized
 
 
 @dataclass
 class Coreset(OneChoice):
-    """Keep the newest token, then repeatedly take the token that differs most from the tokens taken, in the deepest layer.
+    """Keep the newest token, then repeatedly take the token that differs most from the tokens taken.
 
     The next token t has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s runs over the tokens taken so far.
-    The vector x_t concatenates token t's un-rotated keys and values of all KV heads, each scaled to length 1, and is itself
-    scaled to length 1. The number r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens
-    taken. The similarity term is a greedy step towards a k-centre; the term with r_t favours a large log-determinant. After
-    ``steps`` tokens, scores are no longer updated and the remaining tokens are taken at once. All layers and heads keep the
-    same tokens; the newest token wins ties.
+    The vector x_t concatenates token t's un-rotated key of the first layer and its key and value of the deepest layer, for all
+    KV heads. Each part is scaled to length 1, and so is x_t. The number r_t is the squared length of the part of x_t orthogonal
+    to the first ``directions`` tokens taken. The similarity term is a greedy step towards a k-centre; the term with r_t favours
+    a large log-determinant. After ``steps`` tokens, scores are no longer updated and the remaining tokens are taken at once.
+    All layers and heads keep the same tokens; the newest token wins ties.
 
-    Ours: CoRDS published no code; the weights, the choice of layer and the limit on directions are ours. CoRDS always keeps
+    Ours: CoRDS published no code; the weights, the choice of layers and the limit on directions are ours. CoRDS always keeps
     recent tokens. In edgevlm a frame is appended after the tokens to keep are chosen, so questions see the whole newest frame.
     """
 
@@ -37,22 +38,26 @@ class Coreset(OneChoice):
     name: ClassVar[str] = "coreset"
     paper: ClassVar[str] = "after CoRDS, arXiv 2605.14310"
 
-    def worth(self, layer: Layer) -> Float32:
+    def worth(self, layers: Sequence[Layer]) -> Float32:
+        layer = layers[-1]
         seq = layer.seq
         rows = np.flatnonzero(layer.kind[0] == Kind.VISION)
         rows = rows[np.argsort(-seq[0, rows])]
         count = min(layer.target, len(rows))
         taken = kernels.coreset(
-            joint_rows(layer, rows), count, diversity=self.diversity, directions=self.directions, steps=self.steps
+            joint_rows(layers[0], layer, rows), count, diversity=self.diversity, directions=self.directions, steps=self.steps
         )
         score = np.full(seq.shape, -len(rows), np.float32)
         score[:, rows[taken]] = -np.arange(count, dtype=np.float32)
         return score
 
 
-def joint_rows(layer: Layer, rows: Int64) -> Float32:
-    """Return the un-rotated keys and values of ``rows``, joined and scaled to length 1, ``[n, kv_heads * 2 * head_dim]``."""
-    both = np.stack([layer.keys[:, rows], layer.values[:, rows]], 2)  # [kv_heads, n, 2, head_dim]
-    lengths = np.sqrt(np.einsum("hnpd,hnpd->hnp", both, both))
-    both /= np.maximum(lengths, np.finfo(np.float32).tiny)[..., None] * np.float32(np.sqrt(2 * len(both)))
-    return np.ascontiguousarray(both.transpose(1, 0, 2, 3)).reshape(len(rows), -1)
+def joint_rows(first: Layer, deepest: Layer, rows: Int64) -> Float32:
+    """Return the vectors of ``rows`` of the deepest layer, ``[n, kv_heads * 3 * head_dim]``.
+
+    A key of the first layer depends only on the token itself. It counts as 0 for a token that the first layer no longer holds.
+    """
+    at = kernels.index_of(np.ascontiguousarray(deepest.seq[:, rows]), first.seq)[..., None]
+    own = np.where(at < 0, np.float32(0), np.take_along_axis(first.keys, np.maximum(at, 0), 1))
+    parts = normalized(np.stack([own, deepest.keys[:, rows], deepest.values[:, rows]], 2))  # [kv_heads, n, 3, head_dim]
+    return np.ascontiguousarray(normalized(parts.transpose(1, 0, 2, 3).reshape(len(rows), -1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.attention import SeqScores
 from edgevlm.runtime.policies.base import StreamShape, setting
 from edgevlm.runtime.policies.last_seen import OneChoice
-from edgevlm.runtime.policies.layer import Float32, Layer
+from edgevlm.runtime.policies.layer import Float32, Layer, normalized
 
 BLOCK = 256  # the number of tokens compared at a time
 
@@ -40,7 +41,8 @@ class FirstSeen(OneChoice):
         self._known = SeqScores()
         self._since = 0  # seq of the first token without a score
 
-    def worth(self, layer: Layer) -> Float32:
+    def worth(self, layers: Sequence[Layer]) -> Float32:
+        layer = layers[0]
         seq = layer.seq[:1]
         rows = np.flatnonzero(layer.kind[0] == Kind.VISION)
         rows = rows[np.argsort(seq[0, rows])]
@@ -55,11 +57,11 @@ class FirstSeen(OneChoice):
 def _novelty(values: Float32, new: int) -> Float32:
     """Return the novelty of the tokens from index ``new`` on. ``values``: ``[kv_heads, n, head_dim]``, oldest first."""
     joined = values.swapaxes(0, 1).reshape(values.shape[1], -1)
-    unit = joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    rows = normalized(joined)
     most = [np.zeros(0, np.float32)]
-    for start in range(new, len(unit), BLOCK):
-        some = unit[start : start + BLOCK]
-        cosine = some @ unit[: start + len(some)].T
+    for start in range(new, len(rows), BLOCK):
+        some = rows[start : start + BLOCK]
+        cosine = some @ rows[: start + len(some)].T
         cosine[~np.tri(len(some), start + len(some), start - 1, np.bool_)] = -1  # ignores the token itself and later tokens
         most.append(cosine.max(1))
     return 1 - np.concatenate(most)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Float32, setting
 from edgevlm.runtime.policies.last_seen import LastSeen
+from edgevlm.runtime.policies.layer import normalized
 from edgevlm.runtime.policies.retrieval import Chosen, Int64, QuestionRetrieval, block_of, by_seq
 from edgevlm.runtime.retrieval.working_set import unrotated_keys
 from edgevlm.runtime.stateful import Stateful, bytes_of
@@ -67,8 +68,8 @@ class ClusterIndex(Stateful):
         """Cluster tokens by keys of the deepest layer, ``[n, width]``; return each token's cluster and the blocks to drop."""
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
         unit = np.zeros(self.codes.shape, np.float32)  # the means, scaled to length 1
-        unit[: self.clusters] = _unit(self.means())
-        own = _unit(keys)
+        unit[: self.clusters] = normalized(self.means())
+        own = normalized(keys)
         cosine = own @ unit.T  # [n, capacity], updated as the clusters change
         for token, similar in enumerate(cosine):
             if self.clusters == self.capacity and float(similar.max()) < self.tau:
@@ -145,7 +146,7 @@ class ClusterIndex(Stateful):
         scale = np.minimum(np.abs(parts).max(1) / 127, np.finfo(np.float16).max).astype(np.float16)
         codes = parts / np.maximum(scale.astype(np.float32), np.float32(1e-30))[:, None]
         self.scale[at], self.codes[at] = scale, np.clip(np.rint(codes), -127, 127).ravel()
-        before, unit[at] = unit[at].copy(), _unit(self._dequantize(np.s_[at]))
+        before, unit[at] = unit[at].copy(), normalized(self._dequantize(np.s_[at]))
         return not np.array_equal(before, unit[at])
 
     def _dequantize(self, which: slice | int) -> Float32:
@@ -156,11 +157,6 @@ class ClusterIndex(Stateful):
 
 def _scales(width: int) -> int:
     return width // CODES if width % CODES == 0 else 1
-
-
-def _unit(x: Float32) -> Float32:
-    unit: Float32 = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.float32(1e-30))
-    return unit
 
 
 class KeySketches(Stateful):

@@ -20,14 +20,13 @@ class OneChoice(SteadyTarget):
 
     ranks: ClassVar[int] = -1  # the layer whose tokens are scored: the deepest
 
-    def worth(self, layer: Layer) -> Float32:
-        """Return a score for each row of ``layer``, ``[kv_heads, n]``. The rows with the highest scores stay."""
+    def worth(self, layers: Sequence[Layer]) -> Float32:
+        """Return a score for each row of the scored layer, ``[kv_heads, n]``. The rows with the highest scores stay."""
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
         """Return the scores and ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty dict to cache masks in."""
-        layer = layers[self.ranks]
-        return self.worth(layer), layer.seq, {}
+        return self.worth(layers), layers[self.ranks].seq, {}
 
     def compress(self, layer: Layer) -> None:
         score, ranked, shared = layer.prepared
@@ -63,8 +62,9 @@ class LastSeen(OneChoice):
         self._known = SeqScores()
         self._since = 0  # seq of the first token that has not been compared yet
 
-    def worth(self, layer: Layer) -> Float32:
+    def worth(self, layers: Sequence[Layer]) -> Float32:
         """Return each token's negative likeness, updated with the tokens appended since the last compression."""
+        layer = layers[-1]
         seq = layer.seq
         newer = kernels.newer_similarity(layer.cache, layer.index, layer.kind == Kind.VISION, self._since)
         known = np.maximum(self._known.get(seq), 1 + newer)

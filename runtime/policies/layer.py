@@ -288,3 +288,9 @@ class Layer:
 def layers_of(cache: KVCache, shared: Compression | None = None) -> list[Layer]:
     """Return one view per layer of a cache."""
     return [Layer(cache, index, shared=shared) for index in range(cache.layers)]
+
+
+def normalized(x: Float32) -> Float32:
+    """Return ``x`` with the vectors in its last axis scaled to length 1; a vector of zeros stays zero."""
+    scaled: Float32 = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.float32(1e-30))
+    return scaled

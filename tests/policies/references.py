@@ -81,10 +81,15 @@ def coreset_of(filled, diversity=0.3, directions=64):
 
     def expected(layer, target):
         heads = [sorted(head, key=lambda token: -token["seq"]) for head in filled.heads(filled.cache.layers - 1)]
-        both = [[[unrotated(token, INV_FREQ), token["value"]] for token in head] for head in heads]
-        units = np.array(both, np.float64)  # [heads, n, 2, dim]
-        units /= np.maximum(np.linalg.norm(units, axis=-1, keepdims=True), 1e-30) * np.sqrt(2 * len(heads))
+        own = [{token["seq"]: unrotated(token, INV_FREQ) for token in head} for head in filled.heads(0)]
+        points = [
+            [[first.get(t["seq"], 0 * t["value"]), unrotated(t, INV_FREQ), t["value"]] for t in head]
+            for first, head in zip(own, heads, strict=True)
+        ]
+        units = np.array(points, np.float64)  # [heads, n, 3, dim]
+        units /= np.maximum(np.linalg.norm(units, axis=-1, keepdims=True), 1e-30)
         rows = units.transpose(1, 0, 2, 3).reshape(len(heads[0]), -1)
+        rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
         taken, ahead = reference.coreset(rows, min(target, len(rows)), diversity, directions, 1024)
         if ahead < 1e-6:
             raise NearTieError
