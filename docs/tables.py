@@ -24,6 +24,7 @@ SHORT = ("full KV", "last-seen", "h2o", "purekv", "infinipot-v", "sliding-window
 SEEDED = "seeded-0.5b"
 STREAM_MARKS = (16, 64, 256, 1200)  # frames
 CLIPS = {"vtest.avi": "street (`vtest.avi`)", "room": "still room, drawn", "moving": "moving camera, drawn"}
+ACROSS = ("longrun", "longstream")  # tables whose rows come from all runs
 MARKED = re.compile(r"(<!-- bench: ([\w-]+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
 
 Text = Callable[[Line], str]
@@ -45,13 +46,19 @@ def rewrite(path: Path, runs: Sequence[Run]) -> list[str]:
 
 
 def filled(text: str, runs: Sequence[Run]) -> str:
-    """The text with each marked table made from the last run in the file that has lines for it."""
+    """The text with each marked table made from the last run in the file that has lines for it.
+
+    Tables in ACROSS are made from all runs; the last of several lines for the same policy, frames, budget and kind counts.
+    """
+    keys = ("bench", "suite", "seed", "policy", "frames", "budget", "kind")
+    newest = {tuple(line.get(key) for key in keys): line for run in runs for line in run.lines}
 
     def table(found: re.Match[str]) -> str:
         name = found[2]
         if name not in TABLES:
             raise UserError(f"<!-- bench: {name} -->: there is no such table; there is {', '.join(TABLES)}")
-        made = next((made for run in reversed(runs) if (made := TABLES[name](run.lines))[1]), None)
+        sources = [[*newest.values()]] if name in ACROSS else [run.lines for run in reversed(runs)]
+        made = next((made for lines in sources if (made := TABLES[name](lines))[1]), None)
         if made is None:
             raise UserError(f"<!-- bench: {name} -->: the results have no lines for this table")
         return found[1] + markdown(made) + found[4]
@@ -300,7 +307,7 @@ def longstream(lines: Sequence[Line]) -> Table:
         is_reference, is_oracle = policy == line["against"], policy == "oracle"
         cells.append("" if is_reference else interval(line, "difference", "difference_low", "difference_high", _signed))
         cells += [decimals(at[policy, budgets[-1], kind]["accuracy"]) for kind in ago]
-        cells += ["", ""] if is_oracle else [f"{line['ttft_ms']:.1f}", f"{line['moved'] / 1e3:.0f}"]
+        cells += ["", ""] if is_oracle else [_column("ttft_ms", digits=1)(line), f"{line['moved'] / 1e3:.0f}"]
         rows.append([policy if is_oracle else f"`{policy}`", *cells])
     reference = "".join(f"- `{line['against']}`, paired" for line in own[:1])
     heads = [*(f"{budget} tokens" for budget in budgets), reference, *(kind.partition("/")[2] for kind in ago)]
@@ -316,7 +323,7 @@ def _compression(title: str, dtype: str, value: Callable[[Line], float]) -> tupl
 
 
 def _column(key: str, scale: float = 1.0, digits: int = 0) -> Text:
-    return lambda line: f"{line[key] / scale:,.{digits}f}"
+    return lambda line: f"{line[key] / scale:,.{digits}f}" if key in line else "-"
 
 
 def _right(line: Line) -> str:
@@ -338,7 +345,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "longrun": listing({"bench": "longrun"}, {
         "policy": lambda line: f"`{line['policy']}`", "frames": _column("frames"), "device KB": _column("device_bytes", 1e3),
         "host MB": _column("host_bytes", 1e6), "file MB": _column("file_bytes", 1e6),
-        "first token, ms": _column("ttft_ms_p50", digits=1), "over the first": lambda line: decimals(line["ttft_ratio"]),
+        "first token, ms": _column("ttft_ms_p50", digits=1), "over the first": _column("ttft_ratio", digits=2),
         "KB moved": _column("moved_bytes_per_question", 1e3), "right after": _right,
     }),
     "longstream": longstream,
