@@ -61,7 +61,7 @@ class SourceError(UserError):
 
 
 class SourceRefused(SourceError):
-    """A camera refuses the connection and would refuse it again, because the password is wrong or the stream is unknown."""
+    """A camera refuses the connection because the password is wrong or the stream is unknown. Do not retry."""
 
 
 class SnapshotError(UserError):
@@ -69,7 +69,7 @@ class SnapshotError(UserError):
 
 
 class CacheError(RuntimeError):
-    """A caller misused the KV cache. This error is raised before the cache is changed."""
+    """A caller misused the KV cache. The cache was not changed."""
 
 
 class CacheFull(CacheError):
@@ -77,7 +77,7 @@ class CacheFull(CacheError):
 
 
 def refuse_fork(pid: int, what: str) -> None:
-    """Raise UserError in a process forked from ``pid``, where the threads of ``what`` do not exist."""
+    """Raise UserError unless this is process ``pid``, which opened ``what``: a forked process lacks its threads."""
     if pid != os.getpid():
         raise UserError(f"{what} was opened before this process was forked; open it here, or start processes with 'spawn'")
 

@@ -21,8 +21,8 @@ def install(extra: str) -> str:
 def needs(what: str, extra: str | None = None) -> Iterator[None]:
     """Guard a block that imports optional packages: raise UserError if one is not installed.
 
-    ``what``: the subject of the error message, such as "exporting". ``extra``: the extra to install, named in the message. If
-    ``extra`` is None, the message names the missing package instead; if ``extra`` is empty, the message gives no advice.
+    ``what``: the subject of the error message, such as "exporting". ``extra``: the extra that the message tells the user to
+    install. None names the missing package instead; an empty string gives no advice.
     """
     try:
         yield

@@ -39,7 +39,7 @@ def to_stderr(line: str) -> None:
 
 
 def to_stderr_if_lost(line: str) -> None:
-    """Print a line on stderr if it is a :class:`Lost` line, which even --quiet shows."""
+    """Print a :class:`Lost` line on stderr; ignore other lines."""
     if isinstance(line, Lost):
         to_stderr(line)
 
@@ -57,7 +57,7 @@ class StandardOutput(io.FileIO):
 
 
 class StandardError(io.FileIO):
-    """Standard error that drops text if writing fails (disk full, reader gone) or takes more than SLOW_MS (reader stuck)."""
+    """Standard error that drops text if it cannot be written within SLOW_MS (disk full, reader gone or stuck)."""
 
     wait_ms = SLOW_MS
 
@@ -73,9 +73,10 @@ class StandardError(io.FileIO):
 
 
 def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
-    """Open standard streams that are closed, and wrap stdout in ``stdout`` and stderr in StandardError.
+    """Open closed standard streams on the null device; wrap stdout in ``stdout`` and stderr in StandardError.
 
-    Characters that a stream's encoding lacks are escaped. A stream that the caller has replaced is not wrapped.
+    Characters that a stream's encoding lacks are escaped. If a program has replaced ``sys.stdout`` or ``sys.stderr``, its own
+    stream is not wrapped.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -97,7 +98,7 @@ def silence(stream: TextIO) -> None:
 
 
 class Report(Protocol):
-    """A callback for progress: the current work, the number of items done, and their total if it is known."""
+    """A callback that reports the current work, the number of items done and, if known, their total."""
 
     def __call__(self, what: str, done: int | None = None, total: int | None = None, /) -> object: ...
 

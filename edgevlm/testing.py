@@ -1,6 +1,6 @@
 """Check users' extensions, for ``edgevlm check`` and for pytest.
 
-Each function returns a line per passed check, and raises a one-line UserError for the first failure.
+Each function returns a line for each check that passed, and raises UserError at the first failure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OFF = 0.02  # an engine may differ by this fraction of the largest number
 def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
     """Check a policy, source, family or engine, given as an installed name or ``./file.py:Thing``.
 
-    ``checkpoint``: a folder with a checkpoint for the family to read.
+    ``checkpoint``: the folder of a checkpoint to check a family with.
     """
     if is_file(name):
         made, group = load_class("policies", name.removesuffix(":")), ""
@@ -120,7 +120,7 @@ def _speed(policy: str | Policy | type[Policy]) -> str:
 
 
 def check_source(source: str, frames: int = 64) -> list[str]:
-    """Check a source's end and ``close``, and types and times of at most ``frames`` frames. ``source``: as for ``--camera``."""
+    """Check the types and times of up to ``frames`` frames, then the source's end. ``source``: a value for ``--camera``."""
     opened = open_source(source, None, SourceOptions())
     try:
         found = list(islice(opened, frames))
@@ -141,7 +141,7 @@ def check_source(source: str, frames: int = 64) -> list[str]:
 def check_engine(engine: str, model: str | Path = "demo") -> list[str]:
     """Compare an engine with onnxruntime-cpu: features, embeddings, each layer's keys, values and queries, and logits.
 
-    Three calls on one cache are compared: with many rows, several rows and one row. ``model``: a bundle that both engines load.
+    It compares three calls, with many rows, several rows and one row. ``model``: a bundle that both engines can load.
     """
     with ExitStack() as stack:
         ours, theirs = (Model.load(model, engine=name) for name in (DEFAULT_ENGINE, engine))
@@ -197,7 +197,7 @@ def _close(engine: str, what: str, ours: Any, theirs: Any, worst: dict[str, floa
 
 
 def check_family(family: str, checkpoint: str | Path) -> list[str]:
-    """Export and run a checkpoint with a family. Compare features and logits with those of transformers, if installed."""
+    """Export a checkpoint and run it; if transformers is installed, compare its features and logits."""
     from edgevlm.export import export_checkpoint
 
     with TemporaryDirectory(prefix="edgevlm-check-") as folder, ExitStack() as stack:

@@ -1,1 +1,1 @@
-"""Backends, one file each, which run a bundle's graphs; :func:`edgevlm.runtime.engine.load_engine` finds them by name."""
+"""The backends that run a bundle's graphs; :func:`edgevlm.runtime.engine.load_engine` loads a backend by name."""

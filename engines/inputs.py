@@ -45,7 +45,7 @@ def check_graphs(bundle: Bundle) -> None:
 
 
 def read_graph(bundle: Bundle, name: str, read: Callable[[bytes], T]) -> T:
-    """Return ``read(content)`` for the graph file ``name``. Raises BundleError if ``read`` raises OSError or ValueError."""
+    """Parse the graph file ``name`` with ``read``. Raises BundleError if the file cannot be read or parsed."""
     path = bundle.file(name)
     try:
         return read(path.read_bytes())
@@ -106,7 +106,7 @@ def per_layer_files(bundle: Bundle) -> list[str]:
 
 
 def first_sparse_layer(bundle: Bundle) -> int:
-    """Return the first layer that attends sparsely in the ``st-spattn`` graph; raises UserError without that graph."""
+    """Return the first layer that attends sparsely in the ``st-spattn`` graph; raises UserError if there is no such graph."""
     return read_graph(bundle, graph_of(bundle, "st-spattn"), operators)["GroupQueryAttention"]
 
 
@@ -143,7 +143,7 @@ def check_step(
 
 
 def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FramePattern | None, sparse: bool) -> None:
-    """Raise CacheError if the call's rows do not fit ``pattern``, or if a decoder without ``sparse`` gets a pattern."""
+    """Raise CacheError if ``pattern`` does not fit the call's rows, or if the decoder was not bound as ``sparse``."""
     if pattern is None:
         return
     if not sparse:
@@ -170,7 +170,7 @@ def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, l
 
 
 def check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer], kv: KVType) -> None:
-    """Raise CacheError unless there is one buffer per layer, with the bundle's shape and the type ``kv``."""
+    """Raise CacheError unless each layer has one buffer of the bundle's shape and of type ``kv``."""
     spec = bundle.decoder
     if len(buffers) != spec.layers:
         raise CacheError(f"the decoder has {spec.layers} layers; {len(buffers)} buffers were given")

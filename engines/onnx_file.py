@@ -65,7 +65,7 @@ def external_bytes(model: bytes) -> dict[str, int]:
 
 
 def external_types(model: bytes) -> set[int]:
-    """Return the TensorProto.DataType values, such as :data:`FLOAT16`, of a graph's initializers in separate files."""
+    """Return the types (TensorProto.DataType, such as :data:`FLOAT16`) of the initializers that are in separate files."""
     return {tensor.kind for tensor in external_tensors(model)}
 
 
@@ -75,7 +75,7 @@ def operators(model: bytes) -> Counter[str]:
 
 
 def largest_attribute(model: bytes, name: str) -> float:
-    """Return the largest value that any node has for the float attribute ``name``, or 0 if none has it."""
+    """Return the largest float attribute called ``name`` of any node, or 0 if no node has one."""
     numbers = [
         struct.unpack("<f", raw)[0]
         for attribute in _inside(model, GRAPH, NODE, ATTRIBUTE)
@@ -89,7 +89,7 @@ def largest_attribute(model: bytes, name: str) -> float:
 def with_input(model: bytes, name: str, like: str) -> bytes:
     """Turn the graph's value ``name`` into an input with the type and shape of the input ``like``.
 
-    Nodes and inputs that are no longer needed are dropped, and so are outputs named ``.._out``. A model that already has the
+    Outputs named ``.._out`` are dropped, and so are nodes and inputs that are no longer needed. A model that already has the
     input ``name`` is returned unchanged. Raises ValueError if ``model`` is not an ONNX file or has no input ``like``.
     """
     inputs = {_text(value, 1): value for value in _inside(model, GRAPH, INPUT)}

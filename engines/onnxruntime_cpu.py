@@ -55,7 +55,7 @@ def has_vnni() -> bool:
 class Calls:
     """The run options that all sessions of an engine share.
 
-    A session's arena keeps the memory of its largest call, unless memory is ``short``: then each call frees its memory.
+    Normally a session keeps the memory of its largest call. While memory is ``short``, each call frees its memory.
     """
 
     def __init__(self, shrunk: str = "cpu:0") -> None:
@@ -68,7 +68,7 @@ class Calls:
 
 
 def session_options(threads: int) -> Any:
-    """Return session options that stop workers from spinning after a call and 8-bit products from overflowing."""
+    """Return options for a session whose workers sleep after a call and whose 8-bit products do not overflow."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -113,11 +113,11 @@ class OnnxRuntimeCpu:
         return session
 
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
-        """Open a session for one graph, from its file or from ``model``, with additional configuration ``entries``.
+        """Open a session for the graph in the file ``name`` or, if given, in ``model``. ``entries`` are added to its options.
 
         With ``copies``, the session copies the matrices into its kernels' layout. Without ``copies``, the session reads the
-        mapped file, which saves memory but slows down calls with few rows. MatMulNBits matrices are always copied: ONNX Runtime
-        rounds activations only for copied ones, so two graphs of one bundle would otherwise give different results.
+        mapped file, which saves memory but slows down calls with few rows. MatMulNBits matrices are always copied. Only then
+        does ONNX Runtime round activations, and all graphs of a bundle must round alike.
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")
@@ -153,7 +153,8 @@ class OnnxRuntimeCpu:
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``.
 
-        An older export's int8 tower rounds all rows of a call with one scale, so each of its calls encodes one group of frames.
+        An older export's int8 tower gets one group of frames per call, because it rounds all rows of a call with the same
+        scale.
         """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
@@ -173,7 +174,7 @@ class OnnxRuntimeCpu:
         return self._open(self.bundle.vision.graph)
 
     def capacity(self, rows: int) -> int:
-        """Return ``rows``, because this backend accepts buffers of any size."""
+        """Return ``rows``: buffers may have any size."""
         return rows
 
     def embed(self, token_ids: Int64) -> Float32:
@@ -204,17 +205,17 @@ class OnnxRuntimeCpu:
 
     @property
     def _read_in_place(self) -> Sequence[str]:
-        """Return the weights files that the C++ extension reads in place: none until the decoder is open."""
+        """Return the weights files that the C++ extension reads in place, once the decoder is open."""
         if not any(self.__dict__.get("_row_parts", ())):
             return []
         return list(read_graph(self.bundle, per_layer_files(self.bundle)[-1], external_bytes))
 
     @cached_property
     def _row_parts(self) -> list[Any]:
-        """Return, for each part of the decoder, the C++ extension's code, or None if ONNX Runtime computes the part.
+        """Return the decoder's parts for the C++ extension, with None for each part that only ONNX Runtime computes.
 
-        The extension's int8 parts compute single rows only. Calls with more rows go to the part's ONNX Runtime session, which
-        reads weights from the file, not a copy. Reading the weights file makes an int8 call for a whole frame 7 % slower.
+        The extension computes int8 parts for single rows only. Calls with more rows run in ONNX Runtime, which reads the
+        weights from the file instead of a copy. This makes an int8 call for a whole frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))
@@ -237,7 +238,7 @@ class OnnxRuntimeCpu:
         return OnnxRuntimeTower(self._changed, self.bundle, spec, buffer, self.calls)
 
     def release_memory(self, short: bool) -> None:
-        """Free working memory after each call while memory is ``short``; calls are then slower."""
+        """While memory is ``short``, free working memory after each call; this makes calls slower."""
         self.calls.release_memory(short)
 
     def close(self) -> None:

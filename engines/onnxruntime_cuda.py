@@ -1,7 +1,7 @@
 """The CUDA backend of ONNX Runtime: it runs whole decoder graphs, with keys and values bound at their device addresses.
 
-Input and output rows, a few kilobytes per call, are bound in host memory, and ONNX Runtime copies them. Nodes without a CUDA
-kernel run on the CPU. GroupQueryAttention's CUDA kernel needs float16, so the bundle must keep fp16 keys and values.
+Inputs and outputs, a few kilobytes per call, are in host memory; ONNX Runtime copies them to and from the device. Nodes without
+a CUDA kernel run on the CPU. GroupQueryAttention's CUDA kernel needs float16, so the bundle must keep fp16 keys and values.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return super().takes(bundle) and bundle.decoder.kv in cls.kv_types
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """Bind the ``full`` graph, and with ``sparse`` also the ``st-spattn`` graph, to one buffer per layer."""
+        """Return a decoder bound to one buffer per layer. ``sparse``: load the ``st-spattn`` graph too."""
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
         return OnnxRuntimeCudaDecoder(self, "full", buffers, probes, sparse)
 
@@ -85,7 +85,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return self._decoders[variant]
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """Raise UserError, because the tower's cache is in host memory and CUDA graphs read device memory."""
+        """Raise UserError: only onnxruntime-cpu can encode just the changed patches."""
         raise UserError("--encode changed requires --engine onnxruntime-cpu; use that engine or --encode all")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
@@ -101,8 +101,8 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
 class OnnxRuntimeCudaDecoder:
     """A whole decoder graph bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    A call for one row and its logits reuses its bindings; every other call binds its small inputs and outputs again. Calls with
-    a pattern go to the ``st-spattn`` graph. The decoder is not thread-safe.
+    Calls for one row reuse their input and output arrays; other calls bind new ones. Calls with a ``pattern`` run the
+    ``st-spattn`` graph. The decoder is not thread-safe.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class OnnxRuntimeCudaDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows to the cache in place. Raises CacheFull or CacheError before the cache is changed."""
+        """Append S rows to the cache in place. Raises CacheFull or CacheError without changing the cache."""
         assert (rows, fetch, sight) == (None, None, None), "a whole graph attends to all rows"
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, self._sparse is not None)

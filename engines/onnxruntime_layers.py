@@ -1,4 +1,4 @@
-"""The CPU decoder, whose dense parts are L + 1 ONNX Runtime sessions, and the vision tower for changed patches."""
+"""The decoder and the tower for changed patches on the CPU. The decoder's dense parts are L + 1 ONNX Runtime sessions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SHARED = {"session.use_env_allocators": "1", "session.use_device_allocator_for_i
 
 @cache
 def share_arena() -> None:
-    """Create one arena for the working memory of all sessions in this process that request it.
+    """Create an arena for working memory that the sessions of this process can share.
 
-    The L + 1 graphs run one after another. With separate arenas, the graphs would hold a call's working memory L + 1 times.
+    A decoder's L + 1 sessions run one after another, so they can reuse the same memory.
     """
     where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     with suppress(Exception):  # another library has registered an arena already
@@ -33,7 +33,7 @@ def share_arena() -> None:
 
 
 def attention_of(layer: int) -> str:
-    """Return the graphs' name for the attention output ``[1, S, Hq D]`` of ``layer``."""
+    """Return the name in the graphs of the attention output ``[1, S, Hq D]`` of ``layer``."""
     return f"layer{layer}.attention"
 
 
@@ -65,9 +65,10 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 class OnnxRuntimeDecoder:
     """A decoder bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``. A part in ``row_parts`` replaces its session; an
-    int8 part does so only for single rows. Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache
-    in place. A call's ``pattern`` applies to the layers from ``sparse_from`` on. The decoder is not thread-safe.
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``. If ``row_parts`` has a part, the C++ extension
+    computes it instead; it computes int8 parts for single rows only. Between two parts, :func:`edgevlm.runtime.kernels.attend`
+    reads and writes the cache in place. Layers before ``sparse_from`` ignore a call's ``pattern``. The decoder is not
+    thread-safe.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class OnnxRuntimeDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows to the cache in place. Raises CacheFull or CacheError before the cache is changed."""
+        """Append S rows to the cache in place. Raises CacheFull or CacheError without changing the cache."""
         spec, size = self._spec, (len(embeds), len(logit_rows))
         check_step(spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         if sight is None and not spec.is_causal:
@@ -144,9 +145,9 @@ class OnnxRuntimeDecoder:
 
 
 class BoundCall:
-    """The arrays for calls of one ``size``, (S rows, R rows of logits), bound to every part of a decoder.
+    """The inputs and outputs of a decoder's parts, for calls with S rows that return R rows of logits; ``size`` is (S, R).
 
-    Two sets of arrays take turns, because a part's outputs are the next part's inputs.
+    Parts alternate between two sets of output arrays, because each part reads the outputs of the one before.
     """
 
     def __init__(self, sessions: Sequence[Any], s: DecoderSpec, rows: int, logit_rows: int) -> None:
@@ -184,7 +185,7 @@ class BoundCall:
             given |= made
 
     def give(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:
-        """Copy a call's inputs into the bound arrays; DeepStack features that ``embeds`` lacks become zeros."""
+        """Copy a call's inputs into the bound arrays. DeepStack features are zero if ``embeds`` has none."""
         width = self._spec.hidden
         self._embeds[0], self._cos[0], self._sin[0], self._logit_rows[:] = embeds[:, :width], cos, sin, logit_rows
         self.is_plain_row = len(embeds) == 1 and embeds.shape[1] == width

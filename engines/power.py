@@ -1,7 +1,7 @@
-"""Read power and energy from the machine's meters; nothing is reported without a meter.
+"""Read power and energy from the machine's meters. Without a meter, nothing is reported.
 
-A meter has rails; each rail reports watts or counts joules. A meter's total is the sum of its ``summed`` rails; no
-``summed`` rail feeds another.
+A meter has rails, which report watts or count joules. The total is the sum of the ``summed`` rails, none of which feeds
+another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A power meter. ``read()`` returns each rail's reading. The readings of the rails in ``summed`` add up to the total."""
+    """A power meter. ``read()`` returns each rail's reading; ``summed`` names the rails that add up to the total."""
 
     name: str
     rails: tuple[str, ...]
@@ -45,7 +45,7 @@ class Meter:
 
 
 def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]:
-    """Return the machine's meter or None, and one line for each kind of meter that is missing."""
+    """Return the machine's meter or None, and a line for each kind of meter that was not found."""
     missing = list[str]()
     for name, find in METERS.items():
         found = find(machine or Machine())
@@ -77,7 +77,7 @@ def ina3221(machine: Machine) -> Meter | str:
 
 
 def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield each connected rail's label, with the rail's folder and channel number n.
+    """Yield each connected rail's label, folder and channel number n.
 
     Channel n has its label in ``in{n}_label``, its millivolts in ``in{n}_input`` and its milliamperes in ``curr{n}_input``.
     """
@@ -148,7 +148,7 @@ def rapl(machine: Machine) -> Meter | str:
 
 
 def _zones(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield each rail's name and folder; the name of a zone inside a package starts with the package's name."""
+    """Yield each rail's name and folder. A rail inside a package is named like ``package-0 core``."""
     names: dict[str, str] = {}
     for folder in machine.names(POWERCAP):
         name = machine.read(f"{POWERCAP}/{folder}/name")
@@ -169,7 +169,7 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
     """Return the joules used between two readings ``seconds`` apart, or None if a reading is missing.
 
-    Watts are integrated by the trapezoidal rule. A counter whose value has fallen is taken to have restarted at 0.
+    Watts are integrated by the trapezoidal rule. A counter that fell has restarted at 0.
     """
     if before is None or after is None:
         return None
@@ -184,7 +184,7 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """A rail's joules. ``seconds`` is the time that readings cover, ``gap_s`` the time without readings."""
+    """The joules of a rail in ``seconds``. ``gap_s`` is the time without readings."""
 
     joules: float = 0.0
     seconds: float = 0.0
@@ -225,13 +225,13 @@ class Energy:
 
     @property
     def joules(self) -> float | None:
-        """Return the total joules, or None if one of the summed rails could not always be read."""
+        """Return the total joules, or None if a reading of a summed rail is missing."""
         summed = [self.rails[name] for name in self.meter.summed]
         return None if not summed or any(rail.gap_s or not rail.seconds for rail in summed) else sum(r.joules for r in summed)
 
     @property
     def seconds(self) -> float:
-        """Return the measured seconds of the rail with the fewest missing readings."""
+        """Return how long the meter was read, in seconds: the longest time of any rail."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property

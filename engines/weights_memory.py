@@ -1,6 +1,6 @@
 """Free duplicate weights after a backend has opened a graph, and move the other weights into huge pages.
 
-A backend packs matrices into new memory. Temporary copies and the file pages that were read stay resident until they are freed.
+When a backend opens a graph, it copies the matrices. The file's pages and temporary copies stay resident until they are freed.
 A decoder reads all weights for each token; huge pages save address look-ups. Linux 6.1 and newer provide huge pages on request.
 """
 
@@ -27,9 +27,9 @@ def trim() -> None:
 
 
 def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
-    """Free memory left over from opening a graph of the bundle in ``folder``; request huge pages for what stays resident.
+    """After a graph in ``folder`` was opened, free what it no longer needs and request huge pages for the rest.
 
-    ``kept`` are names of files that a backend reads in place. Returns how many bytes of huge pages were requested.
+    ``kept`` names files that a backend reads in place. Returns how many bytes of huge pages were requested.
     """
     trim()
     try:

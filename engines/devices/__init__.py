@@ -1,9 +1,9 @@
 """Describe the devices that edgevlm runs on, each in a JSON file named after the device.
 
-A device's file has a ``title``, a ``kind`` (jetson, cuda or cpu), ``modules`` (a Jetson's names in its device tree),
-``figures`` and ``sources``. A figure has a ``value`` and a ``source``. ``checked`` is true if the value was looked up in the
-source or in a text that quotes it. Values not ``checked`` were remembered or estimated. A figure's name contains the unit. A
-rate is for dense matrices unless the figure's name contains ``sparse``. A null value means that the device lacks the feature.
+A file has a ``title``, a ``kind`` (jetson, cuda or cpu), ``modules`` (a Jetson's names in its device tree), ``figures`` and
+``sources``. A figure's name contains its unit. A figure is ``checked`` if we looked its value up in the source or in a text
+that quotes the source; otherwise we remembered or estimated it. Rates are for dense matrices unless their names contain
+``sparse``. If a value is null, the device lacks the feature.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgevlm.errors import UserError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A device's figure. ``source`` is a key of :attr:`DeviceProfile.sources`; ``checked`` marks a value that was looked up."""
+    """A number or fact about a device. ``source`` is a key of :attr:`DeviceProfile.sources`."""
 
     value: Any
     source: str

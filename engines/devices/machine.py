@@ -47,7 +47,7 @@ class Machine:
         return self.root / name
 
     def read(self, name: str) -> str | None:
-        """Return a small file's text without trailing blanks and zero bytes, or None if it cannot be read."""
+        """Return a file's text without blanks and zero bytes at its end, or None if the file cannot be read."""
         try:
             return self.path(name).read_text(errors="replace").rstrip("\0 \n")
         except OSError:
@@ -73,7 +73,7 @@ class Machine:
         return found
 
     def within(self, call: Callable[[], T]) -> T | None:
-        """Return ``call()``, or None if the call exceeds the time limit and is abandoned. Raises the errors of ``call``."""
+        """Run ``call`` and return its result, or None if it takes longer than the time limit. Errors in ``call`` are raised."""
         found: Future[T] = Future()
 
         def work() -> None:

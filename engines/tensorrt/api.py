@@ -38,7 +38,7 @@ class Log(trt.ILogger):
         self._errors: list[str] = []
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
-        """Keep a message if it is an error. TensorRT calls this method, which must not raise."""
+        """Store error messages; ignore the others. TensorRT calls this method, which must not raise."""
         if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
             with self._lock:
                 self._errors.append(" ".join(msg.split()))
@@ -51,7 +51,7 @@ class Log(trt.ILogger):
 
 
 def build(job: BuildJob, workspace: int, log: Log) -> memoryview:
-    """Build a serialised, strongly typed engine. ``workspace`` is a layer's working memory in bytes.
+    """Build a serialised, strongly typed engine. ``workspace`` limits each layer's working memory (in bytes).
 
     Raises UserError with TensorRT's message if TensorRT does not start, refuses the graph, or cannot build an engine.
     """
@@ -112,7 +112,7 @@ def _allow_several_kernels(network: trt.INetworkDefinition) -> None:
 
 
 class Loaded:
-    """An engine in memory, with the TensorRT objects that must stay alive with it."""
+    """A loaded engine and the TensorRT objects that it needs."""
 
     def __init__(self, plan: memoryview, name: str, log: Log) -> None:
         """Load an engine. Raises UserError for a plan that was built for a different TensorRT version or GPU."""
@@ -129,12 +129,12 @@ class Loaded:
         self.dtypes: Mapping[str, np.dtype] = {name: DTYPES[engine.get_tensor_dtype(name)] for name in names}
 
     def most(self, tensor: str, kind: int) -> Dims:
-        """Return the largest shape of the input ``tensor`` in calls of kind number ``kind``."""
+        """Return the largest shape of the input ``tensor`` in optimization profile ``kind``."""
         return tuple(self.engine.get_tensor_profile_shape(tensor, kind)[2])
 
 
 class Workspace(WorkingMemory):
-    """The CUDA stream and memory blocks that a backend's engines share; one call at a time uses them, holding ``lock``."""
+    """The CUDA stream and memory blocks that a backend's engines share. Hold ``lock`` while you use them."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver, self.stream, self.lock = driver, driver.stream(), threading.RLock()
@@ -145,7 +145,7 @@ class Workspace(WorkingMemory):
 
 
 class EngineCalls:
-    """An engine's calls of one kind. Addresses and shapes stay set until they are replaced.
+    """An engine's execution context for one kind of call. Addresses and shapes stay set until they are replaced.
 
     Methods raise RuntimeError with TensorRT's message on failure.
     """
@@ -172,7 +172,7 @@ class EngineCalls:
         self._check(self._context.set_input_shape(tensor, dims), f"set {tensor} to {list(dims)}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
-        """Bind an output to a memory block of the right size, by default the block named ``tensor``; return the address."""
+        """Bind an output to the memory block ``block``, by default one named after the tensor; return its address."""
         address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
         self.bind(tensor, address)
         return address

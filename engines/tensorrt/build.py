@@ -1,8 +1,8 @@
 """Build a bundle's missing or outdated engines from its graphs, one after another, and keep them in the bundle.
 
 An engine is the file ``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan``, which is written atomically. KEY names the GPU, the
-TensorRT version and the engine's precisions. FINGERPRINT depends on the graph, its weights and its calls. A ``.json`` file next
-to each engine, written first, has the engine's size and SHA-256.
+TensorRT version and the engine's precisions. FINGERPRINT is a hash of the graph, its weights and the shapes of its calls. A
+``.json`` file next to each engine, written first, has the engine's size and SHA-256.
 """
 
 from __future__ import annotations

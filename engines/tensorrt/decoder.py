@@ -1,7 +1,7 @@
 """A TensorRT decoder bound to one stream's cache on the device.
 
-A decoder has three kinds of calls, each with a separate context: for one token, a chunk's rows and a question's rows. Keys and
-values are read in place from the cache. docs/internals/engines.md describes the graphs' inputs and outputs.
+A decoder has separate contexts for three kinds of calls: one token, a chunk's rows and a question's rows. Keys and values are
+read in place from the cache. docs/internals/engines.md describes the graphs' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TensorRTDecoder:
     ) -> StepResult:
         """Append S rows, in several calls if the engine does not accept S rows at once.
 
-        Raises CacheFull or CacheError before the cache is changed.
+        Raises CacheFull or CacheError without changing the cache.
         """
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, sparse=False)
@@ -87,7 +87,7 @@ class TensorRTDecoder:
         return QUESTION if rows <= USUAL_QUESTION or self._most[ROWS] < rows <= self._most[QUESTION] else ROWS
 
     def _wide(self, embeds: Float32) -> Float32:
-        """Return the rows padded with zeros to ``[1, S, row_width]``, since text has no DeepStack features."""
+        """Return the rows as ``[1, S, row_width]``. Text has no DeepStack features, so its rows are padded with zeros."""
         wide = np.zeros((1, len(embeds), self._spec.row_width), np.float32)
         wide[0, :, : embeds.shape[1]] = embeds
         return wide

@@ -78,7 +78,7 @@ class TensorRT:
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
-        """Raise UserError, because no engine is built from the graph that encodes changed patches."""
+        """Raise UserError: only onnxruntime-cpu can encode just the changed patches."""
         raise UserError("--encode changed requires --engine onnxruntime-cpu; use that engine or --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
@@ -103,7 +103,7 @@ class TensorRT:
         return TensorRTDecoder(self._workspace, self.bundle, self._decoder, buffers, probes)
 
     def release_memory(self, short: bool) -> None:
-        """Do nothing, because a call's working memory on the device is small."""
+        """Do nothing: calls need little working memory."""
 
     def close(self) -> None:
         """Release the engines; a bound decoder keeps its engine until the decoder is deleted."""

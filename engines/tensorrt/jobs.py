@@ -32,7 +32,7 @@ DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 
 
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
-    """Return the three kinds of calls of the ``full`` graph, for a cache with ``capacity`` rows per layer.
+    """Return the input shapes of a decoder's three kinds of calls, for a cache with ``capacity`` rows per layer.
 
     A call for a token or a chunk returns logits for one row; a call for a question can return logits for all its rows.
     """
@@ -76,8 +76,8 @@ class BuildSettings:
 class BuildJob:
     """One graph to build an engine from.
 
-    ``model`` is the graph as bytes, with the cache's size filled in. ``path`` is the graph's file, in the same folder as its
-    weights. ``weights`` is the size of the weights in bytes. The engine omits the outputs in ``dropped``.
+    ``model`` is the graph as bytes, with the cache's size filled in. ``path`` is the graph's file; its weights are in the same
+    folder. ``weights`` is the size of the weights in bytes. ``dropped`` names outputs that the engine omits.
     """
 
     graph: str
@@ -90,7 +90,7 @@ class BuildJob:
 
 
 def jobs_of(bundle: Bundle, settings: BuildSettings) -> list[BuildJob]:
-    """Return a job for the tower and one for the decoder. Raises BundleError for an invalid file."""
+    """Return two jobs, one for the tower and one for the decoder. Raises BundleError if a graph file is invalid."""
     assert bundle.shapes is not None
     vision, layers = bundle.vision, range(bundle.decoder.layers)
     most, frame = max(1, bundle.shapes.frames // vision.group), (3 * vision.group, *vision.size)
@@ -136,7 +136,7 @@ def build_need(weights: int, workspace: int) -> BuildNeed:
 def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
     """Raise UserError, with advice, if building an engine from the graph ``name`` does not fit in free memory.
 
-    On a Jetson, host and device share memory, and only ``need.host`` may be in swap.
+    On a Jetson, host and device share memory. Swap counts as free for ``need.host`` only.
     """
     free, swap = psutil.virtual_memory().available, psutil.swap_memory().free
     shared = driver.device.integrated
@@ -151,7 +151,7 @@ def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An engine file's size and hash. ``about`` has the ``capacity`` and ``probes`` that the engine was built for."""
+    """An engine file's size and hash. ``about`` has the build's ``capacity`` and ``probes``."""
 
     bytes: int
     sha256: str
