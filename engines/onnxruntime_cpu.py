@@ -153,8 +153,7 @@ class OnnxRuntimeCpu:
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``.
 
-        An older export's int8 tower gets one group of frames per call, because it rounds all rows of a call with the same
-        scale.
+        An older export's int8 tower gets one group of frames per call, because it scales all rows of a call alike.
         """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)

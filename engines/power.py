@@ -1,7 +1,6 @@
 """Read power and energy from the machine's meters. Without a meter, nothing is reported.
 
-A meter has rails, which report watts or count joules. The total is the sum of the ``summed`` rails, none of which feeds
-another.
+Each rail of a meter reports watts or counts joules. The total is the sum of the ``summed`` rails; none feeds another.
 """
 
 from __future__ import annotations
