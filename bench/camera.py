@@ -1,8 +1,7 @@
 """Measure the latency from a frame's arrival to the start of an answer that has seen it, stage by stage.
 
-A chunk has one frame, and each frame is followed by a question with an answer of one token. Every frame therefore passes
-through every stage. ``busy`` is the watching thread's time for a frame, without the answer. ``total`` is the time from the
-picture's arrival to the answer's first token.
+Chunks have one frame. After each frame comes a question, whose answer is one token. ``busy`` is how long the watching thread
+works on a frame, without the answer. ``total`` is the time from the picture's arrival to the answer's first token.
 """
 
 from __future__ import annotations

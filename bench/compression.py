@@ -1,8 +1,8 @@
 """Time each policy's compression, compared with one plain read of the same keys and values.
 
 The time covers everything a policy does from one compression to the next: scoring, choosing and evicting. Forward passes are
-not timed; the queries of guidance texts and of probed layers are noise. Compression and read take turns on the same cache,
-which is refilled between rounds. The first round is cold and reported separately.
+not timed. The queries are noise. Compression and read take turns on the same cache, which is refilled between rounds. The first
+round is cold and reported separately.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def compression(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each policy and KV dtype (``all``: every one), with medians over rounds in milliseconds.
 
-    ``pass_over_read``: one compression's time divided by one plain read's, round by round. With ``device="cuda"``, each line
-    compares one part of a compression with a copy within the device's memory. Raises UserError for a policy that does not
-    evict, an invalid dtype, or an invalid or absent device.
+    ``pass_over_read``: the time of a compression divided by that of a plain read, in the same round. With ``device="cuda"``,
+    each line is about one part of a compression, compared with a copy within the device's memory. Raises UserError for a policy
+    that does not evict, an invalid dtype, or an invalid or absent device.
     """
     shape, kinds = CacheShape(layers=layers, tokens=tokens), KV_TYPES if list(dtype) == ["all"] else dtype
     for name, typed, known in (("dtype", kinds, KV_TYPES), ("device", [device], ("cpu", "cuda"))):

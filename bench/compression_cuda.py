@@ -1,8 +1,8 @@
 """Measure the bandwidth of a compression's kernels on a CUDA device, compared with a copy within its memory.
 
-Each round compresses a full cache with InfiniPot-V, from value norms to dense positions, and computes the attention of a few
-queries. CUDA events around each kernel give its time; times are medians over rounds. A kernel's bytes are those of the keys and
-values that it must read and write. A copy's bytes include both its reads and its writes.
+Each round compresses a full cache with InfiniPot-V, and then computes the attention of a few queries. CUDA events around each
+kernel give its time; times are medians over rounds. A kernel's bytes are those of the keys and values that it must read and
+write. A copy's bytes include both its reads and its writes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FilledDeviceCache(FilledCache):
 
 @contextmanager
 def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
-    """Yield a dict that, after the ``with`` block, maps each launched kernel's name, without the dtype, to its milliseconds."""
+    """Time the kernels that the ``with`` block launches. The yielded dict then maps a kernel's name to its milliseconds."""
     launch, moments, found = kernels.launch, list[tuple[str, Any]](), defaultdict[str, float](float)
 
     def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
@@ -87,7 +87,7 @@ def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
 
 
 def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line for each part of a compression, from all rounds but the first. Raises UserError without a CUDA device."""
+    """Yield a line for each part of a compression. The first round is not counted. Raises UserError without a CUDA device."""
     memory = FilledDeviceCache(shape, dtype)
     cache = memory.cache
     assert isinstance(cache, CudaCache)
@@ -112,7 +112,7 @@ def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, An
 
 
 def _round(memory: FilledDeviceCache, cache: CudaCache) -> dict[str, int]:
-    """Run each part of a compression once; return the bytes of keys and values that it must read and write."""
+    """Run each part of a compression once. Return how many bytes of keys and values each part must read and write."""
     shape, row = memory.shape, memory.shape.head_dim * cache.dtype.itemsize
     rows = shape.layers * shape.kv_heads * shape.tokens
     windows = [(7, 5, 3, 1)[4 * layer // shape.layers] for layer in range(shape.layers)]

@@ -16,7 +16,7 @@ GROUP = 8  # with 8 query heads per KV head
 
 
 def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
-    """Return keys ``[kv_heads, n, head_dim]`` in the form in which a buffer stores them."""
+    """Convert keys ``[kv_heads, n, head_dim]`` to the buffer's storage type."""
     return numbers.astype(buffer.dtype) if buffer.key_scale is None else codes(numbers, buffer.key_scale)
 
 

@@ -37,7 +37,7 @@ def printable(text: str, longest: int = 160) -> str:
 
 
 def beside(name: str, line: Line) -> list[str]:
-    """Return the fields that hold the spread of the line's field ``name``."""
+    """Return the fields that give the spread of the field ``name``."""
     percentiles = (name.replace("_p50", "_p95"), name.replace("_p50", "_p99"))
     return [part for part in (percentiles if name.endswith("_p50") else SPREADS.get(name, ())) if part in line]
 

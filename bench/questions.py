@@ -34,9 +34,9 @@ def questions(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each question length. Questions are about one of two cameras that share a model.
 
-    ``ttft_ms``: the time to the first token. ``own_frame_ms``, ``frame_ms``: the longest wait of a frame during a question, on
-    the camera asked about and on the other camera. ``idle_frame_ms``: the longest wait of a frame without a question.
-    ``fps_ratio``: the other camera's frame rate divided by its rate without a question. Figures are medians over rounds.
+    ``ttft_ms``: the time to the first token. ``own_frame_ms``, ``frame_ms``: a frame's longest wait during a question to the
+    same camera and to the other camera. ``idle_frame_ms``: the longest wait of a frame without a question. ``fps_ratio``: the
+    other camera's frame rate divided by its rate without a question. Figures are medians over rounds.
     """
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(model, threads or default_threads(), engine))

@@ -110,7 +110,7 @@ def decoder_bundle(
 ) -> Bundle:  # fmt: skip
     """Write a decoder into ``folder`` and return its bundle, ready for an engine. Without ``tensors``, the weights are random.
 
-    The bundle has a stand-in vision tower, whose features ``[F, tokens_per_frame, hidden]`` are noise times the frame's mean.
+    In place of a vision tower, the bundle scales noise ``[F, tokens_per_frame, hidden]`` by the frame's mean.
     """
     checkpoint = cast(Checkpoint, tensors or SeededTensors())
     options = ExportOptions(st_spattn_from, precision=precision, kv=kv)

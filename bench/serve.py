@@ -126,7 +126,7 @@ class Served:
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Resume servers for at least ``seconds`` and one frame, then stop them; return their total frames per second."""
+    """Let the servers run for at least ``seconds`` and one frame, then pause them. Return their total frames per second."""
 
     def total() -> int:
         return sum(sum(server.frames()) for server in servers)

@@ -18,7 +18,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job to time. ``run``'s time is divided by ``count``; ``after`` is called untimed."""
+    """A job to time. The time of ``run`` is divided by ``count``. The time of ``after`` is not counted."""
 
     run: Callable[[], object]
     count: int = 1
@@ -91,7 +91,7 @@ def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
 def ratio(ours: Sequence[Took], theirs: Sequence[Took], name: str = "ratio") -> dict[str, Any]:
     """Return the round-by-round ratio of our time to theirs.
 
-    The field ``name`` is the median ratio, ``low`` and ``high`` its quartiles, ``cpu_ratio`` the median for processor times.
+    ``name`` is the median, ``low`` and ``high`` are the quartiles, and ``cpu_ratio`` is the median ratio of processor times.
     """
     pairs = list(zip(ours, theirs, strict=True))
     cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)

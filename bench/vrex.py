@@ -1,8 +1,8 @@
 """Model V-Rex's accelerator analytically, and compare it with its paper's figures (``vrex.json``).
 
-After tower and prediction, a call takes as long as the slowest of arithmetic, memory traffic and fetch over PCIe. On a GPU,
-prediction precedes the fetch of the rows that it chooses; V-Rex's hardware hides the prediction. Every method fetches a layer's
-rows while the previous layer computes, so a fetch costs only the time by which it exceeds that computation.
+A call runs the vision tower, then the prediction. After that it takes as long as the slowest of arithmetic, memory traffic and
+PCIe. A GPU must predict which rows it needs before it can fetch them. V-Rex hides the prediction behind other work. Rows for
+the next layer are fetched while the current layer computes, so a fetch costs time only if it is slower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call's operations, and the seconds of its parts. ``ideal``: the seconds of arithmetic and traffic without losses."""
+    """A call's operations, and the seconds that each part takes. ``ideal``: arithmetic and traffic at full rate."""
 
     tower: float
     prediction: float
@@ -32,17 +32,17 @@ class Call:
 
     @property
     def waiting(self) -> float:
-        """The seconds by which the fetch takes longer than the decoder."""
+        """How many seconds longer the fetch takes than the decoder."""
         return max(0.0, self.fetch - self.decoder)
 
 
 @dataclass(slots=True)
 class Analytic:
-    """The analytic model, with four constants that the paper's Table I lacks.
+    """The analytic model. The paper's Table I does not give its four constants.
 
     ``utilisation``: the fraction of the arithmetic and DRAM rates that is reached. ``scattered``: the fraction of PCIe's rate
-    that scattered rows reach. ``top_k``, ``resv``: the bytes of DRAM traffic that a GPU's prediction costs per score. The
-    defaults describe a machine without losses.
+    when rows are scattered. ``top_k``, ``resv``: how many bytes of DRAM traffic each score costs in a GPU's prediction. By
+    default, nothing is lost.
     """
 
     paper: dict[str, Any]
@@ -66,7 +66,7 @@ class Analytic:
         return self.paper["hardware"][about["hardware"]], self.paper["methods"][about["method"]]
 
     def decoder_work(self, rows: int, seen: float, batch: int) -> tuple[float, float]:
-        """Return the decoder's operations and DRAM bytes for ``rows`` new rows per stream, which attend to ``seen`` rows."""
+        """Return the decoder's operations and DRAM bytes when each stream adds ``rows`` rows to ``seen`` earlier rows."""
         llm = self.paper["llm"]
         attention = llm["hidden"] * llm["head_dim"] * 2 * (llm["heads"] + llm["kv_heads"])
         matrices, head = llm["layers"] * (attention + 3 * llm["hidden"] * llm["intermediate"]), llm["vocab"] * llm["hidden"]
@@ -107,12 +107,12 @@ class Analytic:
         )
 
     def scores(self, system: str, rows: int, held: int, batch: int) -> float:
-        """Return the number of scores that a method computes between query rows and summaries."""
+        """Return how many scores a method computes to predict the rows it needs."""
         summary = self.parts(system)[1]["rows_a_summary"]
         return 0.0 if summary is None else batch * rows * held / summary
 
     def seconds(self, kind: str, system: str, held: int, batch: int = 1) -> float:
-        """Return the seconds that a ``frame``, a ``token`` or an ``answer`` (COIN's frames, question and answer) takes."""
+        """Return how many seconds a ``frame``, ``token`` or ``answer`` takes, the last with COIN's frames and question."""
         if kind != "answer":
             return self.call(system, self.frame_rows if kind == "frame" else 1, held, batch).seconds
         load = self.paper["workload"]
@@ -120,7 +120,7 @@ class Analytic:
         return float(sum(count * self.call(system, rows, held).seconds for count, rows in counts))
 
     def quantity(self, name: str, system: str, over: str | None, held: int, batch: int) -> float:
-        """Return the modelled value of one of the paper's figures. Speedups and gains are relative to the system ``over``."""
+        """Return the modelled value of one of the paper's figures. Speedups and gains are over the system ``over``."""
         frame, watts = self.call(system, self.frame_rows, held, batch), self.parts(system)[0]["watts"]
         kind, _, what = name.partition("_")
         if what in ("ms", "speedup", "energy_gain"):
@@ -137,7 +137,7 @@ class Analytic:
 
 
 def calibrated(paper: dict[str, Any]) -> Analytic:
-    """Return the model with its four constants, each derived from one of the paper's figures and the paper's ratios."""
+    """Return the model after finding each of its four constants from one figure of the paper."""
     fixing = {figure["fixes"]: figure for figure in paper["figures"] if "fixes" in figure}
     model, figure = Analytic(paper), fixing["utilisation"]
     least = min(paper["lengths"]["value"])

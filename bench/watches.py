@@ -1,4 +1,4 @@
-"""``edgevlm bench watch``: measure how well watches open and close on the demo world, and what a dozen watches cost."""
+"""``edgevlm bench watch``: measure how accurately watches open and close, and how much a dozen watches cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RULES: dict[str, dict[str, float]] = {
 
 @dataclass
 class Score:
-    """Counts of right, spurious, missed and repeated (``again``) openings and closings."""
+    """How many openings and closings of watches were right, spurious, missed or repeated (``again``)."""
 
     right: int = 0
     spurious: int = 0
@@ -49,7 +49,7 @@ class Score:
     delays: list[int] = field(default_factory=list)  # frames by which right openings and closings were late
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
-        """Count a watch's openings and closings. ``truth``: whether the watch should be open at each frame."""
+        """Count when a watch opens or closes, right or wrong. ``truth``: whether the watch should be open at each frame."""
         for state in (True, False):
             found = [frame for frame, (before, now) in enumerate(pairwise([False, *opened])) if before != now == state]
             for start, end in spans([true == state for true in truth]):
@@ -94,10 +94,10 @@ def quality(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[Line]:
-    """Yield a line for each policy and rule, over enough streams for objects to appear or leave ``events`` times.
+    """Yield a line for each policy and rule. Streams are added until objects have appeared or left ``events`` times.
 
-    At each frame, WATCHES watches ask whether an object is present. The policy ``still`` remembers only the current frame.
-    Raises UserError.
+    In each stream, WATCHES watches each ask, at every frame, whether an object is present. The policy ``still`` remembers only
+    the current frame. Raises UserError.
     """
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}
@@ -135,7 +135,7 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Choose objects to watch for, preferring those that appear; return their names and presence ``[frames, watches]``."""
+    """Choose objects to watch for, first those that appear. Return their names and presence ``[frames, watches]``."""
     come = sorted(set().union(*present))
     others = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in come]
     names = [*random.permutation(come)[:watches], *random.permutation(others)][:watches]

@@ -25,10 +25,10 @@ Contest = tuple[str, str]  # (budget, ``append`` and ``encode``)
 
 
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
-    """Yield a line for each run and question group, then the question kinds that full KV rarely gets right, then skipped runs.
+    """Yield each run's results by question group, then the kinds of question that full KV rarely gets right, then skipped runs.
 
-    Only the best oracle at each budget is reported. Runs that encode or append only changes are compared with the same policy
-    on whole frames, and all other runs with ``against``. ``evidence_held``, ``evidence_any``: see
+    At each budget, only the oracle that answers best is reported. A run that encodes or appends only changes is compared with
+    its own policy on whole frames. Every other run is compared with ``against``. ``evidence_held``, ``evidence_any``: see
     :func:`edgevlm.calib.accuracy.worker.overlap`.
     """
     kinds, settings = comparison.kinds(), comparison.settings
@@ -73,8 +73,8 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
     """Return a run's memory use and evidence scores over the picked questions.
 
     ``hit1``, ``hit3``, ``overlap``: means over the right answers whose evidence is still held; a wrong "no longer in memory"
-    counts as a miss. ``gone``: the number of questions whose evidence was evicted. ``said_gone``: the fraction of evicted
-    evidence that answers report as gone.
+    counts as a miss. ``gone``: the number of questions whose evidence was evicted. ``said_gone``: the fraction of those
+    questions whose answer says that the evidence is no longer in memory.
     """
     picked = [result for record in records for result in record["results"] if pick(result)]
     scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]
@@ -96,10 +96,10 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
 
 
 def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
-    """Return the groups of questions: now, backward and each kind. Backward questions and their kinds are also split by age.
+    """Return the groups of questions: now, backward (about the past) and each kind. Groups about the past are split by age.
 
-    Age is the quarter of the stream that last showed the answer or, on long streams, the number of frames since it was shown.
-    On long streams, questions about things never shown are a separate group.
+    Age is how long ago the answer was last shown: a quarter of the stream or, on long streams, a number of frames. On long
+    streams, questions about things never shown are a separate group.
     """
     before = {kind for kind in entered if not is_about_now(kind)}
 
@@ -127,7 +127,7 @@ def _contest(run: VariantRun) -> Contest:
 
 
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
-    """Return all runs except oracles that another oracle beats, and each oracle's fraction of right answers."""
+    """Drop every oracle that another oracle beats. Also return each oracle's fraction of right answers."""
     fractions: dict[Contest, dict[str, float]] = defaultdict(dict)
     for run in (run for run in comparison.runs if Variant(run.label).is_oracle):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]

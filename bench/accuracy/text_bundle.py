@@ -1,4 +1,4 @@
-"""Convert a language model's GGUF file to a bundle whose chat template lets a question give the answer's first words."""
+"""Convert a language model's GGUF file to a bundle. Its chat template lets a question give the answer's first words."""
 
 from __future__ import annotations
 

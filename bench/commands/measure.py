@@ -24,7 +24,7 @@ OF_CHECKPOINTS = ("precision", "against")  # measurements of a checkpoint, not o
 
 @dataclass
 class MeasureOptions:
-    """Options shared by all measurements. A measurement accepts the options that its function has as parameters."""
+    """Options shared by all measurements. A measurement accepts an option if its function has a parameter of that name."""
 
     model: Annotated[list[str] | None, option("NAME,...", "Measure demo, seeded-0.5b, a bundle, ORG/NAME.")] = None
     policy: Annotated[list[str] | None, option("NAME[:K=V,...],...", "Compare these policies.")] = None
@@ -62,8 +62,8 @@ class MeasureOptions:
 
 
 def command(name: str, known: dict[str, str], options: str, about: str) -> Callable[..., None]:
-    """Make a command with these ``options`` for measurements ``known`` (name -> ``module:function``); the first is the
-    default."""
+    """Make a command for the measurements ``known`` (name -> ``module:function``), the first by default, with these
+    ``options``."""
     parameters, hints = inspect.signature(MeasureOptions).parameters, get_type_hints(MeasureOptions, include_extras=True)
     chosen = [parameters[each].replace(annotation=hints[each]) for each in [*options.split(), "as_json"]]
     if len(known) > 1:
@@ -157,7 +157,7 @@ vrex = command("vrex", {"": "vrex:vrex"}, "", "Model V-Rex's accelerator and com
 
 
 def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None:
-    """Run one of the ``known`` measurements with the typed options (those that are not None) and print its lines.
+    """Run a measurement with the options that the user typed, and print its lines.
 
     Raises UserError for an unknown measurement or option, and if a package is missing.
     """

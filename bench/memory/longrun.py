@@ -80,7 +80,7 @@ def measure(
     policy: str, budget: int, marks: Sequence[int], seed: int, append: str, encode: str, host_bytes: int, file_bytes: int,
     engine: str = DEFAULT_ENGINE,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yield ``{"frames_done": n}`` at intervals, and a line at each mark. Raises UserError for an invalid policy or budget."""
+    """Yield ``{"frames_done": n}`` now and then, and results at each mark. Raises UserError for an invalid policy or budget."""
     made, rng, (world, visits) = create_policy(policy), np.random.default_rng([seed, 2]), plan(seed, marks)
     limits: dict[str, Any] = {"budget": budget, "append": append, "encode": encode}
     if isinstance(made, Retrieval):
@@ -132,7 +132,7 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
 
 
 def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Visit]]]:
-    """Return a seed's stream and, for each mark, the visitors to ask about: some that left recently, some long ago."""
+    """Return a seed's stream. Also return, for each mark, which visitors to ask about: recent ones and some from long ago."""
     rng = np.random.default_rng([5_000_000, seed])
     pairs = list(product(range(len(COLORS)), rng.permutation(len(SHAPES))[:SHAPES_OF_VISITORS].tolist()))
     rng.shuffle(pairs)
@@ -149,7 +149,7 @@ def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Vis
 
 
 def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generator) -> list[tuple[str, str, int | None]]:
-    """Return questions about each visit, about objects never shown, and about now: their texts, answers and ages in frames."""
+    """Return questions about each visit, objects never shown, and now, each with its answer and its age in frames."""
     asked: list[tuple[str, str, int | None]] = []
     for visit, kind in product(visits, KINDS):
         question = demo.ask(kind, int(rng.integers(2)), visit.color, visit.shape)

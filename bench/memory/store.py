@@ -1,6 +1,6 @@
-"""Time storing clusters, and fetching clusters from host memory and from a file that is not in the page cache.
+"""Time writes of clusters to the store, and fetches from host memory and from disk.
 
-Fetches announced in advance take turns with unannounced fetches.
+Each round times fetches that ``prefetch`` prepared, and fetches that it did not.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ROWS, HEADS, HEAD_DIM = 32, 2, 64  # a cluster's shape
 
 
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
-    """Yield one line: medians over rounds that each fetch ``asked`` of ``clusters`` clusters.
+    """Yield one line. A fetch reads ``asked`` of ``clusters`` clusters; times are medians over rounds.
 
-    ``put_ms``: time to store one cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch that was
-    announced ``disk_ms`` earlier. ``unexpected_ms``: the wait for an unannounced fetch.
+    ``put_ms``: time to store one cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch that
+    ``prefetch`` began ``disk_ms`` earlier. ``unexpected_ms``: the wait for a fetch without ``prefetch``.
     """
     rng = np.random.default_rng(0)
     one = _block(rng)
@@ -53,7 +53,7 @@ def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Ite
 
 
 def _turn(store: Store, rng: np.random.Generator, clusters: int, asked: int) -> dict[str, float]:
-    """Return the milliseconds of fetches from disk and from host memory, and of announced and unannounced fetches."""
+    """Return the milliseconds of fetches from disk, from host memory, and with and without ``prefetch``."""
     first, second, third = (rng.choice(clusters, asked, replace=False).tolist() for _ in range(3))
     _forget_pages(store)
     disk = timed(partial(store.get, first))

@@ -1,8 +1,8 @@
 """Read benchmark results: JSON lines in an append-only file that ``bench all`` writes.
 
 A run's header line has the event ``run``. Each command then adds a line with the event ``begin``, its result lines with ``run``
-and ``entry``, and a last line with ``end`` or ``failed``. If a command begins again in a run, its earlier lines are ignored.
-Lines without a run, such as one command's output, form a run named after their file.
+and ``entry``, and a last line with ``end`` or ``failed``. A command that starts again replaces its earlier lines. Lines without
+a run id, such as one command's output, form one run named after the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "results.jsonl"
 
 @dataclass(slots=True)
 class Entry:
-    """One command of a run. ``lines`` lack the fields ``run``, ``entry`` and ``schema``. ``seconds``: None until success."""
+    """A command in a run. ``lines`` lack the fields ``run``, ``entry`` and ``schema``. ``seconds``: None until it succeeds."""
 
     name: str
     command: str = ""
@@ -49,7 +49,7 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     def take(self, line: Line) -> None:
-        """Add a line other than the header to the run."""
+        """Add a line to the run."""
         name, event = str(line.get("entry", line.get("bench", "?"))), line.get("event")
         if event == "begin":
             self.entries.pop(name, None)

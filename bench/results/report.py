@@ -40,7 +40,7 @@ def tables(entry: Entry) -> list[dict[str, Any]]:
 
 
 def table_of(group: Sequence[Line]) -> dict[str, Any]:
-    """Return a table's ``heads`` and ``rows`` as text, and the fields with equal values in all lines as ``fixed``."""
+    """Return a table's ``heads`` and ``rows`` as text. ``fixed`` names the fields whose value is the same in every line."""
     first = group[0]
     taken = {"bench"} | {part for name in first for part in beside(name, first)}
     names = [name for name in first if name not in taken]

@@ -62,10 +62,10 @@ def typed(text: str) -> str:
 
 
 def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, machine: Machine | None = None) -> Run:
-    """Run the planned commands that the last run in ``folder`` has not done; return the run with its results.
+    """Run the commands of the plan that the last run in ``folder`` did not finish. Return the run with all results.
 
-    A new run begins if ``quick``, the machine or the versions differ from the last run's. If a command fails, its error is
-    saved and the other commands still run. Raises UserError if the folder cannot be written.
+    A new run begins if ``quick``, the machine or a package version has changed since the last run. If a command fails, its
+    error is saved and the other commands still run. Raises UserError if the folder cannot be written.
     """
     machine = machine or Machine()
     header: Line = {"quick": quick, "versions": versions(machine), "machine": describe(machine)}

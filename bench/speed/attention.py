@@ -37,8 +37,8 @@ def attention(
 ) -> Iterator[dict[str, Any]]:
     """Time the attention of one token or of whole frames over ``held`` tokens of noise, in all layers of a model's shape.
 
-    ``frames``: frames per call; 0 for one token. ``ratio``: our time divided by GroupQueryAttention's on fp32. ``gb_s`` counts
-    keys and values once. ``read``: the time of numpy's ``max`` over all keys and values. Raises UserError for an unknown shape.
+    ``frames``: frames per call; 0 for one token. ``ratio``: our time over GroupQueryAttention's on fp32. ``gb_s`` counts each
+    key and value once. ``read``: the time of numpy's ``max`` over all keys and values. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:

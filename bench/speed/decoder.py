@@ -1,4 +1,4 @@
-"""Time decode and prefill, taking turns with other runtimes on the same weights."""
+"""Time decode and prefill. Other runtimes take turns with ours on the same weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A call that decodes ``rows`` rows of ``frames`` frames after ``held`` earlier rows."""
+    """One timed call: it decodes ``rows`` rows after ``held`` rows; the new rows are ``frames`` frames."""
 
     held: int
     rows: int = 1
@@ -63,8 +63,8 @@ def decode(
 ) -> Iterator[Place]:
     """Time one token: its embedding, its decoding after ``held`` rows, and its logits.
 
-    Yields a line for each weight precision, KV precision, ``held`` and runtime, then ratios (see :func:`pairs`). Raises
-    UserError for an unknown runtime or precision, and for more rows than the model has positions.
+    Yields a line for each weight precision, KV precision, ``held`` and runtime, followed by the ratios to other runtimes.
+    Raises UserError for an unknown runtime or precision, and for more rows than the model has positions.
     """
     for name in model:
         text, works = open_text_model(name, layers), [Append(rows) for rows in held]
@@ -95,7 +95,7 @@ def _compared(
     text: TextModel, against: Sequence[str], precisions: Sequence[str], works: Sequence[Append], rounds: int,
     kv: Sequence[str], place: Place,
 ) -> Iterator[Place]:  # fmt: skip
-    """Yield a line for each timing, then the ratios of our times to other runtimes'."""
+    """Yield a line for each timing, followed by the ratios to other runtimes."""
     known = {"against": [name for name in RUNTIMES if name != OURS], "kv": RUNTIMES[OURS].kv}
     for option, typed in (("against", against), ("kv", kv)):
         if unknown := [name for name in typed if name not in known[option]]:
@@ -116,7 +116,7 @@ def _compared(
 
 
 def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
-    """Return the MB that decoding a token reads: all layers' matrices, the head, and ``held`` tokens' keys and values."""
+    """Return how many MB are read to decode a token: all weight matrices, and the keys and values of ``held`` tokens."""
     attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
     layouts = load_precision(precision).onnxruntime
@@ -129,7 +129,7 @@ def measure(
     model: TextModel, against: Sequence[str], precision: str, works: Sequence[Append], threads: int, rounds: int,
     kinds: Sequence[str] = ("fp32",),
 ) -> Iterator[Timing]:  # fmt: skip
-    """Time our runtime and those of ``against`` that are installed and have ``precision``, with each KV cache in ``kinds``.
+    """Time our runtime and those in ``against``, with each KV cache type in ``kinds``.
 
     All runtimes are loaded together and take turns, starting with the fewest held rows. Skipped runtimes are reported.
     """
@@ -156,7 +156,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Pair our timings with those of every other runtime: by KV precision, then our fastest with that runtime's fastest."""
+    """Pair each of our timings with the other runtime's at the same KV precision. Also pair our fastest with its fastest."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

@@ -84,7 +84,7 @@ class LlamaCpp:
 
 
 def write_gguf(path: Path, model: TextModel, precision: str) -> None:
-    """Write ``model`` to a GGUF file without a tokenizer. Weights are rounded to ``precision``, integers in blocks of 32."""
+    """Write ``model`` to a GGUF file without a tokenizer, with weights in ``precision`` (integers in blocks of 32)."""
     s, writer = model.shape, gguf.GGUFWriter(path, model.backbone)
     writer.add_tokenizer_model("none")
     sizes = {

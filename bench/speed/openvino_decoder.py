@@ -1,7 +1,7 @@
 """Run transformers' decoder in OpenVINO on the CPU, with weights compressed by nncf and OpenVINO's stateful KV cache.
 
 The conversion follows the stateful export of optimum-intel, which cannot be installed with edgevlm's version of transformers.
-Past keys and values become states that are gathered by ``beam_idx``; the CPU plugin fuses them with attention. Weights follow
+The KV cache is an OpenVINO state reordered by ``beam_idx``, which the CPU plugin fuses with attention. Weights follow
 optimum-intel's defaults. In int8, each matrix row has a scale and a zero point; in int4, each group of at most 128 numbers has
 them. The embedding and the head have 8 bits.
 """
@@ -79,7 +79,7 @@ class OpenVino:
 
 
 class WithCache(torch.nn.Module):
-    """transformers' decoder with keys and values as inputs and outputs, and with the last row's logits as first output."""
+    """Wrap transformers' decoder: it takes and returns keys and values, and its first output is the last row's logits."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()

@@ -125,7 +125,7 @@ def weights(
 
 
 def compare(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:
-    """Compare ``other``'s logits on the texts with ``expected``; time single tokens of both decoders, taking turns."""
+    """Compare ``other``'s logits on the texts with ``expected``. Then time single tokens on both decoders in turn."""
     same, nats, first = [], [], 0
     for found in other.texts(texts):
         wanted = np.asarray(expected[first : first + len(found)])

@@ -1,4 +1,4 @@
-"""Time products with a layer's matrices in each weight layout, compared with float32 and with a plain read of the weights."""
+"""Time matrix products with a layer's weights in each storage layout, compared with float32 and with a plain read."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def products(
     layer.
 
     ``frames``: frames per call; 0 for one row. ``ratio``: the time divided by float32's time. ``gflop_s`` counts two operations
-    per weight and row, ``gb_s`` the stored bytes once. ``read``: the time of numpy's ``max`` over the float32 matrix. ``int4
-    extension``: the time of the whole layer in the C++ extension. Raises UserError for an unknown shape.
+    per weight and row. ``gb_s`` counts each stored byte once. ``read``: the time of numpy's ``max`` over the float32 matrix.
+    ``int4 extension``: the time of the whole layer in the C++ extension. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:

@@ -25,8 +25,8 @@ OURS = "edgevlm"
 class Runtime(Protocol):
     """A decoder of one :class:`TextModel`, with its own KV cache.
 
-    ``hold`` fills the cache with ``rows`` rows of any content, untimed. ``append`` decodes ``ids`` after the held rows and
-    returns the last token's logits ``[vocab]``, or None without ``scores``. ``forget`` drops the appended rows.
+    ``hold`` fills the cache with ``rows`` rows of any content, untimed. ``append`` decodes ``ids`` after the held rows. It
+    returns the last token's logits ``[vocab]`` if ``scores`` is set, otherwise None. ``forget`` drops the appended rows.
     """
 
     def hold(self, rows: int) -> None: ...
@@ -99,7 +99,7 @@ class Ours:
         return logits[0] if scores else None
 
     def forget(self) -> None:
-        """Do nothing: appended rows were never committed."""
+        """Do nothing, because appended rows are never committed."""
 
     def close(self) -> None:
         del self._decoder

@@ -43,7 +43,7 @@ class Side:
     parts: list[dict[str, float]] = field(default_factory=list)
 
     def line(self, count: int) -> dict[str, Any]:
-        """Return medians over warm measurements. The first chunk and the first answer are cold and have separate fields.
+        """Return medians over warm measurements. The first chunk and the first answer have fields of their own.
 
         ``count``: frames in the warm chunks. The token rate is None if every answer ended with its first token.
         """
@@ -119,7 +119,7 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
 
 
 def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
-    """Let all runtimes watch each chunk and then answer a question; return each runtime's times, the baseline's last."""
+    """Show each chunk to all runtimes and ask each a question. Return their times, the baseline's last."""
     ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))

@@ -1,4 +1,4 @@
-"""Compare watching whole frames with watching only their changes, on the same model and clips, chunk by chunk in turn."""
+"""Compare watching whole frames with watching only what changed. Both use the same model and clips, and take turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUDGET = 8  # default budget, in frames
 
 @dataclass(slots=True)
 class TimedStream:
-    """A session with each chunk's time and counters. Medians exclude the first chunk."""
+    """A session, with the time and counters of each chunk. Medians exclude the first chunk."""
 
     session: Session
     took: list[Took] = field(default_factory=list)
@@ -41,7 +41,7 @@ class TimedStream:
         self.counters.append({**parts_ms(self.session), **counts})
 
     def line(self, frames: int) -> dict[str, Any]:
-        """Return medians over the warm chunks, which have ``frames`` frames in total."""
+        """Return medians over all chunks but the first. Together, these have ``frames`` frames."""
         first, last = self.counters[0], self.counters[-1]
         more, frame = {name: last[name] - first[name] for name in last}, figures("frame", self.took[1:])
         return {
@@ -68,9 +68,9 @@ def changed(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios are relative to the clip's first line.
 
-    Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if tower time
-    were proportional to patches encoded, and prefill time to tokens appended. ``model``: a bundle or SEEDED. ``layers``: the
-    number of layers in each of SEEDED's tower and decoder (default: all). Raises UserError for fewer than three chunks.
+    Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the tower
+    and prefill took no time for what did not change. ``model``: a bundle or SEEDED. ``layers``: the number of layers in each of
+    SEEDED's tower and decoder (default: all). Raises UserError for fewer than three chunks.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:
@@ -112,7 +112,7 @@ def changed(
 
 
 def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> float:
-    """Return the highest speedup over ``full`` that the encoded and appended fractions allow."""
+    """Return the speedup over ``full`` if the tower and prefill took no time for what did not change."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
     frame = fmean(once.wall for once in first.took[1:])  # a mean, because the stages' times are means

@@ -35,7 +35,7 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GrowthWork:
-    """The work of one process. ``marks``: after how many frames to measure. ``budget``: None for the default."""
+    """What one process measures. ``marks``: after how many frames to measure. ``budget``: None for the default."""
 
     model: str
     policy: str
@@ -106,7 +106,7 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
 
 
 def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, ...], str]:
-    """Return a session, the marks that its cache has room for, and why the next mark does not fit."""
+    """Open a session. Return it with the marks that fit in its cache, and the reason if some do not fit."""
     bounded, refused = work.policy == AUTO or create_policy(work.policy).bounded, ""
     for count in range(len(work.marks), 0, -1):
         budget = work.budget if bounded else work.marks[count - 1] * model.rows_per_frame
@@ -150,8 +150,8 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:
-    """Ask a question repeatedly; return ms to the first token and per further token. The cold first answer has its own
-    field."""
+    """Ask a question repeatedly; return ms to the first token and per further token. The first answer is reported
+    separately."""
     most, energy = min(ANSWER_TOKENS, session.text_budget.answer), Energy(meter) if meter else None
     cold, answers = session.ask(QUESTION, max_tokens=most), []
     cold.settle()

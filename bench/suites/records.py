@@ -52,7 +52,7 @@ def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """A prompt that is repeated every second, up to ``until_s``, until the answer is yes. The right moment is ``due_s``."""
+    """A prompt that is repeated every second, up to ``until_s``, until the answer is yes. Yes is due at ``due_s``."""
 
     prompt: str
     until_s: float
@@ -64,8 +64,8 @@ class SuiteQuestion:
     """One question about one video.
 
     ``id``: file and index, unique in the suite. ``video``: the file's path in the data folder. ``options``: the choices' texts,
-    without letters. ``time_s``: when to ask first, in video seconds. ``tokens``: the longest answer, in tokens. ``scoring``: a
-    key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
+    without letters. ``time_s``: when to ask, or to start polling, in seconds of the video. ``tokens``: the longest answer, in
+    tokens. ``scoring``: a key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 
     id: str

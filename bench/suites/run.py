@@ -44,7 +44,7 @@ def run_suite(
     suite: str, model: str, policy: list[str], budget: str, data: Path | None, fps: float, engine: str, as_json: bool,
     out: Path | None, resume: bool, workers: int, **_: Any,
 ) -> None:  # fmt: skip
-    """Answer the questions missing from the journal; print columns, skipped policies and omitted records. Raises UserError."""
+    """Ask the questions that have no answer in the journal. Print results, skipped policies and bad data. Raises UserError."""
     if data is None or not data.is_dir():
         raise UserError(f"--suite {suite}: the data folder is missing; add --data DIR ({GUIDE})")
     named, variants = [name for text in policy for name in split(text)], parse_variants(policy)
@@ -100,7 +100,7 @@ def key_of(record: Record) -> tuple[str, str, str]:
 
 
 def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBudget:
-    """Return a text budget for the longest prompt and the longest answer, each within a fraction of the model's positions."""
+    """Return a text budget that fits the longest prompt and the longest answer, up to a fraction of the model's positions."""
     chat, most = Chat(model.bundle.chat, model.tokenizer), model.bundle.limit // PROMPT_PARTS
     longest = 0
     for prompt in {part for q in questions for part in (q.prompt, q.poll.prompt if q.poll else q.prompt)}:
@@ -127,7 +127,7 @@ def _answer(
     workers: int, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion],
     journal: JsonLines, step: Report,
 ) -> None:  # fmt: skip
-    """Show each video to the runs that lack answers about it, and add their answers to the journal."""
+    """Show each video to the runs that still have questions about it, and save their answers in the journal."""
     videos: dict[str, list[SuiteQuestion]] = {}
     for question in asked:
         videos.setdefault(question.video, []).append(question)
@@ -145,7 +145,7 @@ def _answer(
 
 
 def is_answered(record: Record | None) -> bool:
-    """Return whether a question need not be asked again. A question that failed because of a damaged video is asked again."""
+    """Return whether the journal has a question's result. A question that failed because of a damaged video is asked again."""
     return record is not None and not record["damaged"]
 
 
@@ -163,7 +163,7 @@ def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skip
 
 
 def counts(data: Dataset, records: dict[VariantRun, list[Record]]) -> Line:
-    """Return the numbers of questions and videos, and the records, videos and answers that the fractions exclude."""
+    """Count questions and videos, and list the records, videos and answers that are left out of the results."""
     first = next(iter(records.values()))
     errors = [record for of in records.values() for record in of if record["error"]]
     return {

@@ -1,4 +1,4 @@
-"""Decode a video once for all sessions, which watch it together and are asked each question at its time."""
+"""Decode a video once and show it to several sessions. Each session is asked every question at its time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Viewer:
             self._peak.measure(self.session.cache, self._policy)
 
     def finish(self, end_s: float) -> None:
-        """End the video: ask the remaining questions, and record an empty answer for each poll still running."""
+        """End the video: ask the remaining questions. A poll that got no yes is saved with an empty answer."""
         self._ask_until(math.nextafter(end_s, math.inf))
         while self._due:
             _, place = self._due.pop(0)
@@ -91,7 +91,7 @@ class Viewer:
                     self._add(place, "")
 
     def _triggered(self, place: int, poll: Poll, due: float) -> bool:
-        """Return whether the model says that a poll's moment has come. The model is asked again only after a new frame."""
+        """Return whether the model answers yes to a poll. The model is asked again only after a new frame."""
         polled = self._polled.setdefault(place, [])
         if self._frames in (0, *polled):
             return False
@@ -109,7 +109,7 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """Return the answer to a prompt, or None after recording a failure."""
+        """Return the answer to a prompt. If it fails, save the error and return None."""
         checked = False
         try:
             self.session.check(prompt)
@@ -152,7 +152,7 @@ class VideoSettings:
 
 @dataclass(frozen=True, slots=True)
 class VideoTask:
-    """One video with all its questions, and the runs that have not answered all of them."""
+    """A video, its questions, and the runs that still have to answer some of them."""
 
     video: str
     questions: tuple[SuiteQuestion, ...]
@@ -199,14 +199,14 @@ class VideoWorker:
         return open_variant(self.model, policy, run.tokens or None, variant, self.settings.text_budget), policy
 
     def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[VariantRun | SkippedRun]:
-        """Yield each variant with the largest budget whose bytes do not exceed those of a sliding window of ``tokens``."""
+        """Find, for each variant, the largest budget that needs no more bytes than a sliding window of ``tokens``."""
         per_token, least = bytes_per_token(self.model.bundle), self.model.rows_per_frame
         yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.peak_bytes)
 
     def peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """Return the peak bytes of cache and policy in a session that watches noise beyond its budget.
+        """Return the most bytes that the cache and the policy use while a session watches noise past its budget.
 
-        ``tokens``: the budget; 0 measures an empty cache for as many tokens as the model can hold.
+        ``tokens``: the budget; if 0, an empty cache that holds as many tokens as the model allows is measured.
         """
         session, policy = self.open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()
