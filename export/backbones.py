@@ -24,11 +24,11 @@ STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), 
 class DecoderShape:
     """A decoder's sizes, checked for consistency.
 
-    For M-RoPE, ``sections`` is the number of rotary pairs of each of the three position axes; the axes' pairs alternate if
-    ``interleaved``. ``biases`` lists which of the projections ``q k v o gate up down`` have a bias. DeepStack adds features
-    after each of the first ``deepstack`` layers. ``gate`` is ``silu`` or ``gelu_pytorch_tanh``. ``windows`` lists how many
-    positions back the layers see (0: all), and is empty if no layer has a window. Layers with a window may have a rotary base
-    of their own, ``local_theta``. If ``whole_frames``, all rows of a frame see each other.
+    For M-RoPE, ``sections`` holds the number of rotary pairs for each of the three position axes. If ``interleaved``, the pairs
+    of the three axes alternate. ``biases`` lists which of the projections ``q k v o gate up down`` have a bias. DeepStack adds
+    features after each of the first ``deepstack`` layers. ``gate`` is ``silu`` or ``gelu_pytorch_tanh``. ``windows`` holds each
+    layer's attention window in positions (0: none), and is empty if no layer has a window. ``local_theta`` is the rotary base
+    of layers with a window, if it differs. If ``whole_frames``, all rows of a frame see each other.
     """
 
     layers: int
@@ -86,9 +86,9 @@ class LayerWeights:
     """One layer's weights.
 
     The ``matrices`` ``[out, in]`` are ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``,
-    in float32 or rounded. The ``norms`` hold the gains ``input`` and ``mlp`` ``[hidden]`` before attention and MLP. Some models
-    also have the gains ``q`` and ``k`` ``[head_dim]`` for each head, and ``attended`` and ``passed`` ``[hidden]`` after
-    attention and MLP.
+    in float32 or rounded. The ``norms`` are gains: ``input`` ``[hidden]`` before attention and ``mlp`` ``[hidden]`` before the
+    MLP. Some models also have ``q`` and ``k`` ``[head_dim]`` for each head, and ``attended`` and ``passed`` ``[hidden]`` for
+    the outputs of attention and MLP.
     """
 
     matrices: Mapping[str, Float32 | Stored]
@@ -100,9 +100,10 @@ class LayerWeights:
 class Backbone:
     """The traits of a text backbone.
 
-    ``biases`` lists which of ``q k v o gate up down`` have a bias. If ``biases`` is None, the settings ``attention_bias`` and,
-    if ``gated_biases``, ``mlp_bias`` decide. If ``head_norms``, each head's queries and keys are normed before rotation.
-    ``head_dim`` and ``sections`` (for M-RoPE) are defaults for missing settings. If ``interleaved``, M-RoPE's axes alternate.
+    ``biases`` lists which of ``q k v o gate up down`` have a bias. If ``biases`` is None, the config's ``attention_bias``
+    decides, and with ``gated_biases`` also its ``mlp_bias``. If ``head_norms``, each head's queries and keys are normed before
+    rotation. ``head_dim`` and M-RoPE's ``sections`` are used if the config lacks them. If ``interleaved``, M-RoPE's axes
+    alternate.
     """
 
     biases: tuple[str, ...] | None = None
@@ -192,7 +193,7 @@ class Backbone:
             checkpoint.notes.append(f"{checkpoint.folder / 'config.json'}: {what}: stored as float32")
 
     def left_in_float(self, checkpoint: Checkpoint, s: DecoderShape) -> int:
-        """Count the parameters in stacked matrices that :meth:`layer` returns in float for an AWQ or GPTQ checkpoint."""
+        """Count the parameters of an AWQ or GPTQ checkpoint's matrices that :meth:`layer` returns in float."""
         count = 0
         for every in (self.matrices(s, layer) for layer in range(s.layers)):
             for stacked in ([every[part] for part in parts] for parts in STACKED.values()):

@@ -219,7 +219,7 @@ class Checkpoint:
         return other
 
     def is_tied(self, text: Mapping[str, Any]) -> bool:
-        """Return whether the configuration ties head and embedding, and the files do not hold two different matrices.
+        """Return whether the configuration ties head and embedding, unless the files hold two different matrices.
 
         If the files hold only the head's matrix, the embedding uses that matrix too, as in transformers.
         """
@@ -325,8 +325,8 @@ def _canonical(name: str) -> str:
 def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
     """Return a section of ``config.json`` with transformers' defaults for missing settings.
 
-    ``kind`` is used instead of the section's ``model_type``, which in early checkpoints is the whole model's. If the section
-    has any rotary setting, ``rope_theta`` is the only rotary default that is added.
+    ``kind`` replaces the section's ``model_type``, because early checkpoints name the whole model there. If the section has its
+    own rotary settings, only ``rope_theta`` is filled in.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:

@@ -7,14 +7,15 @@ A traced decoder would concatenate its cache; edgevlm's graphs append to the cal
     outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
-K decoder layers get DeepStack features. After layer ``l``, DeepStack adds columns ``(1 + l) E`` to ``(2 + l) E`` of an input
-row to the hidden state. In text rows these columns are zero. ``total_len[l]`` is the number of valid rows in layer ``l`` after
-the call. A graph can be split between a layer's three parts: ``project`` (residual to q, k, v), ``attend`` (the only part that
-uses the cache) and ``finish`` (back to the residual). TensorRT's inputs and outputs are in docs/internals/engines.md.
+The first K layers get DeepStack features: the output of layer ``l`` is increased by columns ``(1 + l) E`` to ``(2 + l) E`` of
+the input rows. A row of text has zeros there. ``total_len[l]`` is the number of valid rows in layer ``l`` after the call. A
+layer has three parts: ``project`` computes q, k and v, ``attend`` uses the cache, and ``finish`` updates the residual. A graph
+can end after any part. docs/internals/engines.md lists TensorRT's inputs and outputs.
 
-All graphs share one weights file. The graph ``full`` is the whole decoder. ``st-spattn`` prefills frames; its later layers
-attend sparsely (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` together are ``full`` without attention
-(:class:`PerLayerGraphs`). The CPU engine runs the per-layer graphs; CUDA runs ``full`` and ``st-spattn``.
+All graphs share one weights file. The graph ``full`` is the whole decoder. ``st-spattn`` prefills frames with sparse attention
+in later layers (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` are ``full`` cut at each layer's
+attention, which the caller computes (:class:`PerLayerGraphs`). The CPU engine runs the per-layer graphs; CUDA runs ``full`` and
+``st-spattn``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ST_SPATTN_FROM = 3  # the layer after PureKV's CLIE layer; the CLIE layer's scor
 
 @dataclass(frozen=True, slots=True)
 class DecoderFiles:
-    """A decoder's file names: ``graphs`` by variant, and ``embedding``, with a second file if the embedding has scales."""
+    """A decoder's file names. ``graphs`` is keyed by variant; ``embedding`` has a second file if the embedding has scales."""
 
     graphs: dict[str, str]
     embedding: tuple[str, ...]
@@ -145,7 +146,7 @@ def hessian(rows: Float32) -> Float32:
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
-    """Return ``wanted``, or by default ST_SPATTN_FROM (in shallow models, the last layer)."""
+    """Return the first layer that attends sparsely: ``wanted``, or else ST_SPATTN_FROM, at most the last layer."""
     if wanted is None:
         return min(ST_SPATTN_FROM, shape.layers - 1)
     if not 0 <= wanted < shape.layers:
@@ -211,7 +212,7 @@ class DecoderGraph:
             self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
 
     def rotated(self, name: str, rows: str) -> str:
-        """Rotate rows ``[1, S, E]`` if the graph's residual is rotated."""
+        """Rotate rows ``[1, S, E]`` if the graph has rotations."""
         return rows if self.rotations is None else self.rotations.residual.nodes(self.graph, name, rows)
 
     def linear(self, name: str, rows: str, w: LayerWeights, matrix: str) -> str:
@@ -268,7 +269,7 @@ class DecoderGraph:
         return residual, self.post_norm(f"{name}.passed", self.linear(f"{name}.down", gated, w, "down"), w)
 
     def post_norm(self, name: str, rows: str, w: LayerWeights) -> str:
-        """Return the norm of an attention's or MLP's output, or the output unchanged if the layer does not norm it."""
+        """Norm the output of attention or MLP, or return it unchanged if the layer has no such norm."""
         gain = w.norms.get(name.rpartition(".")[2])
         return rows if gain is None else self.operators.norm(f"{name}.norm", gain, rows, None)[0]
 

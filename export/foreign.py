@@ -24,7 +24,7 @@ METHODS = ("awq", "gptq", "gguf")  # transformers leaves "gguf" in the config of
 def refuse_files(path: Path, names: Collection[str] | None = None, where: object = None) -> None:
     """Raise UserError for a GGUF file, or for a folder whose file names show that it is not a readable checkpoint.
 
-    ``names`` are the names of files in the repository ``where``; if given, they are checked instead of the folder ``path``.
+    If ``names`` is given, these file names of the repository ``where`` are checked instead of the folder ``path``.
     """
     where = path if where is None else where
     if names is None:

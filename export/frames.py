@@ -19,10 +19,10 @@ _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor"
 def frame_preparation(
     checkpoint: Checkpoint, processors: tuple[str, ...], size: tuple[int, int], *, is_sized: bool = False
 ) -> dict[str, Any]:
-    """Return the bundle's ``vision`` fields for preparing frames for a tower that takes ``size`` (height, width) pixels.
+    """Return the bundle's ``vision`` fields: how to prepare frames for a tower of ``size`` (height, width) pixels.
 
-    Uses the first of ``processors`` that exists. If ``is_sized``, the processor's pixel budget has determined ``size``, and
-    frames are stretched to ``size``. Raises UserError if no processor exists, or if a bundle cannot express its settings.
+    Uses the first of ``processors`` that exists. If ``is_sized``, ``size`` comes from the processor's pixel budget, and frames
+    are stretched to it. Raises UserError if no processor exists, or if a bundle cannot express its settings.
     """
     file, config = processor(checkpoint, processors)
     wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "use_square_size": False}
@@ -50,7 +50,7 @@ def frame_preparation(
 
 
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Return file and settings of the first of ``processors`` that exists, with transformers' defaults for missing settings.
+    """Return the file and the settings of the first processor that exists. Missing settings get transformers' defaults.
 
     A processor is looked up in ``processor_config.json`` first, then in its own file.
     """
@@ -67,7 +67,7 @@ def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str,
 
 
 def _defaults_of(checkpoint: Checkpoint, processors: tuple[str, ...], file: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults of the image processor's class if the file names one, otherwise of the checkpoint's model type."""
+    """Return the defaults of the image processor that the file names, or else of the checkpoint's model type."""
     named = own.get("image_processor_type") or own.get("feature_extractor_type")
     if processors != ("image_processor",) or named is None:
         return processor_defaults(str(checkpoint.config.get("model_type")))
@@ -82,7 +82,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return the setting ``key`` as a dict of sides; a number sets both sides of a crop, or the shorter edge of a size."""
+    """Return the setting ``key`` as a dict. A number means both sides of a crop, but the shortest edge of a size."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}
@@ -115,10 +115,10 @@ def pixel_budget(
 ) -> PixelBudget:
     """Return the frame sizes that a Qwen-like processor allows: multiples of ``factor`` pixels within a pixel budget.
 
-    ``budget`` is the default (minimum, maximum) of pixels. ``clip`` is the number of frames that share a budget. A stream has
-    no fixed length, so it gets the budget of the shortest clip, but at most MOST_TOKENS tokens per frame. As in transformers,
-    min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises UserError for an
-    invalid budget and, if ``needs_file``, for a missing processor file.
+    ``budget`` is the default (minimum, maximum) of pixels. ``clip`` frames share one budget. A stream has no fixed length, so
+    it gets the budget of the shortest clip, but at most MOST_TOKENS tokens per frame. As in transformers, min_pixels and
+    max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises UserError if the budget is
+    invalid, or if ``needs_file`` and the processor file is missing.
     """
     if not needs_file and not any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values())):
         return PixelBudget(factor, budget[0], budget[1] * clip, clip)

@@ -34,7 +34,7 @@ _SETTINGS = {
 
 
 class GgufCheckpoint(Checkpoint):
-    """A checkpoint whose settings and tensors are read from a GGUF file. ``folder`` is the file's path.
+    """A checkpoint whose settings and tensors are read from a GGUF file. ``folder`` is the path of the GGUF file.
 
     Raises UserError if the file is missing or damaged, its architecture is not in ARCHITECTURES, or gguf is not installed.
     """
@@ -89,7 +89,7 @@ class GgufCheckpoint(Checkpoint):
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
         """Describe a tensor without reading it.
 
-        llama.cpp stores a rotary pair's two rows side by side; with ``heads``, reading moves them half a head apart.
+        llama.cpp stores the two rows of a rotary pair next to each other. With ``heads``, they are moved half a head apart.
         """
         from gguf.quants import dequantize
 

@@ -39,7 +39,7 @@ def tensor_type(dtype: np.dtype) -> int:
 
 
 def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
-    """Write slices of an array's first axis, ``length`` rows in total, as one .npy file; return the offset of the data.
+    """Write an array that comes in slices, ``length`` rows in total, to one .npy file. Return the offset of its data.
 
     ``np.save`` is not used because it does not report a full disk.
     """
@@ -111,7 +111,7 @@ class WeightsFile:
         return self.add_slices(name, array.shape, array.dtype, slices)
 
     def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
-        """Return an initializer for a tensor that comes in slices of whole rows; otherwise like :meth:`add`."""
+        """Return an initializer, like :meth:`add`, for a tensor that comes in slices of whole rows."""
         if name not in self.written:
             row = self._append(name, shape, np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32), slices)
             self._new.append(row)
@@ -163,7 +163,7 @@ class GraphBuilder:
         return name
 
     def shared(self, name: str) -> bool:
-        """Return whether the weights file already has ``name``, and if so, make that tensor an initializer of this graph."""
+        """Return whether the weights file already has ``name``. If it does, add the tensor to this graph's initializers."""
         if (tensor := self.weights.written.get(name)) is not None:
             self.initializers.append(tensor)
         return tensor is not None

@@ -49,7 +49,7 @@ def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None
 def measured_scales(
     bundle: Bundle, frames: Iterable[NDArray[np.uint8]] | None = None, count: int = FRAMES, threads: int | None = None
 ) -> KVScales:
-    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and return scales for HEADROOM times the largest magnitudes.
+    """Run the model on ``count`` frames, QUESTIONS and RANDOM tokens; return scales for HEADROOM times the largest magnitudes.
 
     Keys are measured by rotary pair and values by channel, for each layer and KV head. ``frames`` are uint8 RGB ``[H, W, 3]``,
     by default :func:`colour_fields`. Raises UserError if the model has too few positions.

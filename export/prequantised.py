@@ -3,8 +3,8 @@
 In both formats, a weight is ``w[n, k] = (code - zero) * scale`` with a 4-bit code. For each output, a group of consecutive
 inputs shares a zero point and a scale. An int32 holds eight codes or zero points, the first in the lowest bits:
 
-- AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. The
-  i-th number of an int32 belongs to output ``AWQ_ORDER[i]`` of the eight.
+- AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. Number
+  i of an int32 belongs to output ``AWQ_ORDER[i]`` of the int32's eight outputs.
 - GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx``
   ``[in]``, all in order. GPTQ's first format stores each zero point minus 1; ``gptq_v2`` stores the zero point itself.
 """
@@ -56,7 +56,7 @@ def prequantised(config: dict[str, Any]) -> Prequantised | None:
 
 
 def stored_in(config: dict[str, Any], wanted: str | None = None) -> str:
-    """Return ``wanted``, or the default precision for matrices: PREQUANTISED for AWQ and GPTQ, otherwise fp32."""
+    """Return ``wanted`` or, if it is None, PREQUANTISED for an AWQ or GPTQ checkpoint and fp32 for others."""
     return wanted or (DEFAULT_PRECISION if prequantised(config) is None else PREQUANTISED)
 
 
@@ -75,7 +75,7 @@ def is_packed(checkpoint: Checkpoint, place: str) -> bool:
 
 
 def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> None:
-    """Raise UserError if tensors of the matrix called ``place``, of ``size`` (out, in), are missing or of the wrong shape."""
+    """Raise UserError if a tensor of the matrix ``place``, of ``size`` (out, in), is missing or has the wrong shape."""
     (out, width), group = size, packing.group
     if out % 8 or width % 8 or width % group:
         raise UserError(f"config.json: a matrix of {out} x {width} cannot be divided into groups of {group}; {ADVICE}")
@@ -85,7 +85,7 @@ def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size
 
 
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
-    """Return the codes, zero points and scales of the matrix ``place``, of ``size`` (out, in), with one row per output."""
+    """Return the matrix ``place``, of ``size`` (out, in), as packed codes, zero points and scales."""
     codes, zeros, scales = _codes(checkpoint, packing, place, size)
     layout = Blocks(4, packing.group, with_zeros=True)
     blocks = np.ascontiguousarray(codes.T).reshape(size[0], -1, packing.group)
@@ -123,7 +123,7 @@ def _codes(
 
 
 def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:
-    """Unpack each int32 along ``axis`` into eight uint8 numbers; the i-th lowest four bits become number ``order[i]``."""
+    """Unpack each int32 into eight uint8 numbers along ``axis``. Bits 4 i to 4 i + 3 become number ``order[i]``."""
     nibbles = np.stack([(packed.view(np.uint32) >> np.uint32(4 * i)) & np.uint32(15) for i in np.argsort(order)], axis + 1)
     shape = [size * (8 if at == axis else 1) for at, size in enumerate(packed.shape)]
     return nibbles.astype(np.uint8).reshape(shape)

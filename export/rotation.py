@@ -1,9 +1,9 @@
 """Rotate rows by orthogonal matrices, which spread outliers over all channels, so that rounding to 8 bits loses little.
 
 A rotation is ``R = diag(signs) (A kron B)``. ``A`` is a Hadamard matrix; ``B`` is the Kronecker product of a Hadamard matrix
-and a cosine transform for the odd part of the width. All rows of one width share a rotation. A matrix ``W [out, in]`` that
-reads rotated rows is stored as ``W R``, ``rotation.rows(W)``. A matrix that writes rotated rows is stored as ``R.T W``,
-``rotation.rows(W.T).T``, and its bias as ``rotation.rows(bias)``.
+and a cosine transform for the odd part of the width. Rows of the same width use the same rotation. If a matrix ``W [out, in]``
+takes rotated rows, the export stores ``W R``, which is ``rotation.rows(W)``. If its output must be rotated, the export stores
+``R.T W``, which is ``rotation.rows(W.T).T``, and the bias ``rotation.rows(bias)``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns. ``a`` and ``b`` minimise the ``width * (a + b)`` products per row.
+        """Return a rotation that mixes all columns with the fewest products per row, ``width * (a + b)``.
 
-        Raises UserError if the width has so large an odd part that ``b`` exceeds MOST.
+        Raises UserError if the width's odd part makes ``b`` larger than MOST.
         """
         outer = min((1 << power for power in range(17) if width % (1 << power) == 0), key=lambda a: a + width // a)
         if (inner := width // outer) > MOST:
@@ -80,9 +80,10 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeanKeeping:
-    """A rotation that keeps the mean of every row, so that LayerNorm without gain and bias commutes with it.
+    """A rotation that keeps each row's mean. Rotating before or after a LayerNorm without gain and bias gives the same rows.
 
-    Rows are rotated by ``rotation``, then reflected at ``mirror [width]``, so that a row of equal numbers stays unchanged.
+    Rows are rotated by ``rotation`` and reflected in the plane normal to ``mirror [width]``. Rows of equal numbers do not
+    change.
     """
 
     rotation: Rotation
@@ -103,9 +104,10 @@ class MeanKeeping:
 
 @dataclass(frozen=True, slots=True)
 class DecoderRotations:
-    """A decoder's rotations: ``residual``, ``head`` for each head's values, and ``gated`` for the input of ``down``.
+    """A decoder's rotations.
 
-    The cache stores rotated values. In a layer, nodes rotate only the input of ``down``; weights include all other rotations.
+    ``residual`` is for the residual stream, ``head`` for each head's values, ``gated`` for the input of ``down``. The cache
+    stores rotated values. In a layer, only the input of ``down`` is rotated at run time; weights include the rest.
     """
 
     residual: Rotation
@@ -117,7 +119,7 @@ class DecoderRotations:
         return cls(Rotation.of(shape.hidden), Rotation.of(shape.head_dim), Rotation.blocks(shape.intermediate))
 
     def layer(self, w: LayerWeights) -> LayerWeights:
-        """Return the layer's weights for rotated rows, with each norm's gain folded into the matrix that reads the norm."""
+        """Return the layer's weights for rotated rows, with each norm's gain folded into the next matrix."""
         matrices, biases = dict[str, Any](w.matrices), dict(w.biases)
         for name, norm in (("qkv", "input"), ("gate_up", "mlp")):
             gained = replace(self.residual, signs=self.residual.signs * w.norms[norm])
@@ -133,7 +135,7 @@ class DecoderRotations:
         return LayerWeights(matrices, biases, {**w.norms, **ones})
 
     def inputs(self, matrix: str, rows: Float32, w: LayerWeights) -> Float32:
-        """Convert inputs ``[n, in]`` of ``matrix`` to its inputs in the rotated layer. ``w`` holds the unrotated weights."""
+        """Rotate the inputs ``[n, in]`` of ``matrix`` as the rotated layer does. ``w`` holds the unrotated weights."""
         if matrix == "output":
             return self._by_head(rows)
         if matrix == "down":

@@ -1,16 +1,17 @@
 """Build spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) from nodes of the decoder graph.
 
 A call appends F whole frames of p tokens, but never frame 0. A token sees the prefix and frame 0 in slots ``[0, m)`` of its
-layer and KV head. The token also sees its own frame up to itself, and the previous frame's token at the same patch. The call's
-first frame has its previous tokens in slots ``previous[l]`` of the cache (-1: absent); later frames have their previous tokens
-in the call.
+layer and KV head. The token also sees its own frame up to itself, and the previous frame's token at the same patch. For the
+call's first frame, ``previous[l]`` lists the cache slots of these previous tokens (-1: absent). For later frames, they are in
+the call itself.
 
-Dense attention is computed over m + p keys and one extra key, which has the logit of the previous token. Queries are ``[logit,
-q]``, keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; its weight is applied to the
+Attention is dense over m + p keys and one extra key, whose logit is that of the previous token. Queries are ``[logit, q]``,
+keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; its softmax weight multiplies the
 previous token's value. All operators are standard operators of opset 18. ScatterND writes new rows without a copy if its output
 is bound to the address of its input.
 
-In the shapes below, H is the number of KV heads and g the number of query heads per KV head. S = F p, and T = 1 + m + p.
+In the shapes below, H is the number of KV heads and g the number of query heads per KV head. S = F p is the number of new rows,
+and T = 1 + m + p the number of keys per frame.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class SparseAttention:
         self.graph.node("Concat", parts, [name], axis=0)
 
     def _count(self, name: str, start: str, end: str) -> str:
-        """Return the output of a Range of int64 numbers ``[start, end)``; ``start`` and ``end`` are tensors with one number."""
+        """Return the int64 numbers from ``start`` to ``end`` - 1; ``start`` and ``end`` are tensors with one number."""
         g = self.graph
         scalars = [g.node("Squeeze", [part], [f"{name}.{which}"]) for which, part in (("start", start), ("end", end))]
         one = g.constant("int64.one", np.array(1, np.int64))
@@ -119,7 +120,7 @@ class SparseAttention:
         g.node("Where", [later, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["mask"])
 
     def _previous(self) -> None:
-        """Make ``slots [L, H, p, 1]``, with 0 for absent tokens, and ``absent [L, H, S]``: UNSEEN for absent tokens, else 0."""
+        """Make ``slots [L, H, p, 1]``, with 0 for absent tokens, and the mask ``absent [L, H, S]``, with UNSEEN for them."""
         g = self.graph
         zero = g.constant("int64.zero", np.array(0, np.int64))
         slots = g.node("Max", ["previous", zero], ["previous.slots"])
@@ -131,7 +132,7 @@ class SparseAttention:
         g.node("Pad", [first, pads], ["absent"])
 
     def _write_index(self) -> None:
-        """Make ``write [1, H, S, 3]``: the place (0, h, s) of each row s of head h in an empty cache."""
+        """Make ``write [1, H, S, 3]``, the index (0, h, s) at which an empty cache stores row s of head h."""
         g, s = self.graph, self.shape
         shape = g.node("Concat", [self.graph.integers(1, s.kv_heads), "S", self.graph.integers(1)], ["write.shape"], axis=0)
         heads = g.constant("write.heads", np.arange(s.kv_heads, dtype=np.int64).reshape(1, -1, 1, 1))
@@ -143,7 +144,7 @@ class SparseAttention:
         g.node("Concat", parts, ["write"], axis=-1)
 
     def _written(self, layer: int, part: str, past: str, present: str, rows: str) -> str:
-        """Write new rows ``[1, S, H D]`` to slots ``[past, past + S)`` of ``present``, which must be bound to ``past``.
+        """Write new rows ``[1, S, H D]`` after the cached rows. ``present`` must be bound to the address of ``past``.
 
         Returns the rows ``[1, H, S, D]`` as float32, rounded as they are stored.
         """
@@ -152,7 +153,7 @@ class SparseAttention:
         return self.memory.dequantize(part, layer, new)
 
     def _slots(self, layer: int, part: str) -> str:
-        """Return the places ``[1, H, S, 3]`` of a layer's new keys, which are also the places of its new values."""
+        """Return the indices ``[1, H, S, 3]`` at which the cache stores a layer's new rows, keys and values alike."""
         g, name = self.graph, f"layer{layer}"
         if part == "key":
             total = g.cast(f"total_len{layer}", f"{name}.total", np.int64)
@@ -168,13 +169,13 @@ class SparseAttention:
         return g.node("Transpose", [split], [f"{name}.heads"], perm=[0, 2, 1, 3])
 
     def _of_layer(self, layer: int, what: str, shape: str | None = None) -> str:
-        """Return a layer's part of ``slots`` or ``absent``, reshaped to ``shape`` unless it is None."""
+        """Return one layer's ``slots`` or ``absent``, reshaped to ``shape`` if given."""
         g, name = self.graph, f"layer{layer}.{what}"
         part = g.node("Gather", [what, self.graph.integers(layer)], [name], axis=0)
         return part if shape is None else g.node("Reshape", [part, shape], [f"{name}.shaped"])
 
     def _previous_rows(self, layer: int, part: str, past: str, new: str) -> str:
-        """Return, for every new row, the row at the same patch in the previous frame: ``[H, F, 1, p, D]``."""
+        """Return the previous row of each new row, at the same patch one frame earlier: ``[H, F, 1, p, D]``."""
         g, name = self.graph, f"layer{layer}.previous_{part}"
         slots = f"layer{layer}.slots" if part == "value" else self._of_layer(layer, "slots")
         first = g.node("GatherND", [past, slots], [f"{name}.first"], batch_dims=2)  # [1, H, p, D]
@@ -184,9 +185,9 @@ class SparseAttention:
         return g.node("Reshape", [rows, "shape.previous"], [name])
 
     def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
-        """Return the rows to which each frame attends densely, preceded by the extra row for the previous token.
+        """Return each frame's keys or values for dense attention, the extra one first.
 
-        The shape is ``[H, F, T, D]``, or with ``augmented`` keys ``[H, F, T, 1 + D]``.
+        They are ``[H, F, T, D]``; ``augmented`` keys are ``[H, F, T, 1 + D]``.
         """
         g, s, name = self.graph, self.shape, f"layer{layer}.{part}s"
         shared = g.node("Slice", [past, self.graph.integers(0), "shared", self.graph.integers(2)], [f"{name}.slots"])

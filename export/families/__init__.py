@@ -30,11 +30,11 @@ FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class TowerGeometry:
-    """A vision tower's sizes. ``group`` frames together become a grid of ``tokens`` decoder rows.
+    """A vision tower's sizes. ``group`` frames share a grid of ``tokens`` decoder rows.
 
-    ``parameters`` counts all stored numbers, including the graph's constants. Each of ``patches`` goes through the blocks'
-    ``block_parameters``, and each of ``projected`` rows through the projector's ``projector_parameters``. A patch attends to
-    ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. ``text`` counts a grid's rows of text.
+    ``parameters`` counts all stored numbers, including the graph's constants. All ``patches`` pass through the blocks
+    (``block_parameters``), and ``projected`` rows pass through the projector (``projector_parameters``). A patch attends to
+    ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. A grid has ``text`` rows of text.
     """
 
     parameters: int
@@ -144,7 +144,7 @@ def block_parameters(width: int, inner: int, gated: bool = False) -> int:
 def square_geometry(
     vision: Config, blocks: int, projector: int, projected: int, tokens: int, *, text: int = 0, more: int = 0
 ) -> TowerGeometry:
-    """Return the geometry of the first ``blocks`` blocks of a SigLIP or CLIP tower with ``more`` additional parameters."""
+    """Return the geometry of a SigLIP or CLIP tower's first ``blocks`` blocks, with ``more`` additional parameters."""
     width, inner, patch = (int(vision[key]) for key in ("hidden_size", "intermediate_size", "patch_size"))
     is_clip, size = vision["model_type"] == "clip_vision_model", int(vision["image_size"])
     patches, each = (size // patch) ** 2 + is_clip, block_parameters(width, inner)

@@ -27,8 +27,8 @@ HALF_ROWS = Dense(np.float16, by_row=True, half=True)
 class Layouts(NamedTuple):
     """The layouts of a precision: ``matrices`` for the layers' matrices, ``table`` for the embedding and the head.
 
-    The engine gathers rows from the embedding, so ``table`` must store whole rows, as numbers or as 8-bit codes with scales and
-    without zero points. ``rotated`` is true if the layers' rows are rotated.
+    The engine reads single rows of the embedding, so ``table`` must store whole rows: numbers, or 8-bit codes with scales but
+    no zero points. ``rotated`` is true if the layers' rows are rotated.
     """
 
     matrices: Layout

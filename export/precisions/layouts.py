@@ -1,8 +1,8 @@
 """Store matrices ``[out, in]`` in various layouts, and add the graph nodes that multiply by them.
 
-ONNX Runtime uses :class:`Dense`, :class:`Blocks` and :class:`Channels`. TensorRT's strongly typed networks compute products in
-float16, from a ``Dense`` layout with ``half`` or from :class:`Symmetric` integers. TensorRT's parser accepts only integers with
-a positive scale and no zero point.
+ONNX Runtime uses :class:`Dense`, :class:`Blocks` and :class:`Channels`. TensorRT's networks are strongly typed: they multiply
+in float16 if the layout is ``Dense`` with ``half`` or :class:`Symmetric`. TensorRT's parser accepts only integers with a
+positive scale and no zero point.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Layout(ABC):
 
     @abstractmethod
     def bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the stored bytes per weight if ``group`` weights share a scale (by default, as many as in the layout)."""
+        """Return the stored bytes per weight. ``group`` weights share a scale; the default is the layout's block size."""
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
         """Return the bytes per weight once packed for ONNX Runtime's x86-64 kernels (4 for floating-point numbers)."""
@@ -95,7 +95,7 @@ class Blocks(Layout):
     half. ``scales`` is float32 ``[out, B]``. If ``with_zeros``, there are also ``zeros``, uint8 ``[out, ceil(B * bits / 8)]``.
 
     ``level`` is ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by block, and adds up integers;
-    level 0 computes in float32. A session without prepacking always computes in float32, slowly.
+    level 0 computes in float32. Without prepacking, a session always computes in float32, which is slow.
     """
 
     bits: int
@@ -115,7 +115,7 @@ class Blocks(Layout):
         return self.packed(blocks, scales, zeros.astype(np.uint8) if self.with_zeros else None)
 
     def packed(self, codes: UInt8, scales: Float32, zeros: UInt8 | None) -> Parts:
-        """Pack codes ``[out, B, size]`` and zeros (``[out, B]`` or None); return the parts with scales ``[out, B]``."""
+        """Pack codes ``[out, B, size]``, scales ``[out, B]`` and zeros (``[out, B]`` or None) into the parts to store."""
         parts: dict[str, NDArray] = {"codes": self._bytes(codes), "scales": scales}
         return parts if zeros is None else parts | {"zeros": self._bytes(zeros)}
 
@@ -132,7 +132,7 @@ class Blocks(Layout):
         return self.bits == 4 and self.size == 32 and not self.with_zeros
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the bytes per weight once packed, which at level 4 include a float32 sum for each block."""
+        """Return the bytes per weight once packed. Level 4 adds a float32 sum for each block."""
         return self.bytes_per_weight(group) + (4 / (group or self.size) if self.level == 4 else 0)
 
     def _bytes(self, codes: UInt8) -> UInt8:
@@ -178,7 +178,7 @@ class Channels(Layout):
     def product(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], step: float, zero: int = 128, bias: str = ""
     ) -> str:
-        """Add nodes for ``rows @ weight.T + bias`` and return the result. Rows are rounded to bytes ``zero + rows / step``."""
+        """Return ``rows @ weight.T + bias``, where each number x in ``rows`` is rounded to the byte ``zero + x / step``."""
         scale, offset = graph.number(step), graph.constant(f"uint8.{zero}", np.uint8(zero))
         codes = graph.node("QuantizeLinear", [rows, scale, offset], [f"{name}.rows"])
         inputs = [codes, tensors[0], scale, tensors[1], offset, *(["", bias] if bias else [])]
@@ -192,8 +192,8 @@ class Channels(Layout):
 class RowsByColumns(Channels):
     """A :class:`Channels` layout for decoders: a row's largest magnitude gets the code 127 or -127.
 
-    For a row of zeros, 0 is divided by 0: the row's codes are arbitrary bytes, and its product is 0. Rows are rounded only if
-    the graph is ``for_cpu``.
+    In a row of zeros, 0 is divided by 0, so the codes are arbitrary bytes; the product is still 0. Rows are rounded only if the
+    graph is ``for_cpu``.
     """
 
     def multiply(
@@ -211,7 +211,7 @@ class RowsByColumns(Channels):
 
 @dataclass(frozen=True, slots=True)
 class Symmetric(Layout):
-    """Stores signed integers from -top to top as ``codes`` ``[in, out]``, and float16 ``scales``, each max|w| / top.
+    """Stores integers from -top to top in ``codes`` ``[in, out]``, with float16 ``scales`` of max|w| / top.
 
     With 8 bits, top is 127, and ``scales`` ``[out]`` has one scale per output channel. With 4 bits, top is 7, and ``scales``
     ``[in / block, out]`` has one scale per block of a column. A block's size is the largest power of two up to 128 that divides

@@ -44,8 +44,9 @@ def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int])
 def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
     """Return scales and zero points for unsigned codes.
 
-    If ``with_zeros``, codes span the range of the block's numbers and 0, shrunk by ``ratio``. Without zero points, the number
-    of largest magnitude gets code 0, because one more code is below the middle than above it. A scale may be negative.
+    With zero points, the codes cover the block's range of numbers, extended to 0 and then shrunk by ``ratio``. Without zero
+    points, the middle code stands for 0, and the number of largest magnitude gets code 0, the farthest from the middle. A scale
+    may be negative.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:
@@ -59,7 +60,7 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
 
 
 def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Float32]:
-    """Return scales and zero points for unsigned codes, with the ratio in CLIP_RATIOS of least squared error in a block."""
+    """Return scales and zero points for unsigned codes, with each block's best ratio in CLIP_RATIOS by squared error."""
     scales, zeros = block_grid(blocks, bits, with_zeros)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
     for ratio in CLIP_RATIOS:

@@ -1,4 +1,4 @@
-"""Write the weights of the embedding, and of a head that is tied to the embedding or has its own weights."""
+"""Write the weights of the embedding and the head, which may be tied."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WeightTable:
 
 
 def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
-    """Write the rows ``[vocab, hidden]`` that ``read`` yields, a file per part, unless ``journal`` lists them as written."""
+    """Write the rows ``[vocab, hidden]`` from ``read``, one file per part, unless ``journal`` lists them as finished."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
         written = []
@@ -59,6 +59,6 @@ def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], rea
 
 
 def parts_of(layout: Layout, shape: tuple[int, int]) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-    """Return the name, shape and dtype of each part that a layout by rows stores for a matrix of ``shape``."""
+    """Return the name, shape and dtype of each part in which ``layout`` stores a matrix of ``shape``."""
     first: Parts = layout.parts(np.zeros((1, shape[1]), np.float32))
     return [(part, (shape[0], *array.shape[1:]), array.dtype) for part, array in first.items()]

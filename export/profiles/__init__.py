@@ -72,7 +72,7 @@ class Fused:
     def tables(self) -> None:
         """Add the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` and convert them to two-dimensional tables for RotaryEmbedding.
 
-        If layers with a window have their own rotary base, each input is ``[1, S, D]``, with the windowed layers' table last.
+        If layers with a window have their own rotary base, each input is ``[1, S, D]``: the other layers' table, then theirs.
         """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
@@ -93,7 +93,7 @@ class Fused:
         return name, f"{name}.sum"
 
     def rotate(self, name: str, rows: str, heads: int, table: str = "") -> str:
-        """Rotate rows ``[1, S, heads D]`` (rotate-half); row ``s`` uses row ``s`` of the call's cos and sin."""
+        """Rotate rows ``[1, S, heads D]`` (rotate-half) by the rows of the call's ``cos`` and ``sin``."""
         start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
         attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
         return self.graph.fused(

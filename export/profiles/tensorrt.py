@@ -1,4 +1,4 @@
-"""The profiles for TensorRT: the cache depends on the version; norms and rotary positions use operators that all versions have.
+"""The profiles for TensorRT. The cache depends on TensorRT's version; norms and rotary positions do not.
 
 The length of the input ``columns{l}`` is the number of rows to read; the graph computes the mask (docs/internals/engines.md).
 """
@@ -23,7 +23,7 @@ NO_ROW = np.int32(2**31 - 1)
 
 @dataclass(slots=True)
 class Primitive:
-    """Builds the same as :class:`edgevlm.export.profiles.Fused`, from standard operators and always in float32."""
+    """Builds norms and rotary positions like :class:`edgevlm.export.profiles.Fused`, but from standard operators in float32."""
 
     graph: GraphBuilder
     shape: DecoderShape
@@ -116,12 +116,12 @@ class Beside(Columns):
 
     Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are the separate outputs
     ``new_key{l}`` and ``new_value{l}`` ``[1, Hkv, S, D]``, which the caller copies into the cache. The g query heads that share
-    keys are folded into g S rows, so that keys need not be repeated. TensorRT recognises the sequence of product, sum, softmax
-    and product as attention.
+    a key become g S rows, so keys need not be repeated. TensorRT recognises the sequence of product, sum, softmax and product
+    as attention.
     """
 
     def start(self) -> None:
-        """Make the tensors of :class:`Columns`, and ``new.folded`` ``[1, 1, g S, 1]``: each folded row's index in the call."""
+        """Make the tensors of :class:`Columns`, and ``new.folded`` ``[1, 1, g S, 1]``, which repeats ``new`` g times."""
         Columns.start(self)
         g, group = self.graph, self.shape.heads // self.shape.kv_heads
         folded = g.node("Tile", ["new", g.integers(group)], ["new.tiled"])
@@ -144,7 +144,7 @@ class Beside(Columns):
         return self.joined(layer, g.node("Transpose", [split], [f"{name}.by_row"], perm=[1, 0, 2]))
 
     def _folded(self, layer: int, query: str) -> str:
-        """Scale the query ``[1, S, Hq D]`` and fold it to ``[1, Hkv, g S, D]``."""
+        """Scale the query, and reshape it from ``[1, S, Hq D]`` to ``[1, Hkv, g S, D]``."""
         g, s, name = self.graph, self.shape, f"layer{layer}.queries"
         scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
         scaled = self.stored(g.node("Mul", [query, scale], [f"{name}.scaled"]))

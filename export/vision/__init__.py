@@ -23,10 +23,10 @@ class Tower:
     """A vision tower, which turns pixels ``[G, group * 3, H, W]`` into decoder rows ``[G, tokens, width]``.
 
     ``size`` is a frame's (height, width) in pixels; if ``is_sized``, frames of other sizes are accepted too. ``group`` frames
-    become a grid of ``patch_grid`` (rows, columns) patches, preceded by ``class_tokens`` extra rows. ``reach`` shows which
-    patches a token depends on, in a matrix ``[rows of tokens, rows of patches]`` and a matrix for columns. If each patch is a
-    token, ``reach`` is None. ``residual`` is the width of the residual stream that int8 rotates. Leave ``residual`` 0 if
-    :meth:`add_nodes` does not mark the linears that read and write the residual stream. Families implement :meth:`add_nodes`.
+    become a grid of ``patch_grid`` (rows, columns) patches. ``class_tokens`` extra rows come first. ``reach`` has two matrices
+    that show which patches a token depends on: ``[rows of tokens, rows of patches]`` and the same for columns. It is None if
+    each patch is a token. ``residual`` is the width of the residual stream, which int8 rotates. Leave it 0 unless
+    :meth:`add_nodes` passes ``reads`` and ``writes`` to its linears. Families implement :meth:`add_nodes`.
     """
 
     size: tuple[int, int]
@@ -41,7 +41,7 @@ class Tower:
     reach: tuple[Float32, Float32] | None = None
 
     def patch_order(self, graph: VisionGraph) -> NDArray[np.int64]:
-        """Return the patch number of each of the tower's rows. Patches are numbered row by row in a frame."""
+        """Return the number of the patch in each of the tower's rows. Patches are numbered row by row in a frame."""
         return np.arange(self.patch_grid[0] * self.patch_grid[1])
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
@@ -60,8 +60,8 @@ def write_vision(
 ) -> dict[str, Any] | None:
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
 
-    ``precision`` is the linears' precision: fp32, fp16 (which needs ``standard``) or int8. With ``standard``, the graph uses
-    only standard ONNX operators and one frame size, and attention has the linears' precision. With ``changed``, also write
+    ``precision`` applies to linears: fp32, fp16 (which needs ``standard``) or int8. With ``standard``, the graph uses only
+    standard ONNX operators and one frame size, and attention has the linears' precision. With ``changed``, also write
     ``vision-changed.onnx`` for the tower's frame size, and return its :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON
     values.
     """

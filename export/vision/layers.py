@@ -1,14 +1,14 @@
 """Add the nodes of a vision tower to a graph: linears in each precision, norms, activations, attention, pooling.
 
 int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel; activations have one
-scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Rotation and folding give
-normed rows standard deviation 1 and no outlier channels, so one constant scale is enough for all normed rows. A projector that
-reads the residual stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast
-the result back. The first convolution, norms, activations and sums stay float32.
+scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Normed rows then have
+standard deviation 1 and no outlier channels, so they all share one constant scale. A projector that reads the residual stream
+stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back. The
+first convolution, norms, activations and sums stay float32.
 
 For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a matrix
-product, a softmax and a second product, which TensorRT may merge into one kernel. A product takes at most QUERIES queries, so
-that separate kernels need memory only for scores ``[B, heads, QUERIES, N]``.
+product, a softmax and a second product, which TensorRT may merge into one kernel. A product takes at most QUERIES queries,
+which limits the scores of separate kernels to ``[B, heads, QUERIES, N]``.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ Windows = list[tuple[Operand, Operand]]  # for each run of equal windows, how ma
 class VisionGraph:
     """Builds a tower's graph: the methods add nodes and return the output tensor's name.
 
-    Layers are named after their tensors in the checkpoint, such as ``vision.encoder.layers.0.mlp.fc1``. Rows are float32
-    ``[B, N, width]``. ``precision`` is the linears' precision. If ``standard``, only standard ONNX operators are used. If
-    ``fixed``, all frames have one size, and whatever depends only on the size is computed at export. With a ``rotation`` of the
-    residual stream, stored weights are rotated, and norms' gains and biases are folded into the linears that read them.
+    Layers are named after their tensors in the checkpoint, such as ``vision.encoder.layers.0.mlp.fc1``. Rows are float32 ``[B,
+    N, width]``. If ``standard``, only standard ONNX operators are used. If ``fixed``, all frames have one size, and whatever
+    depends only on the size is computed at export. With a ``rotation`` of the residual stream, stored weights are rotated, and
+    norms' gains and biases are folded into the linears that read them.
     """
 
     graph: GraphBuilder
@@ -74,11 +74,11 @@ class VisionGraph:
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
     def per_position(self, table: str) -> str:
-        """Return the rows of ``table [positions, ...]`` for the positions to compute; a :class:`VisionGraph` computes all."""
+        """Return the rows of ``table [positions, ...]`` for the positions to compute, here all of them."""
         return table
 
     def per_patch(self, table: str) -> str:
-        """Return the rows of ``table [patches, ...]`` for the patches to compute; a :class:`VisionGraph` computes all."""
+        """Return the rows of ``table [patches, ...]`` for the patches to compute, here all of them."""
         return table
 
     def position_ids(self) -> str:
@@ -89,11 +89,11 @@ class VisionGraph:
         return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
 
     def kept(self, name: str, rows: str, width: int) -> str:
-        """Return the rows of all patches. A token made of several patches also needs the rows of unchanged patches."""
+        """Return the rows of all patches, even of unchanged ones, for tokens that are made of several patches."""
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
-        """Return the rows of the tokens to compute; :class:`VisionGraph` computes all. ``order``: each token's row."""
+        """Return the rows of the tokens to compute, here all of them. ``order`` lists each token's row."""
         return rows
 
     def integers(self, *numbers: int) -> str:
@@ -116,7 +116,7 @@ class VisionGraph:
         return self.graph.node(op, inputs, [name], **attributes)
 
     def compute(self, op: str, *operands: Operand, **attributes: Any) -> Operand:
-        """Apply a standard ONNX operator; return numbers if all operands are known at export, otherwise a node's tensor."""
+        """Apply a standard ONNX operator: at once if all operands are known at export, otherwise by adding a node."""
         if not any(isinstance(operand, str) for operand in operands):
             return _evaluated(op, operands, attributes)
         inputs = [self.named("", operand) for operand in operands]
@@ -137,7 +137,7 @@ class VisionGraph:
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
-        """Return a tensor's name unchanged. Add numbers as a constant called ``name`` (if empty, named after the numbers)."""
+        """Return a tensor's name unchanged. Add numbers as a constant called ``name``, by default named after its numbers."""
         if isinstance(operand, str):
             return operand
         array = np.asarray(operand)
@@ -167,7 +167,7 @@ class VisionGraph:
         return names
 
     def residual(self, rows: Float32) -> Float32:
-        """Rotate weights ``[.., width]`` whose products are added to the residual stream."""
+        """Rotate weights ``[.., width]`` that write to the residual stream."""
         return rows if self.rotation is None else self.rotation.rows(rows)
 
     def rotated(self, name: str, rows: str, width: int) -> str:
@@ -181,7 +181,7 @@ class VisionGraph:
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Convolve each square of ``patch`` x ``patch`` pixels in frames ``[F, group * 3, H, W]`` to a row."""
+        """Turn each square of ``patch`` x ``patch`` pixels in frames ``[F, group * 3, H, W]`` into a row, by convolution."""
         deep = (width, 3, group, patch, patch) if group > 1 else (width, 3, patch, patch)
         turned = self.residual if writes else np.asarray
         if not self.graph.shared(f"{name}.weight"):
@@ -199,8 +199,8 @@ class VisionGraph:
     ) -> str:  # fmt: skip
         """Return ``activation(rows @ weight.T + bias)`` for rows that are ``columns`` wide.
 
-        ``reads`` names the norm that made the rows, or is "residual" if they are the residual stream. ``writes`` is true if
-        the result is added to the residual stream. Raises UserError if a weight is too large for fp16.
+        ``reads`` is the name of the norm before this linear, or "residual" if the rows are the residual stream. ``writes`` is
+        true if the result is added to the residual stream. Raises UserError if a weight is too large for fp16.
         """
         shape, vector = (width, columns), ""
         if bias or len(self.affine.get(reads, [])) > 1:
@@ -248,7 +248,7 @@ class VisionGraph:
     ) -> tuple[str, str]:
         """Return the norm of ``rows + skip`` on the last axis, and the sum.
 
-        If ``writes``, the norm becomes the residual stream. Sum and norm are two nodes, because ONNX Runtime's
+        If ``writes``, the norm's output is the new residual stream. Sum and norm are two nodes, because ONNX Runtime's
         SkipLayerNormalization takes four times as long on a CPU.
         """
         vectors = self._affine(name, ("weight", "bias"), width, writes)
@@ -313,7 +313,7 @@ class VisionGraph:
         self, name: str, parts: Sequence[str], windows: Windows, *,
         rows: int, width: int, heads: int, scale: float, frames: Operand,
     ) -> str:  # fmt: skip
-        """Attend inside each window, or to all rows if ``windows`` is empty. The three ``parts`` are ``[B, rows, width]``."""
+        """Return attention inside each window, by default over all rows. ``parts`` are q, k and v ``[B, rows, width]``."""
         if len(windows) < 2 and (not windows or windows[0][0] == 1):
             query, key, value = parts
             return self.attention(f"{name}.0", query, key, value, rows=rows, heads=heads, scale=scale)
@@ -330,7 +330,7 @@ class VisionGraph:
         return seen[0] if len(seen) == 1 else self.node("Concat", seen, f"{name}.seen", axis=1)
 
     def resample(self, name: str, rows: str, width: int, matrix: Float32) -> str:
-        """Resample a square's rows ``[F, side * side, width]`` along both edges with the same matrix ``[few, side]``."""
+        """Resample a square of rows ``[F, side * side, width]`` along both edges by the matrix ``[few, side]``."""
         few, side = matrix.shape
         along = self.constant(f"{name}.matrix", matrix)
         lines = self.node("MatMul", [along, self.reshape(f"{name}.lines", rows, 0, side, side * width)], f"{name}.fewer")
@@ -345,7 +345,7 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return a norm's gain and bias, or ones if linears include gain and bias (in a rotated graph, without ``apply``)."""
+        """Return a norm's gain and bias. A rotated graph folds them into linears instead and gets ones, unless ``apply``."""
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -394,10 +394,10 @@ class ChangedGraph(VisionGraph):
     In each layer, the changed patches' new keys and values replace their old ones. ScatterND replaces keys in place if
     ``key{l}_out`` is bound to the address of ``key{l}``. If a token is made of several patches, the rows of unchanged patches
     are kept as well. Attention inside windows is computed for windows with a changed patch, and always for the first window of
-    each shape. Rows are ``[1, n, width]`` for n changed patches; otherwise the interface is that of :class:`VisionGraph`.
+    each shape. Rows are ``[1, n, width]`` for n changed patches; all else is as in :class:`VisionGraph`.
 
-    Patches in the input ``patches`` are numbered row by row in the frame. The tensor ``positions`` holds places in keys and
-    values. Class tokens come first in keys and values, then the patches in the tower's order.
+    Patches in the input ``patches`` are numbered row by row in the frame. The tensor ``positions`` lists which keys and values
+    to compute. Class tokens come first in keys and values, then the patches in the tower's order.
     """
 
     grid: tuple[int, int] = (0, 0)
@@ -416,7 +416,7 @@ class ChangedGraph(VisionGraph):
         return self.grid[0] * self.grid[1]
 
     def start(self, tower: Tower) -> str:
-        """Add the inputs, and nodes that find the changed patches' positions and tokens. Return the input ``pixel_values``."""
+        """Add the inputs and the nodes that find the changed positions and tokens. Return the input ``pixel_values``."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])
         self.class_tokens, self.head_dim = tower.class_tokens, tower.head_dim
@@ -446,7 +446,7 @@ class ChangedGraph(VisionGraph):
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Convolve an image that consists of only the changed patches, side by side."""
+        """Put the changed patches side by side in one image, and convolve it."""
         rows, columns = self.grid
         ends = [self.integers(*numbers) for numbers in ((0, 0), (rows * patch, columns * patch), (2, 3))]
         used = self.node("Slice", [pixels, *ends], f"{name}.used")
@@ -469,7 +469,7 @@ class ChangedGraph(VisionGraph):
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Return rows unchanged: this graph keeps patches in the order of ``patches``, and tokens in row-major order."""
+        """Return rows unchanged: patches have the order of the input ``patches``, and tokens are in row-major order already."""
         return rows
 
     def kept(self, name: str, rows: str, width: int) -> str:
@@ -552,9 +552,9 @@ class ChangedGraph(VisionGraph):
         return self.graph.fused("MultiHeadAttention", [query, keys, values], [name], num_heads=heads, scale=scale)
 
     def _index(self, windows: list[tuple[int, int]]) -> None:
-        """Add nodes that find, in each run of equal windows, the windows to compute and the rows of their queries.
+        """Add nodes that find, for each run of equal windows, the windows to compute and their queries' rows.
 
-        The nodes also make ``slots``, the place of each row's query among the queries of all windows to compute.
+        ``slots`` is the index of each changed row among the queries of all these windows.
         """
         ones = self._expanded("positions.ones", "positions", np.float32(1))
         marks = self._scattered("positions.changed", "positions", np.float32, ones)

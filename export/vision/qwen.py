@@ -43,9 +43,9 @@ class PatchGrid:
 class PatchLayout:
     """The order of a frame's patches in the tower: window by window, square by square.
 
-    ``order`` int64 ``[patches]`` gives the patch in each row; patches are numbered row by row in the frame. ``row`` and
-    ``column`` give each patch's place in the frame. ``tokens`` ``[squares]`` gives each token's square, or is None if squares
-    are in row-major order already.
+    ``order`` int64 ``[patches]`` lists the patch in each of the tower's rows. Patches are numbered row by row in the frame.
+    ``row`` and ``column`` give each patch's place in the frame. ``tokens`` ``[squares]`` lists each token's square, or is None
+    if the tower's squares are in row-major order already.
     """
 
     order: Operand
@@ -148,7 +148,7 @@ class QwenTower(Tower):
         return g.reorder("vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
-        """Add a block, whose input is ``rows + delta``; return the two summands of its output."""
+        """Add a block. Its input is ``rows + delta``, and its output is the sum of the two returned tensors."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
         attended = self.attention(g, name, normed, [] if layer in self.full else self.layout.windows)
@@ -183,7 +183,7 @@ class QwenTower(Tower):
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
-        """Add attention with rotated queries and keys to the block ``name``, inside each window if there are ``windows``."""
+        """Add the block's attention, with rotated queries and keys. If there are ``windows``, attend inside each."""
         width, name, norm = self.columns, f"{name}.attn", f"{name}.norm1"
         packed = g.linear(f"{name}.qkv", rows, width, 3 * width, reads=norm)
         query, key, value = g.split(f"{name}.parts", packed, [width] * 3)

@@ -33,7 +33,7 @@ class EncoderTower(Tower):
     def embedded(self, g: VisionGraph, pixels: str, *, has_class: bool = False) -> str:
         """Return patch embeddings with their position embeddings ``[F, positions, columns]``.
 
-        With ``has_class``, CLIP's class token comes first, and the rows must go through a norm before the first block.
+        With ``has_class``, CLIP's class token comes first, and the caller must norm the rows before the first block.
         """
         name, positions = "vision.embeddings", self.side**2 + has_class
         rows = g.patches(f"{name}.patch_embedding", pixels, self.columns, self.patch, bias=not has_class, writes=not has_class)
@@ -69,8 +69,8 @@ class SquareTower(EncoderTower):
     """A tower that joins the hidden states of chosen layers, and projects them to decoder rows ``[F, tokens, width]``.
 
     Hidden states are numbered as in transformers: 0 is the embedding, and -1 is the last layer's output before the final norm.
-    The matrix ``before`` pools the projector's input along both edges, and ``after`` pools its output. A tower that sets
-    ``before`` or ``after`` must also set ``tokens`` and ``reach``.
+    The matrices ``before`` and ``after`` pool the projector's input and output along both edges. If you set either, set
+    ``tokens`` and ``reach`` too.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -124,8 +124,8 @@ class SquareTower(EncoderTower):
 class SmolVLMTower(EncoderTower):
     """SmolVLM's tower: all of SigLIP, then a linear layer over each square of ``scale`` x ``scale`` patches.
 
-    Frames fill the tower's square, so patch i has position i. With the published 27 or 32 patches per side, patch i also has
-    position i in transformers; with 25 patches per side it does not.
+    Frames fill the tower's square, so patch i has position i. transformers computes the same positions for the published 27 or
+    32 patches per side, but not for 25.
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:
