@@ -52,7 +52,7 @@ KNOWN_QUESTIONS = 256
 
 @dataclass(eq=False)
 class SessionMemory:
-    """The part of a session that a snapshot holds, and the reason for ``auto``'s choice of policy.
+    """A session's stream, unfinished chunk, conversations and counters. ``why``: why ``auto`` chose the policy.
 
     ``frames``: the number of frames watched. ``chunks``: the number of chunks appended. ``time_s``: the stream's time at the
     newest frame. ``asked``: the number of questions. ``resumed``: how many of ``frames`` came from a snapshot. ``started``:
@@ -77,7 +77,7 @@ class SessionMemory:
         return (self.frames - self.resumed) / elapsed if elapsed else 0.0
 
     def capture(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """Return a snapshot's header, and views of the session's arrays, which must be copied before the session changes."""
+        """Return a snapshot's header and arrays. The arrays are views; copy them before the session changes."""
         numbers, held = self.stream.state()
         counts, waiting = self.chunk.state()
         turns = {name: list(of) for name, of in self.conversations.turns.items()}
@@ -85,7 +85,7 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore a captured snapshot. Any exception means that the snapshot does not fit and the memory is unusable."""
+        """Restore a captured snapshot. If this fails, the snapshot does not fit and the memory is unusable."""
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]
@@ -97,8 +97,8 @@ class SessionMemory:
 class HeldFrames(NamedTuple):
     """The frames that have tokens in the memory, oldest first, as arrays ``[k]``.
 
-    ``number``: each frame's number, from 0, or the number of each group of frames that the tower merges. ``seconds``: when each
-    frame was seen. ``tokens``: the frame's number of tokens in the layer and KV head that hold the most tokens of the frame.
+    ``number``: each frame's number, from 0. Frames that the tower merges share a number. ``seconds``: when each frame was seen.
+    ``tokens``: how many of the frame's tokens are left, in the layer and KV head with the most.
     """
 
     number: NDArray[np.int64]
@@ -210,27 +210,27 @@ class Session:
         directory to keep snapshots in and to resume from, or a SnapshotWriter, which is closed with the session. ``bgr``:
         whether frames are BGR, as OpenCV reads them, instead of RGB. ``engine``: the backend for a model given by name.
         ``system``: a system prompt that replaces the chat template's. ``text_budget``: the token limits for conversation,
-        question and answer. ``frame_size``: the (height, width) of frames, ``frame.shape[:2]``, for models that keep the aspect
-        ratio (Qwen's). Frames of a different size are resized to ``frame_size``, which is by default the size given at export.
+        question and answer. ``frame_size``: the frames' (height, width), for models that keep the aspect ratio (Qwen's); by
+        default, the size given at export. Frames of a different size are resized.
 
-        ``settings`` is a :class:`~edgevlm.runtime.settings.SessionSettings`; keywords replace its fields. ``policy``: ``name``,
-        ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this session only), or ``auto``, the
-        best policy measured on this model. ``budget``: the number of vision tokens that each layer keeps (|M|), or text like
-        "6k". ``chunk``: the number of frames encoded and appended at once, by default 8. ``reindexing``: when to make the
-        positions of kept rows dense: ``lazy`` when needed, ``eager`` at every compression. ``append``: ``all`` appends every
-        token of each frame; ``changed[:tau=T,refresh=N,present=N]`` appends only tokens that changed since their patch was last
-        appended. With ``present=N``, every question sees the newest N frames whole; N is 1 by default. ``append="auto"`` is
-        ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``: ``all`` encodes every patch of
-        each frame; ``changed[:interval=K,threshold=T]`` encodes the patches that changed since they were last encoded, and
-        every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the bundle has none.
-        ``store_bytes``, ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G".
+        ``settings``: a :class:`~edgevlm.runtime.settings.SessionSettings`. Keyword arguments override its fields. ``policy``:
+        ``name``, ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this session only), or
+        ``auto``, the best policy measured on this model. ``budget``: the number of vision tokens that each layer keeps (|M|),
+        or text like "6k". ``chunk``: the number of frames encoded and appended at once, by default 8. ``reindexing``: when to
+        renumber the kept tokens' positions without gaps: ``lazy`` when needed, ``eager`` at every compression. ``append``:
+        ``all`` appends every token of each frame; ``changed[:tau=T,refresh=N,present=N]`` appends only tokens that changed
+        since their patch was last appended. With ``present=N``, every question sees the newest N frames whole; N is 1 by
+        default. ``append="auto"`` is ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``:
+        ``all`` encodes every patch of each frame; ``changed[:interval=K,threshold=T]`` encodes only patches that changed since
+        they were last encoded, but every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the
+        bundle has none. ``store_bytes``, ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G".
         ``max_question_tokens``: the maximum length of a question and its earlier turns, by default 8192; ignored if
         ``text_budget`` is given. The memory for a long question is allocated when the question is asked.
 
         Raises BundleError for a model that cannot be loaded. Raises UserError for an invalid setting or prompt. Raises
-        UserError unless budget and chunk hold a frame and fit in the model's positions and the free memory. Raises UserError
-        for a ``state`` that cannot be written, is in use or belongs to a different session. Raises UserError for store limits
-        if the policy has no store.
+        UserError if the budget or chunk is too small for a frame, or too large for the model's positions or the free memory.
+        Raises UserError for a ``state`` that cannot be written, is in use or belongs to a different session. Raises UserError
+        for store limits if the policy has no store.
         """
         settings = SessionSettings.checked(settings, **fields)
         writer = SnapshotWriter(state) if isinstance(state, str | Path) else state
@@ -268,10 +268,10 @@ class Session:
     def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
         """Watch one frame, uint8 RGB ``[H, W, 3]``, or a frame from :meth:`prepare`.
 
-        ``timestamp``: when the frame was seen, in seconds of the stream; by default the frame's number, from 0. Frames are
-        encoded and appended ``chunk`` at a time. This method waits while a question is being answered. An interrupted call adds
-        the frame completely or not at all. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest,
-        and after :meth:`close`. Raises UserError if the memory is full and the policy never compresses.
+        ``timestamp``: the frame's time in the stream, in seconds; by default, the frame's number, from 0. Frames are encoded
+        and appended ``chunk`` at a time. This method waits while a question is being answered. An interrupted call adds the
+        frame completely or not at all. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest, and
+        after :meth:`close`. Raises UserError if the memory is full and the policy never compresses.
         """
         pixels = self._pixels(frame)
         if timestamp is not None:
@@ -359,7 +359,7 @@ class Session:
             self._memory.chunks += 1
 
     def _append_pieces(self, *, complete: bool = True) -> None:
-        """Append the chunk's frames. ``complete``: append only the pieces that later frames of the chunk cannot change."""
+        """Append the chunk's frames. ``complete``: append only what later frames of the chunk cannot change."""
         chunk = self._chunk
         try:
             if chunk.taken:
@@ -417,7 +417,7 @@ class Session:
     ) -> Answer:
         """Ask about everything watched so far. Returns an answer at once; print it, or iterate over its growing text.
 
-        A question leaves the memory unchanged; "What a question changes" in docs/guide/asking.md names the one exception.
+        A question does not change the memory, with one exception: see "What a question changes" in docs/guide/asking.md.
         ``question``: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. ``conversation``:
         the name of a conversation, which this turn continues and extends. ``history``: earlier turns (question, answer), oldest
         first, instead of a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget for
@@ -541,7 +541,7 @@ class Session:
         return reason
 
     def _give_way(self) -> None:
-        """Between two pieces of a long question, let other sessions watch frames, and let this session fill its chunk."""
+        """Let sessions watch frames between two pieces of a long question. This session only fills its chunk."""
         self._reading = True
         try:
             self.model.scheduler.give_way(self, lambda task: task.arguments[0] == self._add_frame and self._chunk.has_place)
@@ -549,13 +549,13 @@ class Session:
             self._reading = False
 
     def classify(self, questions: Sequence[tuple[str, Sequence[str]]], *, watch: bool = False) -> list[Classified]:
-        """Return the probability of each choice as the answer to its question, about everything watched so far.
+        """Return how likely each choice is to be the answer to its question. Questions are about everything watched so far.
 
-        ``questions``: pairs of a question and its choices. Each question takes one decoder step and generates no text. Frames
-        of a chunk that is not full are encoded once for all questions. The memory is left unchanged. ``watch``: run after
-        users' questions, in at most WATCH_FRACTION of the model's time. With ``watch``, this method always answers the first
-        question, and skips the others after ROUND_S seconds or when a user's question waits. Raises UserError as :meth:`ask`
-        does, and for choices that start with the same token.
+        ``questions``: pairs of a question and its choices. Each question takes one decoder step and generates no text. An
+        unfinished chunk is encoded once for all questions. The memory does not change. ``watch``: run after users' questions,
+        in at most WATCH_FRACTION of the model's time. With ``watch``, the first question is always answered. The others are
+        skipped after ROUND_S seconds, or when a user's question waits. Raises UserError as :meth:`ask` does, and for choices
+        that start with the same token.
         """
         self._check_open()
         asked = [self._classifier(question, choices) for question, choices in questions]
@@ -621,8 +621,8 @@ class Session:
     def save(self, folder: str | Path) -> None:
         """Write a snapshot of the session to ``folder``; ``Session.open(state=folder)`` continues from it.
 
-        The snapshot replaces older snapshots in ``folder``. Raises UserError if the folder cannot be written or is in use. Also
-        raises UserError for a policy that keeps rows in a store: open that session with ``state`` instead.
+        The snapshot replaces older snapshots in ``folder``. Raises UserError if the folder cannot be written or is in use.
+        Raises UserError if the policy has a store; open that session with ``state`` instead.
         """
         if self.store is not None:
             raise UserError(f"save: {self.policy} keeps rows in a file; open the session with state= instead")
@@ -662,7 +662,7 @@ class Session:
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Return a snapshot's header, copies of the session's arrays, and how long copying blocked the session, in ms.
 
-        Like a question, copying is an urgent task for the scheduler. A closed session can be copied until its memory is freed.
+        Copying is as urgent as a question. A closed session can still be copied, until its memory is freed.
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
@@ -741,7 +741,7 @@ class Session:
 
     @property
     def basis(self) -> str:
-        """A line, possibly empty, on why ``auto`` chose the policy and whether the policy is calibrated or uses presets."""
+        """One line, or nothing: why ``auto`` chose the policy, and whether the policy is calibrated or uses presets."""
         basis = getattr(self._stream.policy, "basis", "")
         return "; ".join(filter(None, [self._memory.why, basis and f"{self.policy}: {basis}"]))
 

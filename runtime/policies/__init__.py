@@ -71,7 +71,7 @@ def create_policy(text: str) -> Policy:
 
 
 def as_policy(policy: str | Policy | type[Policy]) -> Policy:
-    """Return a policy from its name, its class or an instance. Raises UserError if ``policy`` is not a policy."""
+    """Return a policy from its name, its class or an instance. Raises UserError for anything else."""
     if isinstance(policy, str):
         return create_policy(policy)
     if isinstance(policy, type) and issubclass(policy, Policy):

@@ -19,8 +19,8 @@ Int64 = NDArray[np.int64]
 class QueryWindow(Stateful):
     """The queries of the last ``rows`` vision rows, ``[heads, rows, head_dim]`` for each probe layer.
 
-    The queries are kept rotated, with their rows' ``seq`` and ``position``. After re-indexing has moved the rows' keys,
-    :meth:`at` rotates the queries by the same number of positions.
+    Queries are stored rotated to the positions that their rows had when appended. :meth:`at` rotates them to the rows' current
+    positions, which re-indexing may have changed.
     """
 
     state_fields = ("_seq", "_position", "_queries")
@@ -52,10 +52,9 @@ class QueryWindow(Stateful):
             self._queries[layer] = np.concatenate([old, new], 1)[:, -self.rows :]
 
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
-        """Return queries ``[heads, w, head_dim]``, rotated to their rows' current positions, and their ``seq`` ``[w]``.
+        """Return queries ``[heads, w, head_dim]``, rotated to their rows' current positions, and the rows' ``seq`` ``[w]``.
 
-        The queries belong to the newest w rows, which every head of the layer still holds without a gap. Raises ValueError if
-        the layer has no queries.
+        The w rows are newer than any row that a head of the layer has evicted. Raises ValueError if the layer has no queries.
         """
         if layer.index not in self._queries:
             what = f"the window has no queries for layer {layer.index}"
@@ -80,7 +79,7 @@ class QueryWindow(Stateful):
 class SeqScores(Stateful):
     """A table of float64 scores for up to ``capacity`` tokens in each head, looked up by the token's ``seq``.
 
-    ``_seq`` and ``_score`` are ``[heads, capacity]``. The first ``_count`` entries of each head are valid.
+    ``_seq`` and ``_score`` are ``[heads, capacity]``, of which the first ``_count`` entries are in use.
     """
 
     state_fields = ("_seq", "_score", "_count")
@@ -100,7 +99,7 @@ class SeqScores(Stateful):
             )
 
     def get(self, seq: Int64) -> Float64:
-        """Return the score of each token of ``seq`` ``[heads, n]``, in any order; 0 for a token without a score."""
+        """Return the scores of the tokens in ``seq`` ``[heads, n]``, or 0 for a token without a score."""
         out = np.zeros(seq.shape)
         if self._count:
             place = kernels.index_of(seq, self._seq[:, : self._count])
@@ -108,7 +107,7 @@ class SeqScores(Stateful):
         return out
 
     def replace(self, seq: Int64, score: Float64, capacity: int) -> None:
-        """Replace the table's content with the tokens ``seq`` and their scores, ``[heads, n]`` in any order."""
+        """Replace the whole table. ``seq`` and ``score`` are ``[heads, n]``, in any order."""
         if not self._seq.size:
             self._seq, self._score = np.zeros((len(seq), capacity), np.int64), np.zeros((len(seq), capacity))
         self._count = seq.shape[1]

@@ -32,10 +32,9 @@ class Needs:
 
     ``probe_layers``: layers whose queries the policy gets after each vision append. ``guidance``: texts for a forward pass that
     the policy may request before a compression. ``guidance_layers``: layers whose queries and keys the guidance pass returns.
-    ``variant``: the decoder graph to prefill with; with ``per-layer`` the policy chooses the rows to attend to in every layer.
-    ``features``: whether the policy needs each frame's features. ``single_frames``: whether each frame's changes must be
-    appended separately, even if several would fit. ``working_rows``: the number of rows in each layer, in addition to |M_l|,
-    that each call refills.
+    ``variant``: the decoder graph for prefill. In the graph ``per-layer``, the policy chooses which rows each layer attends to.
+    ``features``: whether the policy needs each frame's features. ``single_frames``: append one frame's changes at a time, even
+    if several frames' would fit. ``working_rows``: the number of rows per layer, outside |M_l|, that every call fills again.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -154,12 +153,12 @@ class Policy(Stateful):
 
     @property
     def needs(self) -> Needs:
-        """The data that the policy needs from the session, known once the policy is attached."""
+        """The data that the policy needs from the session. Available after :meth:`attach`."""
         return Needs()
 
     @property
     def layer_budgets(self) -> NDArray[np.int64]:
-        """Each layer's budget |M_l|, ``[layers]``, known once the policy is attached."""
+        """Each layer's budget |M_l|, ``[layers]``. Available after :meth:`attach`."""
         return np.full(self.shape.layers, self.budget, np.int64)
 
     @property
@@ -169,7 +168,7 @@ class Policy(Stateful):
 
     @property
     def max_append(self) -> int:
-        """The largest number of rows to append at once: as many as one compression makes room for, but at least a frame."""
+        """The largest number of rows to append at once: the room that one compression makes, or one frame if that is more."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     @property
@@ -178,7 +177,7 @@ class Policy(Stateful):
         return False
 
     def prepare(self, layers: Sequence[Layer]) -> Any:
-        """Compute data from all layers once per compression. The result is available in each layer as ``layer.prepared``."""
+        """Compute what :meth:`compress` needs to know about all layers. Each layer gets the result as ``layer.prepared``."""
 
     def score(self, layer: Layer) -> NDArray[Any]:
         """Return a score for each row of a layer, ``[kv_heads, n]``. Rows with the highest scores stay; newer rows win ties."""
@@ -237,7 +236,7 @@ class Policy(Stateful):
         return without_lone_text(layer, mask | layer.fixed)
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
-        """Handle vision rows that were just committed. ``appended`` holds the queries of ``needs.probe_layers``."""
+        """Called after vision rows are appended. ``appended`` has the rows' queries in ``needs.probe_layers``."""
 
 
 def problem_of(cls: type[Policy]) -> str:
@@ -313,14 +312,14 @@ class EvictsOnDemand(Policy):
 
 
 def without_lone_text(layer: Layer, keep: Bool) -> Bool:
-    """Return ``keep`` without the text of frames from which no head keeps a vision token."""
+    """Remove from ``keep`` the text of frames that keep no vision token in any head."""
     kind, frame = layer.kind, layer.frame
     text = (kind == Kind.TEXT) & (frame >= 0)
     return keep & ~(text & ~np.isin(frame, frame[keep & (kind == Kind.VISION)])) if text.any() else keep
 
 
 def tokens_of(fraction: float, count: int) -> int:
-    """Return ``floor(fraction * count)``, without losing 1 to a rounding error just below an integer."""
+    """Return ``floor(fraction * count)``, but round up a product that a rounding error put just below an integer."""
     return math.floor(fraction * count + 1e-9)
 
 

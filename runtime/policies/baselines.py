@@ -58,11 +58,11 @@ class SlidingWindow(EvictsOnDemand):
 class SimpleStream(Policy):
     """Keep only the last k frames, or fewer if the budget holds fewer whole frames.
 
-    If only changed tokens are appended, a row stays while one of the last k frames confirms it. Questions attend to the
-    whole newest frame in addition to the memory.
+    If only changed tokens are appended, a token stays while its patch is unchanged in one of the last k frames. Questions also
+    see the whole newest frame.
 
-    Ours: the paper computes the last frames again for each question. A frame in edgevlm keeps its first keys and
-    values, which were computed with the k - 1 frames before it in context.
+    Ours: the paper prefills the last frames again for each question. edgevlm prefills each frame once, after the k - 1 frames
+    before it.
     """
 
     k: int = setting(4, "number of newest frames to keep", at_least=1)
@@ -80,7 +80,7 @@ class SimpleStream(Policy):
         return Needs(single_frames=True)  # a frame attends only to the k - 1 frames before it
 
     def score(self, layer: Layer) -> Float32:
-        """Score rows by the last frame that confirms them. If the changes of k frames exceed the budget, the newest win."""
+        """Prefer rows whose patch was unchanged most recently. This matters only if the changes of k frames exceed the budget."""
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
@@ -154,7 +154,7 @@ class RandomTokens(SteadyTarget):
 
     All layers and heads hold the same tokens. As in reservoir sampling, the tokens with the highest priorities stay. A token's
     priority is a fixed hash of ``seed`` and the token's ``seq``. The hash is a bijection on 64-bit numbers, so there are no
-    ties. The sample's size does not depend on the number of new rows.
+    ties.
     """
 
     seed: int = setting(0, "seed of the hash that gives each token its priority")
@@ -164,7 +164,7 @@ class RandomTokens(SteadyTarget):
     paper: ClassVar[str] = "baseline (reservoir sampling)"
 
     def score(self, layer: Layer) -> Float32:
-        """Return the rank of each token's priority. float32 holds the rank exactly, but not the priority."""
+        """Return each token's rank by priority. A float32 holds the rank exactly, but not the priority."""
         seq = layer.seq
         drawn = priority(seq, mix(mix(np.full(1, self.seed % 2**64, np.uint64))))
         rank = np.empty(seq.shape, np.float32)
@@ -173,7 +173,7 @@ class RandomTokens(SteadyTarget):
 
 
 def priority(seq: NDArray[np.int64], key: UInt64) -> UInt64:
-    """Return the priority of each token. With the same ``key`` no two tokens have the same priority."""
+    """Return the priority of each token. No two tokens have the same priority."""
     return mix(mix(seq.astype(np.uint64)) ^ key)
 
 

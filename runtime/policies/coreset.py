@@ -19,15 +19,15 @@ from edgevlm.runtime.policies.layer import Float32, Int64, Layer, normalized
 class Coreset(OneChoice):
     """Keep the newest token, then repeatedly take the token that differs most from the tokens taken.
 
-    The next token t has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s runs over the tokens taken so far.
-    The vector x_t concatenates token t's un-rotated key of the first layer and its key and value of the deepest layer, for all
-    KV heads. Each part is scaled to length 1, and so is x_t. The number r_t is the squared length of the part of x_t orthogonal
-    to the first ``directions`` tokens taken. The similarity term is a greedy step towards a k-centre; the term with r_t favours
-    a large log-determinant. After ``steps`` tokens, scores are no longer updated and the remaining tokens are taken at once.
-    All layers and heads keep the same tokens; the newest token wins ties.
+    The next token t has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t). s runs over the tokens taken so far. The
+    vector x_t concatenates token t's un-rotated key of the first layer and its key and value of the deepest layer, for all KV
+    heads. Each key and value is scaled to length 1, and then x_t as a whole. r_t is the squared length of the part of x_t
+    orthogonal to the first ``directions`` tokens taken. The similarity term is that of greedy k-centre selection. The term with
+    r_t favours a large log-determinant. After ``steps`` tokens, the rest are taken at once, by their last scores. All layers
+    and heads keep the same tokens; the newest token wins ties.
 
-    Ours: CoRDS published no code; the weights, the choice of layers and the limit on directions are ours. CoRDS always keeps
-    recent tokens. In edgevlm a frame is appended after the tokens to keep are chosen, so questions see the whole newest frame.
+    Ours: CoRDS has published no code, so the weights, the choice of layers and the limit on directions are ours. CoRDS always
+    keeps recent tokens. edgevlm appends the newest frame after choosing which tokens to keep, so questions see the whole frame.
     """
 
     diversity: float = setting(0.3, "weight of the log-determinant term; 0 disables it", at_least=0)
@@ -55,7 +55,7 @@ class Coreset(OneChoice):
 def joint_rows(first: Layer, deepest: Layer, rows: Int64) -> Float32:
     """Return the vectors of ``rows`` of the deepest layer, ``[n, kv_heads * 3 * head_dim]``.
 
-    A key of the first layer depends only on the token itself. It counts as 0 for a token that the first layer no longer holds.
+    A key of the first layer depends only on the token itself. If the first layer has evicted a token, the key is zero.
     """
     at = kernels.index_of(np.ascontiguousarray(deepest.seq[:, rows]), first.seq)[..., None]
     own = np.where(at < 0, np.float32(0), np.take_along_axis(first.keys, np.maximum(at, 0), 1))

@@ -22,8 +22,8 @@ class FirstSeen(OneChoice):
     """Keep the tokens whose neighbourhood was least similar to earlier tokens, measured by the first layer's values.
 
     A token's novelty is 1 - max cos(v_t, v_s) over the held tokens s before t, where v_t concatenates token t's values of all
-    heads. A token's score, fixed at its first compression, is the mean novelty of the new tokens at most ``reach`` places away
-    from it. The tokens with the highest scores stay, the same in all layers; newer tokens win ties.
+    heads. A token's score is the mean novelty of the new tokens at most ``reach`` places away. It is computed once, at the
+    token's first compression. The tokens with the highest scores stay, the same in all layers; newer tokens win ties.
 
     Ours: there is no paper. The first layer's values depend only on the token itself, not on earlier tokens.
     """
@@ -55,7 +55,7 @@ class FirstSeen(OneChoice):
 
 
 def _novelty(values: Float32, new: int) -> Float32:
-    """Return the novelty of the tokens from index ``new`` on. ``values``: ``[kv_heads, n, head_dim]``, oldest first."""
+    """Return the novelty of the tokens ``values[:, new:]``. ``values``: ``[kv_heads, n, head_dim]``, oldest first."""
     joined = values.swapaxes(0, 1).reshape(values.shape[1], -1)
     rows = normalized(joined)
     most = [np.zeros(0, np.float32)]
@@ -68,7 +68,7 @@ def _novelty(values: Float32, new: int) -> Float32:
 
 
 def _mean_around(x: Float32, reach: int) -> Float32:
-    """Return for each number the mean of all numbers at most ``reach`` places away, including itself."""
+    """Return the moving average of ``x``, over ``reach`` numbers on each side."""
     sums, at = np.concatenate([[0.0], np.cumsum(x, dtype=np.float64)]), np.arange(len(x))
     first, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(x))
     mean: Float32 = ((sums[end] - sums[first]) / (end - first)).astype(np.float32)

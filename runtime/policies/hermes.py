@@ -26,9 +26,10 @@ LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next deeper layer,
 class Hermes(FixedTarget):
     """Keep recent tokens in shallow layers, tokens that a guidance prompt attends to in deep layers, and both in middle layers.
 
-    Ours: the cache is compressed before an append. The guidance prompt runs in one causal forward pass, which is rolled back.
-    In eq. 1, dt is a token's rank by age, divided by the largest rank. Tokens are matched across layers by seq, and a layer
-    takes the smoothed scores of the next deeper layer. A deep layer's summary is one row, a running mean that is never evicted.
+    Ours: the cache is compressed before new frames are appended. The guidance prompt runs in one causal forward pass, which is
+    rolled back. In eq. 1, dt is a token's rank by age, divided by the largest rank. Tokens are matched across layers by seq.
+    Smoothing starts at the deepest layer and uses scores that are already smoothed. A deep layer's summary is one row, a
+    running mean that is never evicted.
     """
 
     target: float = setting(
@@ -70,7 +71,7 @@ class Hermes(FixedTarget):
 
     @property
     def max_append(self) -> int:
-        """The largest number of rows to append at once, at least |M| / 4, so that one guidance pass serves several frames."""
+        """The largest number of rows to append at once: at least |M| / 4, so that a guidance pass serves several frames."""
         return max(self.budget // 4, self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     def prepare(self, layers: Sequence[Layer]) -> list[Float64]:
@@ -78,7 +79,7 @@ class Hermes(FixedTarget):
         return self.smooth(layers, [self.score_rows(layer) for layer in layers])
 
     def compress(self, layer: Layer) -> None:
-        """Keep the same rows in all heads. Deep layers with a summary keep one row fewer."""
+        """Keep the same rows in all heads. Deep layers leave one row free for the summary."""
         among, deep = self.competing(layer), self.summary and self.kind_of(layer.index) == 2
         placed = np.zeros((1, len(among)), np.float32)
         placed[0, among] = layer.prepared[layer.index]
@@ -92,7 +93,7 @@ class Hermes(FixedTarget):
             self._merged[layer.index] = 0  # if the next rows fill the budget, there is no room for a summary
 
     def summarise(self, layer: Layer, keep: Bool) -> NewRows:
-        """Return the summary row of all rows of a layer that are not in ``keep``, including the former summary."""
+        """Return a new summary row, which replaces all rows not in ``keep``, including the old summary."""
         weight = np.where(layer.kind[0] == Kind.SUMMARY, float(self._merged[layer.index]), 1.0)
         self._merged[layer.index] = int(weight[~keep].sum())
         return summary_of(layer, ~keep, weight)
@@ -102,7 +103,7 @@ class Hermes(FixedTarget):
         return np.asarray(layer.kind[0] == Kind.VISION)
 
     def smooth(self, layers: Sequence[Layer], scores: Sequence[Float64]) -> list[Float64]:
-        """Smooth scores by eq. 5: a token takes part of its score from the next deeper layer, if that layer holds it."""
+        """Mix each token's score with its score in the next deeper layer (eq. 5), if that layer holds the token."""
         done, seqs = list(scores), [layer.seq[:1, self.competing(layer)] for layer in layers]
         for layer in range(len(done) - 2, -1, -1):
             above, weight = done[layer + 1], LAMBDAS[self.kind_of(layer)]
@@ -112,7 +113,7 @@ class Hermes(FixedTarget):
         return done
 
     def score_rows(self, layer: Layer) -> Float64:
-        """Return the raw importance of competing rows (eqs. 1 to 4). Attention (eq. 2) is summed over queries, not averaged."""
+        """Return competing rows' scores before smoothing (eqs. 1 to 4). Attention (eq. 2) is summed over queries, not averaged."""
         depth, among = self.kind_of(layer.index), self.competing(layer)
         k, omega = self.fading(layer.index)
         if depth == 0:
@@ -129,7 +130,7 @@ class Hermes(FixedTarget):
 
 
 def normalised(score: Float64, added: float = 0.0) -> Float64:
-    """Return a layer's scores less their minimum, divided by their range plus ``added``; zeros if the range is 0 or NaN."""
+    """Subtract the minimum, and divide by the range plus ``added``. Returns zeros if all scores are equal or one is NaN."""
     low, high = score.min(initial=np.inf), score.max(initial=-np.inf)
     return (score - low) / (high - low + added) if high > low else np.zeros_like(score)
 
@@ -142,11 +143,11 @@ def recency(order: Int64, k: float) -> Float64:
 
 
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
-    """Return one row that replaces the rows ``gone`` ``[n]`` of a layer. The layer's heads must all hold the same tokens.
+    """Return one row that replaces a layer's rows ``gone`` ``[n]``. All heads must hold the same tokens.
 
-    The new row has the newest replaced row's ``seq`` and, unless ``position`` sets all axes, that row's position. The key and
-    value are the replaced rows' means, weighted by ``weight`` ``[n]`` (eqs. 10 and 13), with the key rotated to the new
-    position. Raises CacheError if the cache has several axes and no ``pair_axis``.
+    The new row takes its ``seq`` from the newest row in ``gone``, and its position too unless ``position`` is set. Its key and
+    value are means weighted by ``weight`` ``[n]`` (eqs. 10 and 13). Keys are first rotated to the new position. Raises
+    CacheError if the cache has several axes and no ``pair_axis``.
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:

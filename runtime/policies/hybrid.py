@@ -33,12 +33,12 @@ class ClusterIndex(Stateful):
     cosine is below ``tau``, the token starts a new cluster. If the index is full, the two most similar clusters merge first,
     and ``tau`` is lowered to the cosine of these two clusters.
 
-    A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Because a mean is
-    rounded to codes, it stops changing after a few dozen tokens. A run is a set of blocks, one per layer, with the same tokens.
-    ``sketch`` ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. ``runs`` ``[capacity, 2]``: the first
-    block numbers of each cluster's two newest runs, older run first; -1 for no run. ``rows`` ``[capacity, 2]``: each run's
-    number of tokens. ``near`` ``[capacity]``: each cluster's highest cosine with another cluster. ``nearest`` ``[capacity]``:
-    the number of the most similar cluster.
+    A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Rounding to codes
+    freezes a mean after a few dozen tokens. A run is a set of blocks, one per layer, with the same tokens. ``sketch``
+    ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. ``runs`` ``[capacity, 2]``: the first block numbers
+    of each cluster's two newest runs, older run first; -1 for no run. ``rows`` ``[capacity, 2]``: each run's number of tokens.
+    ``near`` ``[capacity]``: each cluster's highest cosine with another cluster. ``nearest`` ``[capacity]``: that other
+    cluster's number.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
@@ -65,7 +65,7 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Cluster tokens by keys of the deepest layer, ``[n, width]``; return each token's cluster and the blocks to drop."""
+        """Add tokens with these keys of the deepest layer, ``[n, width]``. Return each token's cluster, and the blocks to drop."""
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
         unit = np.zeros(self.codes.shape, np.float32)  # the means, scaled to length 1
         unit[: self.clusters] = normalized(self.means())
@@ -91,7 +91,7 @@ class ClusterIndex(Stateful):
         return joined, dropped
 
     def drop_run(self, number: int) -> list[int]:
-        """Remove the run of a lost block, and return the numbers of the run's blocks in all layers."""
+        """Remove the run that a lost block belongs to. Return the numbers of the run's blocks, one per layer."""
         first = self.runs
         at = (first >= 0) & (first <= number) & (number < first + self._layers)
         gone = [block for start in first[at].tolist() for block in range(start, start + self._layers)]
@@ -187,8 +187,8 @@ class KeySketches(Stateful):
         """Centre and scale the deepest layer's keys ``[kv_heads, n, head_dim]`` per channel. Returns float32 ``[n, width +
         1]``.
 
-        The last channel is a constant, roughly the norm of the other channels. Without the constant channel, keys near the mean
-        would point in random directions and not be similar. Raw keys share a large mean, so their cosines would all be near 1.
+        The last channel is a constant, roughly the norm of the others. Without this channel, keys near the mean would look
+        dissimilar, because their directions are random. Raw keys share a large mean, so their cosines would all be near 1.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))
@@ -200,7 +200,7 @@ class KeySketches(Stateful):
         return np.moveaxis(bits, 2, 0).reshape(keys.shape[2], -1)
 
     def logits(self, sketches: NDArray[np.uint8], layer: int, head: int, query: Float32) -> Float32:
-        """Return the approximate q . k, up to a constant per query, ``[S, n]``. ``query``: un-rotated, ``[S, head_dim]``."""
+        """Estimate q . k from sketches, ``[S, n]``, up to a constant per query. ``query``: un-rotated, ``[S, head_dim]``."""
         layers, heads, slow = *self.middle.shape[:2], len(self._slow)
         bits = np.unpackbits(sketches.reshape(len(sketches), layers, heads, 2, -1)[:, layer, head], axis=-1, count=slow)
         sign, large = bits.swapaxes(0, 1).astype(np.float32)
@@ -214,7 +214,7 @@ class Hybrid(QuestionRetrieval):
     """Evict like ``last-seen``, store the newest evicted tokens of each cluster, and fetch the best clusters for a question.
 
     For a question, each layer and KV head fetches the clusters c with the largest softmax_c(q . k_c / sqrt(D)), summed over the
-    KV head's query heads. Here q is from the question's last row, and k_c is the sketch of the cluster's newest key.
+    KV head's query heads. Here q is the query of the question's last token, and k_c the sketch of the cluster's newest key.
 
     Ours: there is no paper.
     """
@@ -268,7 +268,7 @@ class Hybrid(QuestionRetrieval):
         return range(0)
 
     def forget_lost(self) -> None:
-        """Remove every run with a lost block from all layers."""
+        """Remove runs that have lost a block, in all layers."""
         for number in self.store.lost():
             self.store.drop(self._clusters.drop_run(number))
             self.lost += 1

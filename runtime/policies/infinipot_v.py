@@ -21,10 +21,10 @@ WINDOWS = (7, 5, 3, 1)
 class InfiniPotV(FixedTarget):
     """Keep the r newest frames, the least redundant past tokens (TaR), and other tokens with large value norms (VaN).
 
-    Ours: keys are compared un-rotated, so a token's position does not affect similarity. Tokens keep their frame and patch
-    after every compression; the authors' code reshapes the remaining tokens into pseudo-frames. A past token whose patch is in
-    no recent frame counts as least redundant. VaN's mean over neighbouring patches skips missing patches. Recent frames stay,
-    as in Alg. 1; Alg. 2 does not mention them.
+    Ours: keys are compared un-rotated, so a token's position does not affect similarity. Tokens keep their frame and patch; the
+    authors' code regroups the remaining tokens into pseudo-frames. A past token counts as least redundant if no recent frame
+    has its patch. VaN's mean over neighbouring patches skips missing patches. Recent frames stay, as in Alg. 1; Alg. 2 does not
+    mention them.
     """
 
     alpha: float = setting(0.5, "fraction of |C| for recent frames and the tokens selected by TaR", at_least=0, at_most=1)
@@ -67,7 +67,7 @@ class InfiniPotV(FixedTarget):
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
     def prepare(self, layers: Sequence[Layer]) -> list[Bool] | list[tuple[Float32, Float32]] | None:
-        """Return each layer's mask of rows to keep if one kernel call can choose the rows, else its scores for TaR and VaN."""
+        """Return each layer's mask of rows to keep or, if one kernel call cannot choose the rows, its scores for TaR and VaN."""
         due = [layer for layer in layers if int(layer.free[0].sum()) > layer.target]
         targets, recent_rows, cache = {layer.target for layer in due}, self._recent_rows, layers[0].cache
         if all(recent_rows > target for target in targets):
@@ -100,7 +100,7 @@ class InfiniPotV(FixedTarget):
         return self.recent_frames * self.shape.tokens_per_frame
 
     def _recent(self, layer: Layer) -> Bool:
-        """Return the rows of the recent frames or, if only changed tokens are appended, the newest ``_recent_rows`` rows."""
+        """Return a mask of the recent frames' rows: the newest ``_recent_rows`` rows, if only changed tokens are appended."""
         if self.shape.thinned:
             return layer.newest(self._recent_rows, vision_of(layer))
         return kernels.newest_frames(layer.frame, vision_of(layer), self.recent_frames)
@@ -113,7 +113,7 @@ class InfiniPotV(FixedTarget):
         return WINDOWS[4 * layer // self.shape.layers]
 
     def _window(self, layer: int, norms: Float32) -> int:
-        """Return a layer's pooling window by Alg. 2, lines 16 to 21, or the preset for its depth."""
+        """Return the width of VaN's pooling window in a layer (Alg. 2, lines 16 to 21), or the preset for the layer's depth."""
         if not self.thresholds:
             return self._preset(layer)
         return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]

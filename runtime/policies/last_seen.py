@@ -25,7 +25,7 @@ class OneChoice(SteadyTarget):
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
-        """Return the scores and ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty dict to cache masks in."""
+        """Return the scores and ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty cache of masks."""
         return self.worth(layers), layers[self.ranks].seq, {}
 
     def compress(self, layer: Layer) -> None:
@@ -45,8 +45,8 @@ class OneChoice(SteadyTarget):
 class LastSeen(OneChoice):
     """Keep the tokens that are least similar to any later token, measured by the deepest layer's keys.
 
-    A token's likeness is max cos(k_t, k_s) over the tokens s after t, computed with un-rotated keys and averaged over heads; -1
-    for the newest token. A later token counts even after its eviction. The tokens with the lowest likeness stay in all layers.
+    A token's likeness is max cos(k_t, k_s) over the later tokens s, averaged over heads; -1 for the newest token. Keys are
+    compared un-rotated. Later tokens count even after they are evicted. The tokens with the lowest likeness stay in all layers.
 
     Ours: there is no paper.
     """

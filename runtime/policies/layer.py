@@ -76,8 +76,8 @@ class Layer:
     always the same tokens. Arrays are ``[kv_heads, n]`` unless stated otherwise, and are read-only views of the memory where
     possible.
 
-    ``index``: the layer's number, from 0. ``target``: how many ``free`` rows each head keeps. ``cache``: the cache of all
-    layers.
+    ``index``: the layer's number, from 0. ``target``: how many of its ``free`` rows each head must keep. ``cache``: the cache
+    of all layers.
     """
 
     def __init__(self, cache: KVCache, index: int, target: int = 0, shared: Compression | None = None) -> None:
@@ -165,7 +165,7 @@ class Layer:
         return self._shared.prepared
 
     def top(self, score: NDArray[Any], count: int, among: Bool | None = None) -> Bool:
-        """Return a mask of each head's ``count`` rows with the highest scores, out of the mask ``among`` (by default ``free``).
+        """Return a mask of each head's ``count`` best rows by ``score``, chosen from ``among`` (by default, ``free``).
 
         Newer rows win ties.
         """
@@ -173,7 +173,7 @@ class Layer:
         return kernels.top_k(np.ascontiguousarray(score, np.float32), self.seq, which, count)
 
     def newest(self, count: int, among: Bool | None = None) -> Bool:
-        """Return a mask of each head's ``count`` newest rows, out of the mask ``among`` (by default ``free``)."""
+        """Return a mask of each head's ``count`` newest rows, chosen from ``among`` (by default, ``free``)."""
         seq = self.seq
         age = (seq - seq.max(initial=0)).astype(np.float32)  # seq decides if float32 rounds two ages to a tie
         return self.top(age, count, among)
@@ -181,10 +181,10 @@ class Layer:
     def attention_of(self, *asked: str | Queries | Float32, seq: Int64 | None = None) -> Float32:
         """Return the attention that each row receives, summed over the query rows and over the query heads of a KV head.
 
-        ``asked``: texts of the policy's ``needs.guidance``, a :class:`~edgevlm.runtime.policies.attention.QueryWindow`, or
+        ``asked``: texts from the policy's ``needs.guidance``, a :class:`~edgevlm.runtime.policies.attention.QueryWindow`, or
         rotated queries ``[heads, m, head_dim]``. ``seq``: the places ``[m]`` of rotated queries in the stream. A text attends
-        as if it had been appended to the memory. A query attends to rows whose ``seq`` is not above its own. Raises ValueError
-        for a text or a layer that ``needs`` does not name.
+        as if it came right after the stream. A query attends to rows whose ``seq`` is not above its own. Raises ValueError for
+        a text or a layer that ``needs`` does not name.
         """
         first, cache = asked[0], self.cache
         own: Any = (None, None)
@@ -200,7 +200,7 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` up to the last of these texts."""
+        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of all texts up to the last asked."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise ValueError(f"attention_of: text {unknown[0]!r} is not in needs.guidance; add it")
@@ -223,11 +223,10 @@ class Layer:
     def merge(self, gone: Bool, into: NDArray[np.integer], weight: NDArray[np.floating] | float = 1.0) -> None:
         """Merge the rows ``gone`` into rows that stay, and keep all other rows.
 
-        ``into``: ``[kv_heads, n]``, the row of the same head that each row is merged into. ``weight``: ``[kv_heads, n]``, the
-        number of tokens that each row represents. A row that others are merged into gets the weighted mean of the merged keys
-        and values; its other data does not change. Keys are averaged un-rotated, then rotated to the position of the row that
-        stays. Raises ValueError if ``into`` names a row that leaves or is fixed, or if the weights of merged rows add up to 0
-        or less.
+        ``into``: ``[kv_heads, n]``, the index, in the same head, of the row that each row is merged into. ``weight``:
+        ``[kv_heads, n]``, the number of tokens that each row represents. The row that stays gets the weighted mean of the keys
+        and values, and keeps its other data. Keys are averaged un-rotated, then rotated to that row's position. Raises
+        ValueError if ``into`` names a fixed row or one in ``gone``, or if the weights of merged rows add up to 0 or less.
         """
         weights, keys, values = (
             np.broadcast_to(np.asarray(weight, np.float32), gone.shape),
@@ -275,7 +274,7 @@ class Layer:
         return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
 
     def _stored(self, part: str, rows: Float32, changed: Bool) -> NDArray:
-        """Return the cache's keys or values as stored, with the ``changed`` rows taken from ``rows``."""
+        """Return all keys or values in the cache's dtype, with the ``changed`` rows replaced by those in ``rows``."""
         cache = self.cache
         key = part == "key"
         stored = np.array(cache.key(self.index) if key else cache.value(self.index))
