@@ -97,7 +97,7 @@ class CudaCache(KVCache):
         return self.kernels.value_norms(self.value(layer))
 
     def table(self, layers: Sequence[int], lengths: Sequence[int]) -> NDArray:
-        """Return a table with a row per layer for kernels to read; its dtype is :data:`edgevlm.runtime.cuda.calls.LAYER`."""
+        """Return a table that describes each layer to the kernels, of dtype :data:`edgevlm.runtime.cuda.calls.LAYER`."""
         table = np.zeros(len(layers), calls.LAYER)
         for row, layer in zip(table, layers, strict=True):
             row["key"], row["value"], row["norm"] = self.address[layer]

@@ -1,4 +1,4 @@
-"""Call edgevlm's CUDA kernels: fill their structs, and the arrays in device memory that the structs point to."""
+"""Call edgevlm's CUDA kernels, whose arguments are structs that point to arrays in device memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def named(kernel: str, dtype: np.dtype) -> str:
 
 
 def blocks(rows: int, lanes: int = 1) -> int:
-    """Return the number of thread blocks (at least one) for ``rows`` rows with ``lanes`` lanes each."""
+    """Return the number of thread blocks for ``rows`` rows with ``lanes`` threads each, at least 1."""
     return max(1, -(-rows * lanes // THREADS))
 
 
@@ -83,7 +83,7 @@ def slots_for(rows: int) -> int:
 def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
     """Return how far each rotary pair turns in one step, in units of 2^-64 of a full turn, uint64 ``[pairs]``.
 
-    Integer overflow drops whole turns, so the product with any number of steps is exact.
+    Whole turns overflow, so multiplying the result by a number of steps is exact.
     """
     full = 1 << 64
     return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)
@@ -141,11 +141,10 @@ def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
 
 
 class KernelCall:
-    """A kernel call over layers of a cache, for all heads at once.
+    """A kernel call for some layers of a cache and all their heads.
 
-    Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so a
-    single copy sends all inputs. Arrays to clear are adjacent, so a single call clears all of these arrays. ``lengths``: each
-    layer's number of rows, by default the cache's.
+    Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so one
+    copy sends them all. Arrays to clear are adjacent too. ``lengths``: each layer's number of rows, by default the cache's.
     """
 
     def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: Sequence[int] | None = None) -> None:
@@ -174,7 +173,7 @@ class KernelCall:
         self.put(name, *masks)
 
     def turns(self) -> None:
-        """Declare the inputs that a struct's field ``how`` points to: each rotary pair's turn per position, and its axis."""
+        """Declare the inputs for a struct's field ``how``: each rotary pair's turn per position, and its axis."""
         axis = np.zeros(len(self.cache.inv_freq), np.uint8) if self.cache.pair_axis is None else self.cache.pair_axis
         self.put("turns", turns_of(*self.cache.inv_freq.tolist()))
         self.put("axis", np.ascontiguousarray(axis))
@@ -197,7 +196,7 @@ class KernelCall:
         self._cleared = sum(sizes[name] for name in self._zeroed)
 
     def send(self) -> None:
-        """Copy the inputs to the device, and clear the arrays that start as zero."""
+        """Copy the inputs to the device, and clear the arrays that were declared with ``zero``."""
         if not self._address:
             self.lay_out()
         host, driver = self._host(self._sent), self.kernels.driver
@@ -214,7 +213,7 @@ class KernelCall:
         return self._address[name]
 
     def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
-        """Return a kernel's struct, filled with ``others`` and with the addresses of the arrays whose names match its fields.
+        """Return a kernel's struct. Each field gets the address of the array with its name, or a value from ``others``.
 
         ``turned``: whether the kernel rotates the keys.
         """
@@ -230,7 +229,7 @@ class KernelCall:
     def launch(self, name: str, arguments: Any, *, of_rows: bool = False, over: int | None = None) -> None:
         """Launch a kernel over every layer and head, by default with one thread per row.
 
-        ``of_rows``: whether a group of threads handles each row. ``over``: the number of thread blocks for each layer and head.
+        ``of_rows``: use a group of threads per row. ``over``: the number of thread blocks for each layer and head.
         """
         longest = max(self.lengths, default=0)
         across = blocks(longest, arguments.rows.lanes) if of_rows else over or blocks(longest)

@@ -66,7 +66,7 @@ class EarlyVariance(Stateful):
     def thresholds(self, small: float, large: float) -> Thresholds:
         """Return the maximum variance of small and of large clusters (eq. 5), and the minimum size of a cluster that may split.
 
-        ``small``, ``large``: multiples of the mean variance. Returns NEVER until ``rows`` rows have been added.
+        The variances are ``small`` and ``large`` times the early variance. Returns NEVER until ``rows`` rows have been added.
         """
         if self.seen < self.rows:
             return NEVER
@@ -95,9 +95,9 @@ def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
 
 
 def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
-    """Return the mean and variance of the union of clusters with means ``[m, width]``, variances ``[m]`` and sizes ``[m]``.
+    """Return the mean and variance of m clusters joined into one. ``mean``: ``[m, width]``. ``variance``, ``size``: ``[m]``.
 
-    The pooled mean is exact. The pooled variance is approximate: it adds each cluster mean's distance from the new mean.
+    The new mean is exact. The new variance is approximate: each cluster's distance from the new mean is added to its variance.
     """
     weight = size / size.sum()
     joint = weight @ mean
@@ -125,7 +125,7 @@ def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
 
 
 def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: int) -> list[tuple[int, int]]:
-    """Return up to ``count`` disjoint pairs of rows with the same label, as (lower, higher) indices, most similar first."""
+    """Return up to ``count`` pairs (lower, higher) of rows with the same label, most similar first. Pairs share no row."""
     similar = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
     pairs: list[tuple[int, int]] = []
     used = np.zeros(len(unit), np.bool_)
@@ -140,10 +140,10 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 
 
 class Partitions(Stateful):
-    """A set of up to ``slots`` partitions. A partition is a cluster of frames with similar pooled features ``[width]``.
+    """Up to ``slots`` partitions, which are clusters of frames with similar pooled features ``[width]``.
 
-    A partition is never split, because a split would fetch all rows of the partition's frames. If no slot is free, the two most
-    similar partitions merge. ``small``, ``large``: thresholds, as multiples of the early variance.
+    Partitions are never split: a split would have to fetch all rows of the frames. If no slot is free, the two most similar
+    partitions merge. ``small``, ``large``: thresholds, as multiples of the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -196,7 +196,7 @@ class Partitions(Stateful):
 
 
 class MosaicClusters(Stateful):
-    """The clusters of each layer and KV head, in ``slots`` slots. Rows join clusters, which split and merge (Alg. 1).
+    """Up to ``slots`` clusters in each layer and KV head. Rows join clusters, and clusters split and merge (Alg. 1).
 
     ``key``, ``value``: the means of the members' un-rotated keys and of their values (eq. 1). ``variance``: the members'
     variance (eq. 2). ``size``: the number of members ever added. ``partition``: the partition of the members' frames, -1 for a
@@ -277,7 +277,7 @@ class MosaicClusters(Stateful):
         self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _over(self, at: At, row: Block, key: Float32) -> None:
-        """Split a cluster above its threshold or, if it is not all in host memory, let the row wait (Alg. 1, lines 3 to 10)."""
+        """Split a cluster above its threshold. If not all of it is in host memory, let the row wait (Alg. 1, lines 3 to 10)."""
         layer, head, slot = at
         blocks = self.pages.block_ids(layer, head, [slot, *self.waiting(*at).tolist()])
         if all(map(self._store.resident, blocks)):
@@ -314,7 +314,7 @@ class MosaicClusters(Stateful):
         return np.flatnonzero(self.parent[layer, head] == slot)
 
     def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
-        """Fetch a cluster, add the clusters and the row waiting for it, and split the union in two (Alg. 1, lines 12 to 17)."""
+        """Split a cluster in two, with the row and the clusters that wait to join it (Alg. 1, lines 12 to 17)."""
         family, partition = [slot, *self.waiting(layer, head, slot).tolist()], int(self.partition[layer, head, slot])
         found = self.pages.take_out(self._store, layer, head, family) + ([newcomer] if newcomer else [])
         for gone in family:
@@ -392,10 +392,11 @@ class MosaicClusters(Stateful):
         return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
-        """Return slots, best first, whose clusters hold ``rows`` offloaded rows. ``query``: one head's, un-rotated, ``[r, D]``.
+        """Choose clusters that hold ``rows`` rows. Return their slots, best first. ``query``: one head's, un-rotated, ``[r,
+        D]``.
 
-        ``partitions``: search only this many partitions, whose mean keys the query attends to most; lower numbers win ties. A
-        cluster of one row is skipped, because its representative is that row. Newer clusters win ties.
+        ``partitions``: search only this many partitions, those whose mean keys get the most attention; lower numbers win ties.
+        Clusters of one row are skipped: their representative is that row. Newer clusters win ties.
         """
         live = self.live(layer, head)
         if not len(live):
@@ -430,9 +431,9 @@ class Mosaic(Retrieval):
     the newest tokens, the index, and a working set for representatives and fetched clusters.
 
     Ours: partitions are not split; a frame that would push a partition over its threshold starts a new one. A query has no
-    image features, so partitions are ranked by the query's attention to the partitions' mean keys. Keys are compared
-    un-rotated. The index has a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working
-    set, its newest rows and an even sample of its other rows are fetched.
+    image features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. The
+    index has a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working set, its newest
+    rows and an even sample of its other rows are fetched.
     """
 
     partitions: int = setting(8, "number of partitions that a query searches, per layer and KV head", at_least=1)

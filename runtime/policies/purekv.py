@@ -71,7 +71,7 @@ class PureKV(EvictsOnDemand):
         self._queries.add(appended)
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[int, list[Float32]]:
-        """Return the number of newest rows whose queries are used, and the importance of every row to these queries."""
+        """Return how many of the newest rows' queries count, and how important each row is to these queries."""
         first_frame = self.shape.tokens_per_frame if self.needs.keeps_first_frame else 0
         recent = min(self.window, max(0, self.budget - layers[0].coming - first_frame) // 2)
         return recent, self.importance(layers, recent)
@@ -83,8 +83,8 @@ class PureKV(EvictsOnDemand):
         layer.keep(newest | layer.top(importance[layer.index], rest, layer.free & ~newest))
 
     def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
-        """Return each row's score times its value norm, ``[kv_heads, n]`` per layer. The ``window`` newest queries give the
-        scores.
+        """Return each row's score times its value norm, ``[kv_heads, n]`` per layer. Scores come from the ``window`` newest
+        queries.
 
         Up to the CLIE layer, eqs. 1 and 2 give the score. Above the CLIE layer, a token takes its score from the same KV
         head of the CLIE layer (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last score, or 0 if it was

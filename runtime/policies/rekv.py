@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class FrameIndex(Stateful):
     """An index of up to ``capacity`` entries per layer, in temporal order, with ``entry_bytes`` bytes per entry.
 
-    An entry covers the frames ``[first, end)``. ``held``: how many of these frames are not lost. ``mean`` ``[width]``: the mean
-    of the frames' mean keys. ``cost``: Ward's cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a
-    and b frames. When a layer is full, the two neighbouring entries with the lowest cost merge; the oldest win ties.
+    An entry covers the frames ``[first, end)``. ``held``: how many of these frames are still stored. ``mean`` ``[width]``: the
+    mean of the frames' mean keys. ``cost``: Ward's cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2
+    for a and b frames. When a layer is full, the two neighbours with the lowest cost merge; the oldest pair wins ties.
     """
 
     PARTS = ("mean", "first", "end", "held", "cost")
@@ -54,7 +54,7 @@ class FrameIndex(Stateful):
         self._update_cost(layer, at - 1)
 
     def add_to_last(self, layer: int, mean: Float32, fraction: float) -> None:
-        """Add rows to the newest frame. ``mean``: the new rows' mean key. ``fraction``: their share of the frame's rows."""
+        """Add rows to the newest frame. ``mean``: the new rows' mean key. ``fraction``: the new rows' share of the frame."""
         at = int(self.entries[layer]) - 1
         if at >= 0:
             self.mean[layer, at] += np.float32(fraction / self.held[layer, at]) * (mean - self.mean[layer, at])
@@ -117,10 +117,10 @@ class ReKV(QuestionRetrieval):
     """Fetch, in each layer, the frames whose mean key has the largest dot product with the question's mean query.
 
     A frame's score is the sum over heads h of (mean of q_{h,i} over the question's rows i) . (mean of k_{h,j} over the frame's
-    tokens j), both un-rotated. All heads of a layer fetch the same frames. Frames themselves attend only to the window.
+    tokens j), both un-rotated. All heads of a layer fetch the same frames. New frames attend only to the window.
 
     Ours: the window, the index and the working set share one budget. The index has a fixed size; when it is full, neighbouring
-    entries merge. The mean query covers the entire prompt, not only the question's words.
+    entries merge. The mean query covers the whole prompt, not only the question.
     """
 
     frames: int = setting(64, "maximum number of frames that a question fetches per layer", at_least=1)

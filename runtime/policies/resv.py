@@ -29,13 +29,13 @@ SPREAD = 32  # standard deviation of the hyperplanes' components, stored as int8
 
 
 class HashClusters(Stateful):
-    """The clusters of keys, in ``slots`` slots per layer and KV head. Between calls, one of the slots is always free.
+    """Up to ``slots`` clusters of keys in each layer and KV head. Between calls, at least one slot is free.
 
-    A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots are open. ``key``: the mean of
-    each cluster's keys, ``[layers, kv_heads, slots, head_dim]``. ``bits``: the mean key's hash, uint32; bit p is set if the dot
-    product with hyperplane p is above 0. ``count``: each cluster's number of tokens; 0 for a free slot. ``position``: the mean
-    position of each cluster's tokens, ``[..., axes]``. ``planes``: the hyperplanes, int8 ``[kv_heads, head_dim, 32]``, rounded
-    normal random numbers.
+    A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots hold open clusters. ``key``:
+    the mean of each cluster's keys, ``[layers, kv_heads, slots, head_dim]``. ``bits``: the mean key's hash, uint32; bit p is
+    set if the dot product with hyperplane p is above 0. ``count``: each cluster's number of tokens; 0 for a free slot.
+    ``position``: the mean position of each cluster's tokens, ``[..., axes]``. ``planes``: the hyperplanes, int8 ``[kv_heads,
+    head_dim, 32]``, rounded normal random numbers.
     """
 
     state_fields = ("key", "bits", "count", "open", "position", "planes")
@@ -64,27 +64,27 @@ class HashClusters(Stateful):
         """Add tokens one by one, each to the nearest open cluster within ``distance`` bits or to a new cluster.
 
         ``keys``: rotated, ``[kv_heads, n, head_dim]``. ``positions``: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a
-        new cluster takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``, the moves and merges of sealed
-        clusters as in :meth:`seal`, and the number of tokens that joined beyond ``distance``. Tokens join beyond ``distance``
-        if half of the slots are open.
+        new cluster takes the lowest free slot. Once half of the slots hold open clusters, tokens join the nearest at any
+        distance. Returns each token's slot ``[kv_heads, n]``, the two results of :meth:`seal`, and the number of tokens that
+        joined beyond ``distance``.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
     def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> tuple[Int32, int]:
-        """Seal the leaving rows of each open cluster as a separate cluster, and compute the open cluster's mean again.
+        """Move each open cluster's leaving rows to a new, sealed cluster, and update the open cluster's mean.
 
-        All arrays are ``[kv_heads, n, ...]``. ``slot``: each row's cluster, -1 for none. Returns the array ``home`` and the
-        number of clusters that joined another cluster because no slot was free. ``home`` ``[kv_heads, 2 * slots]`` holds slot
-        numbers; -1 means no cluster. ``home[h, s]`` is the new slot of the sealed cluster that was in slot s. ``home[h, slots +
-        s]`` is the slot of the cluster just sealed from open cluster s.
+        All arrays are ``[kv_heads, n, ...]``. ``slot``: each row's cluster, -1 for none. Returns ``home`` ``[kv_heads, 2 *
+        slots]``, and the number of clusters that were merged because no slot was free. ``home[h, s]`` is the new slot of the
+        sealed cluster that was in slot s. ``home[h, slots + s]`` is the slot of the rows that left open cluster s. -1 means no
+        cluster.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
     def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
-        """Return the clusters that the rows of ``query`` choose by WiCSum (eqs. 1 to 3), for each KV head.
+        """Let each row of ``query`` choose clusters by WiCSum (eqs. 1 to 3).
 
-        ``query``: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score in the
-        rows that choose it, or -1 if no row chooses it. ``fraction``: the part of a row's total to exceed.
+        ``query``: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score among the
+        rows that choose it, or -1 if no row does. ``fraction``: the part of a row's total that its clusters must exceed.
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
@@ -147,11 +147,11 @@ class ReSV(Retrieval):
 
     Bit p of a key's hash is 1 if the key's dot product with hyperplane p is positive. A token joins the nearest open cluster
     within a Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of the
-    score softmax(q K_cluster^T / sqrt D). A row stops once the sum of score times token count exceeds a fraction of its total.
+    score softmax(q K_cluster^T / sqrt D), until the sum of score times token count exceeds a fraction of its total.
 
-    Ours: a layer's own query chooses its clusters. A score is a softmax, because raw dot products may be negative. The window's
-    clusters count in a row's total but are not fetched, because the window is always attended to. A KV head fetches all
-    clusters that the rows of its query heads choose. Rows that leave the window become separate clusters.
+    Ours: each layer chooses its clusters with its own query. A score is a softmax, because raw dot products may be negative.
+    Clusters in the window count towards a row's total but are not fetched, because every call attends to the window. A KV head
+    fetches all clusters that the rows of its query heads choose. Rows that leave the window become separate clusters.
     """
 
     distance: int = setting(7, "maximum Hamming distance from a token to its cluster, in bits; Th_hp - 1", at_least=0)
@@ -240,7 +240,7 @@ class ReSV(Retrieval):
         return rotate(keys, self._middle - positions, self.cache.inv_freq, self.cache.pair_axis)
 
     def _settle(self, layer: int, moved: Int32, merged: int, new: Block | None = None, home: Int32 | None = None) -> None:
-        """Update the store after a call has changed the clusters of a layer.
+        """Apply a layer's cluster changes to the store.
 
         ``new``: the rows just sealed, grouped by cluster. ``home``: the cluster slot of each row of ``new``, ``[kv_heads, m]``.
         """
@@ -280,7 +280,7 @@ class ReSV(Retrieval):
             self.store.prefetch([number for of_head in self.selection(layer, query)[0] for number in of_head])
 
     def selection(self, layer: int, query: Float32) -> tuple[list[list[int]], int]:
-        """Return each KV head's blocks chosen by WiCSum, best first, and how many rows the working set cannot hold."""
+        """Return the blocks that each KV head chooses, best first, and how many rows do not fit in the working set."""
         best, opened = self.clusters.choose(layer, query, self.threshold), self.clusters.open[layer]
         blocks, truncated = [], 0
         for head, of_head in enumerate(best):
@@ -293,7 +293,7 @@ class ReSV(Retrieval):
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
-    """Return float32 positions ``[kv_heads, n, axes]``; with three axes, the patch's row and column are subtracted."""
+    """Return positions as float32 ``[kv_heads, n, axes]``. If there are three axes, subtract the patch's row and column."""
     position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
         position[..., 1] -= cache.row(layer)

@@ -35,7 +35,7 @@ Chosen = Sequence[Sequence[int]]
 
 @dataclass
 class Retrieval(Policy, ABC):
-    """A policy with a store. Subclasses define how rows that leave the window become blocks, and which blocks a query fetches.
+    """A policy with a store. Subclasses turn rows that leave the window into blocks, and choose which blocks a query fetches.
 
     Subclasses create their index in :meth:`open`, and add it to ``state_fields``.
     """
@@ -101,7 +101,7 @@ class Retrieval(Policy, ABC):
         self.arena.after_append(layers, appended)
 
     def compacted(self) -> None:
-        """Handle the new positions of rows after a re-indexing."""
+        """Called after a re-indexing has changed the rows' positions."""
         self.working.contiguous = True
         self.working.forget()
 
@@ -119,7 +119,7 @@ class Retrieval(Policy, ABC):
         return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
     def always(self, layer: int) -> Sequence[Block]:
-        """Return the rows that every call attends to in the working set, as one block per KV head."""
+        """Return rows that every call attends to, besides the window and the chosen blocks, as one block per KV head."""
         return []
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Retrieval(Policy, ABC):
         """
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        """Prefetch blocks for ``layer``, chosen by the previous layer's query, while the previous layer computes."""
+        """Prefetch the blocks that ``layer`` will probably choose. ``query``: the previous layer's."""
 
     def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
         """Choose and fetch blocks, and return how many rows of the working set each KV head attends to, ``[kv_heads]``."""
@@ -172,7 +172,7 @@ class Retrieval(Policy, ABC):
 
 @dataclass
 class QuestionRetrieval(Retrieval):
-    """A policy that retrieves for questions only. An answer uses its question's blocks; frames attend only to the window.
+    """A policy that fetches blocks only for questions. The answer uses the same blocks. New frames attend only to the window.
 
     Subclasses store rows that have left every layer, and rank blocks for a question.
     """

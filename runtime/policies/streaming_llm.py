@@ -14,7 +14,7 @@ class StreamingLLM(EvictsOnDemand):
     """Keep the stream's first vision tokens as attention sinks, and a window of the newest tokens.
 
     Ours: the paper's sinks are the first text tokens, which are in the prefix and always stay. In edgevlm the first vision
-    tokens are also sinks. A row's position is its position in the session, not its index in the cache.
+    tokens are also sinks. Positions count from the start of the session, not of the cache.
     """
 
     sinks: int = setting(
@@ -25,7 +25,7 @@ class StreamingLLM(EvictsOnDemand):
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
 
     def compress(self, layer: Layer) -> None:
-        """Keep the oldest rows as sinks. The oldest rows are the stream's first, because sinks are never evicted."""
+        """Keep the oldest rows as sinks. These are still the stream's first, because sinks are never evicted."""
         sinks = min(self.sinks, layer.target)
         younger = layer.newest(int(layer.free[0].sum()) - sinks)
         layer.keep((layer.free & ~younger) | layer.newest(layer.target - sinks))

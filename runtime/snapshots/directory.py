@@ -277,9 +277,9 @@ class SnapshotDirectory:
         """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
 
         ``take``: a function that restores a snapshot; if ``take`` raises SnapshotError, an older snapshot is tried. If no
-        snapshot is usable, snapshots of a different version get the suffix OTHER; with ``begin_again``, so do those of a
-        different session. Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different
-        session.
+        snapshot is usable, those of a different version are renamed with the suffix OTHER. ``begin_again`` also renames those
+        of a different session. Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a
+        different session.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []

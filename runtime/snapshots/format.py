@@ -66,7 +66,7 @@ class StreamHeader:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """The frame counts of the chunk that is being filled."""
+    """How many frames of the unfinished chunk have arrived, and how many are encoded."""
 
     taken: Count
     encoded: Count

@@ -94,7 +94,7 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
 
 
 class CaptureBuffer:
-    """A buffer for copies of a session's arrays. The stream waits for the copies, but not while the copies are written.
+    """A buffer for copies of a session's arrays. The stream waits while they are copied, but not while they are written.
 
     The buffer's memory pages are allocated up front. The buffer grows if the arrays do not fit.
     """
@@ -136,8 +136,7 @@ class SnapshotWriter:
     any thread calls with one line when a snapshot is resumed or refused, or when writing fails or works again; by default the
     line is logged. ``source``: the name of the session's source, without secrets. ``key``: the key that encrypts the snapshots.
     ``begin_again``: whether to start a new session if the snapshots belong to a different one. By default, :meth:`attach`
-    raises UserError for snapshots of a different session, or of a source that is neither ``source`` nor the source named by
-    :attr:`continues`.
+    raises UserError for snapshots of a different session, or of a source other than ``source`` and :attr:`continues`.
 
     Raises UserError if the directory cannot be used.
     """
@@ -185,8 +184,8 @@ class SnapshotWriter:
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
         """Resume ``session`` from the newest usable snapshot. Raises UserError if the directory holds a different session.
 
-        ``nbytes``: the size of the capture buffer. ``take``: a function that restores a snapshot, or raises SnapshotError and
-        changes nothing if the snapshot does not match the session.
+        ``nbytes``: the size of the capture buffer. ``take``: a function that restores a snapshot. If the snapshot does not
+        match the session, it raises SnapshotError and changes nothing.
         """
         self._session, self._identity = session, identity
 

@@ -24,7 +24,7 @@ STEP = 16 << 20  # the file grows by this many bytes
 
 
 class Extent(NamedTuple):
-    """A record's place in the file, and the stamp that the record has until it is overwritten."""
+    """A record's place in the file, and its stamp. If the stamp in the file differs, the record was overwritten."""
 
     offset: int
     nbytes: int

@@ -239,7 +239,7 @@ class Store:
             return int(number) in self._clean or int(number) in self._dirty
 
     def prefetch(self, numbers: Sequence[int]) -> None:
-        """Start reading blocks from the file in other threads, in total at most half of the host memory limit."""
+        """Start reading blocks from the file in other threads, up to half of the host memory limit."""
         with self._changed:
             free = self.host_limit // 2 - sum(nbytes for _, nbytes in self._ahead.values())
             for number in map(int, numbers):
@@ -250,7 +250,7 @@ class Store:
                     self._ahead[number] = self._readers.submit(self._read_ahead, number), extent.nbytes
 
     def get(self, numbers: Sequence[int]) -> list[Block | None]:
-        """Return the blocks, each including the rows appended to it; None stands for a lost block."""
+        """Return the blocks with all rows added to them, or None for a lost block."""
         asked = list(map(int, numbers))
         found = self._fetch(asked)
         self._send_messages()
@@ -304,7 +304,7 @@ class Store:
     def restore(self, state: Mapping[str, NDArray]) -> None:
         """Restore the blocks and block numbers of :meth:`state`. Blocks that are no longer in the file are lost.
 
-        Blocks that were in host memory are read again, because policies depend on :meth:`resident`. Raises KeyError or
+        Blocks that were in host memory are read again, so that :meth:`resident` returns the same as before. Raises KeyError or
         ValueError if the state is invalid.
         """
         with self._changed:
@@ -458,7 +458,7 @@ class Store:
     # writing
 
     def _wait(self) -> bool:
-        """Wait until a block has been written, or return False if no write can succeed. The caller must hold ``_changed``."""
+        """Wait until a block has been written. Return False if no write can succeed. The caller must hold ``_changed``."""
         if self._file is None or self._failing or not self._dirty:
             return False
         before = self._handled
@@ -470,7 +470,7 @@ class Store:
         return not self._failing
 
     def _due(self) -> bool:
-        """Return whether to write blocks now. Blocks may still grow, so writes are delayed unless a caller waits for them."""
+        """Return whether to write blocks now. Blocks may still grow, so they are written as late as possible."""
         if self._failing and time.monotonic() < self._retry_at:
             return False
         hurry = self._waiting or self._closing or self._failing or self._unwritten > self.host_limit // 8
@@ -562,7 +562,7 @@ class Store:
 
 
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
-    """Return, by block number, the places in the file of those blocks of ``state`` whose records are intact.
+    """Return the places in the file of each block of ``state`` whose records are intact, by block number.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites records in file order, from ``head`` to the
     end and then from the start to ``head``. Overwritten records are therefore the first ones after ``head`` or the first ones
