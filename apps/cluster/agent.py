@@ -273,7 +273,7 @@ class NodeAgent(Hooks):
             self.moves[name] = {"from_time": self._service.stream(name).resumed_at, "lost_s": None}
 
     def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
-        """Copy the newest folder since epoch ``begins`` to a new epoch's folder; return the older epochs. Raises OSError."""
+        """Copy the newest folder since epoch ``begins`` to a new epoch's folder. Return the older epochs. Raises OSError."""
         shutil.rmtree(self._local / name, ignore_errors=True)
         known = self._shared.epochs(name)
         before = [each for each in known if each < epoch]
@@ -285,7 +285,7 @@ class NodeAgent(Hooks):
         return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
 
     def _tell_again(self, name: str) -> None:
-        """Record the events of the camera's previous node, with the same ids, and send the unsent events."""
+        """Record the events of the camera's previous node under the same ids, and send those not yet sent."""
         for event, unsent in self._events[name].events:
             watch = self._service.watches.watches.get(event.watch)
             sinks = (watch.sinks or None) if unsent and watch is not None and watch.on in (event.state, "both") else ()
@@ -319,7 +319,7 @@ class NodeAgent(Hooks):
     def change(self, name: str, policy: str | None, budget: str | int | None, paused: bool | None) -> None:
         """Pause or resume a camera, or change its policy or budget; a new policy or budget empties the memory.
 
-        None leaves a setting unchanged. A camera that moves to another node keeps the change. Raises HeadAway and UserError;
+        None leaves a setting unchanged. The change stays when the camera moves to another node. Raises HeadAway and UserError;
         the camera then continues as before. Raises FieldError for a policy that clients may not name.
         """
         change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
@@ -354,7 +354,7 @@ class NodeAgent(Hooks):
         return epoch is not None and self.epochs.get(name) == epoch
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Return whether this node may record an event; if so, store the event for the camera's next node."""
+        """Return whether this node may record an event. If so, also store it for the camera's next node."""
         may = self.may_watch(event.camera)
         if may:
             self._events[event.camera].add(event)
@@ -373,7 +373,7 @@ class NodeAgent(Hooks):
         return None if name not in self.epochs else self._shared.where(name, self.epochs[name])
 
     def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Make the cluster watch the cameras of this node's configuration; return a line for each change."""
+        """Make the cluster watch the cameras in this node's configuration. Return a line for each change."""
         old, new, cameras = self._asked_for(before), self._asked_for(config), self.view["cameras"]
 
         def replace(name: str) -> str:

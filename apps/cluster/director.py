@@ -22,9 +22,9 @@ Fields = dict[str, Any]
 class ClusterState:
     """The head's saved state.
 
-    A forget note in ``notes`` is kept until all nodes and cameras have deleted what the note names. ``removed`` holds removed
-    cameras' epochs, from which new cameras of the same names continue. ``instances`` holds the id of each node's process.
-    ``nodes_forgot`` and ``cameras_forgot`` hold the number of the last forget note that each node and camera has followed.
+    ``notes`` holds each forget note until all nodes and cameras have carried it out. ``removed`` holds the epochs of removed
+    cameras, so that a new camera of the same name gets a later epoch. ``instances`` holds the id of each node's process.
+    ``nodes_forgot`` and ``cameras_forgot`` hold the number of the last forget note that each node and camera has carried out.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Director:
     ) -> list[str]:
         """Add a node with its configured cameras and watches; return a line for each camera or watch that is refused.
 
-        ``about`` holds the ``memory_bytes`` and ``url`` of a :class:`Node`; ``cameras`` holds the fields of each camera, as for
+        ``about``: the ``memory_bytes`` and ``url`` of a :class:`Node`. ``cameras``: the fields of each camera, as for
         :meth:`add`. Unplaced cameras, and some cameras of full nodes, move to the new node. Raises UserError while another
         process with the same node name may be watching. Raises UserError for a removed node's name and for a different minor
         version of edgevlm.
@@ -136,10 +136,10 @@ class Director:
     ) -> Fields:
         """Return the cameras that a node must watch until LEASE_S seconds after its request.
 
-        The reply's ``view`` is None if ``mark`` identifies the newest view. ``open`` names the cameras whose memory the node
-        has open. ``needs`` holds the fields of a :class:`Need` for each model. ``forgot`` is the number of the last forget note
-        followed in the node's files; ``cameras_forgot`` holds this number for each camera's memory. Raises UserError if the
-        node must join again.
+        ``open``: the cameras that the node has open. ``needs``: the fields of a :class:`Need` for each model. ``forgot``: the
+        number of the last forget note carried out in the node's files. ``cameras_forgot``: the same for each camera's memory.
+        ``mark`` identifies the node's view; if that is the newest, the reply's ``view`` is None. Raises UserError if the node
+        must join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"node {name} is no longer in the cluster; joining again")
@@ -255,8 +255,8 @@ class Director:
     def change(self, name: str, fields: Fields, begins: int | None = None, *, now: float) -> None:
         """Change ``paused`` or ``switched`` of a camera on any node.
 
-        Raises UserError. A camera with new ``switched`` settings is reopened on its node, with an empty memory or with
-        the newest memory since epoch ``begins``.
+        Raises UserError. New ``switched`` settings reopen the camera on its node. The memory is then empty, or the newest
+        memory since epoch ``begins``.
         """
         camera = self._camera(name)
         vars(camera).update(fields)
@@ -298,7 +298,7 @@ class Director:
         return state.number
 
     def _end_notes(self) -> None:
-        """Drop the forget notes that every node and every camera has followed."""
+        """Drop the forget notes that all nodes and cameras have carried out."""
         nodes, cameras = self.state.nodes_forgot, self.state.cameras_forgot
         self.state.notes = [
             note for note in self.state.notes
@@ -308,7 +308,7 @@ class Director:
         self.keep()
 
     def keep(self) -> None:
-        """Save changes. If ``save`` raises an error, so does this method; the next :meth:`tick` tries again."""
+        """Save changes. Raises the errors of ``save``; the next :meth:`tick` then tries again."""
         self._is_changed, self._save_at = True, -math.inf
         self._save(self.state)
         self._is_changed, self._saves = False, self._saves + 1
@@ -363,7 +363,7 @@ class Director:
         self._is_changed = True
 
     def _renew(self, name: str, begins: int | None = None) -> None:
-        """Give a camera a new epoch, with an empty memory or with the newest memory since epoch ``begins``."""
+        """Start a new epoch of a camera. Its memory is empty, or the newest since epoch ``begins``."""
         if name in self.state.removed:
             epoch = self.state.removed[name][0] + 1
             self.state.removed[name] = epoch, epoch
@@ -378,7 +378,7 @@ def minor(version: str) -> str:
 
 
 class Lease:
-    """The time for which a node may watch without hearing from its head, measured by the node's monotonic clock."""
+    """How long a node may watch its cameras without an answer from the head, by the node's monotonic clock."""
 
     def __init__(self) -> None:
         self._until = -math.inf

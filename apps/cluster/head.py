@@ -36,8 +36,8 @@ def boot_time() -> float:
 class Head:
     """Answers the nodes, one call at a time.
 
-    The head's state is in a file under ``where``. If two heads share ``where``, only the head started last answers; the older
-    head raises UserError. Raises UserError if the state file cannot be read or written.
+    The head's state is in a file under ``where``. If two heads share ``where``, only the newer one answers. The older one
+    raises UserError. Raises UserError if the state file cannot be read or written.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:

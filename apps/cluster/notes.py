@@ -25,11 +25,11 @@ Note = Mapping[str, Any]
 
 @dataclass(slots=True)
 class NoteFollower:
-    """Follows the forget notes in the head's last answer, ``view()``.
+    """Carries out the forget notes in ``view()``, the head's last answer.
 
-    The agent calls methods with its camera lock held. Other threads read the fields below without that lock. ``counts`` holds
-    the number of deletions, by note and camera. ``refused`` holds the reason why a memory could not forget a note's period.
-    ``kept`` is the number of the last note followed in files; ``cameras`` holds this number for each camera's memory.
+    The agent calls methods while it holds its camera lock. Other threads read the fields without the lock. ``counts`` holds the
+    number of deletions, by note and camera. ``refused`` holds the reason why a memory could not forget a note's period.
+    ``kept`` is the number of the last note carried out in files. ``cameras`` holds that number for each camera's memory.
     """
 
     node: str
@@ -94,7 +94,7 @@ class NoteFollower:
         return {"streams": self.counts.get(number, {}), "refused": self.refused.get(number)}
 
     def waits_for(self, number: int) -> list[str]:
-        """Return the names of absent nodes and closed cameras that must still follow a forget note."""
+        """Return the names of absent nodes and closed cameras that have not carried out a forget note yet."""
         view = self.view()
         notes = [note for note in view["notes"] if note["number"] == number]
         nodes = [name for name, done in view["nodes_forgot"].items() if notes and done < number]
@@ -125,7 +125,7 @@ class NoteFollower:
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
 
     def _delete_emptied(self, name: str) -> None:
-        """Delete a camera's folders from before epoch ``begins``, which started with an empty memory."""
+        """Delete a camera's folders from before its memory was last emptied."""
         view = self.view()
         begins = view["cameras"].get(name, {}).get("begins", view["removed"].get(name, 0))
         with suppress(OSError):

@@ -40,8 +40,8 @@ class Camera:
 
     A camera that is plugged into a node can run only there: ``only`` is that node's name. A moving camera goes to the node
     ``moves_to`` once ``node`` has written a last snapshot. ``epoch`` counts the camera's placements, so that late writes from
-    earlier placements can be ignored. The memory was last emptied at epoch ``begins``; older epochs are not read.
-    ``problem`` is the reason why no node watches the camera. ``switched`` holds later changes to ``settings``.
+    earlier placements can be ignored. The memory was last emptied at epoch ``begins``; older epochs are not read. ``problem``
+    is the reason why no node watches the camera. ``switched`` holds settings changed since the camera was added.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Load:
         return max(self.taken / self.node.memory_bytes, self.time)
 
     def with_one_more(self, camera: Camera) -> float:
-        """Return what :meth:`fullness` becomes with one more camera; infinity if the camera does not fit."""
+        """Return :meth:`fullness` as it would be with one more camera; infinity if the camera does not fit."""
         if not self.runs(camera):
             return math.inf
         taken, time = self.taken + self.bytes_of(camera), self.time + camera.fps / self.need(camera).fps
@@ -131,7 +131,7 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
     """Choose cameras that should move from full nodes to emptier ones; return their new nodes.
 
-    A move costs a few seconds of the camera's stream. A camera therefore moves only if its new node stays less full than its
+    A move costs a few seconds of the camera's stream. A camera therefore moves only to a node that is then less full than the
     old node was, by at least ``gain``.
     """
     loads = {node.name: Load(node) for node in nodes}
@@ -181,5 +181,5 @@ def why_not(loads: Collection[Load], camera: Camera) -> str:
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:
-    """Return the smallest fraction of a node that a camera takes on any of the nodes."""
+    """Return the fraction that a camera takes of a node, for the node where this is smallest."""
     return min((load.with_one_more(camera) - load.fullness() for load in loads), default=0.0)

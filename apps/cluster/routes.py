@@ -44,7 +44,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Noted(Strict):
-    """The body of ``POST /v1/forget`` between nodes: the number of the forget note to follow."""
+    """The body of another node's ``POST /v1/forget``: the number of the forget note to carry out."""
 
     note: int
 
@@ -284,7 +284,7 @@ class ClusterRoutes:
         return None
 
     async def _forget(self, request: Request) -> Response | None:
-        """Forget a period on all nodes. In the answer, ``waiting`` lists absent nodes, and cameras that no node watches."""
+        """Forget a period on all nodes. ``waiting`` in the answer lists absent nodes and unwatched cameras."""
         agent = self._agent
         if (what := await body_of(request, Forget)) is None:
             return None

@@ -66,7 +66,7 @@ class Shared:
             return [each for each in epochs if unfinished or self._is_begun(camera, each)]
 
     def _is_begun(self, camera: str, epoch: int) -> bool:
-        """Return whether an epoch's folder is a complete copy. Folders by edgevlm 0.1 have the file LOCK instead of BEGUN."""
+        """Return whether an epoch's folder is a complete copy. In edgevlm 0.1, its file was LOCK, not BEGUN."""
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
@@ -94,7 +94,7 @@ class Shared:
                 self._storage.make_folder(self._storage.root / name)
 
     def _path(self, name: str) -> str:
-        """Return a file's path. Raises OSError if a parent folder is a link, which could lead outside the storage."""
+        """Return a file's path in the storage. Raises OSError if a parent folder is a link, which could lead outside."""
         path = self._storage.root / name
         if isinstance(path, Path):
             for each in [path, *path.parents][: len(Path(name).parts)]:

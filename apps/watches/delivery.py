@@ -26,8 +26,8 @@ class Delivery:
     """Records events and sends them to sinks.
 
     Events that are unsent at :meth:`close` are sent by the next Delivery. An event sent just before the process is killed is
-    sent again, with the same id. A sink calls ``control`` with a camera, a watch, and True to
-    resume or False to pause the watch. ``program`` describes the process that sends the events to the sinks.
+    sent again, with the same id. A sink can call ``control(camera, watch, active)`` to resume or pause a watch. ``program``
+    describes the process that sends the events to the sinks.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Delivery:
 
 
 class Sender(threading.Thread):
-    """Sends events to one sink. Once :attr:`ending` is set, the sender stops when no event is left or an event fails."""
+    """Sends events to one sink. Once :attr:`ending` is set, the thread stops when all events are sent or one fails."""
 
     def __init__(self, name: str, sink: Sink, delivery: Delivery) -> None:
         super().__init__(name=f"edgevlm-sink-{name}", daemon=True)

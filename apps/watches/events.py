@@ -28,7 +28,7 @@ class WatchEvent:
     """An event: a watch opened or closed.
 
     ``time`` is the event's time, ``opened`` the time at which the watch opened, both in seconds since 1970. ``evidence`` lists
-    moments in the format of an answer's JSON. ``question`` is not part of the event's JSON.
+    moments, as in an answer's JSON. ``question`` is not part of the event's JSON.
     """
 
     camera: str
@@ -42,7 +42,7 @@ class WatchEvent:
 
     @property
     def id(self) -> str:
-        """Return 32 hexadecimal digits that depend only on camera, watch, state, and the opening's time in milliseconds."""
+        """The event's id: 32 hexadecimal digits that depend on the camera, the watch, the state and the opening time in ms."""
         about = json.dumps([self.camera, self.watch, round(1e3 * self.opened), self.state])
         return hashlib.sha256(about.encode()).hexdigest()[:32]
 
@@ -62,7 +62,7 @@ class WatchEvent:
         return f"{self.camera} {self.watch} {self.question}".lower()
 
     def is_of(self, camera: str | None, since: float, until: float) -> bool:
-        """Return whether the event or its watch's opening was in this period, on this camera (None for any camera)."""
+        """Return whether the event, or the watch's opening, was in a period and on a camera. ``camera``: None for any."""
         return camera in (None, self.camera) and any(since <= at <= until for at in (self.time, self.opened))
 
 
@@ -199,7 +199,7 @@ class EventStore(TimedDatabase):
     ) -> list[WatchEvent]:
         """Return the events from ``since`` to ``until`` (seconds since 1970, both included), newest first.
 
-        ``text`` is a part of the camera's or watch's name, or of the question.
+        ``text``: return only events whose camera, watch or question contains this text.
         """
         where: dict[str, Any] = {"time >= ?": since, "time <= ?": until, "camera = ?": camera, "watch = ?": watch}
         where["instr(lower(camera || char(10) || watch || char(10) || question), lower(?))"] = text or None

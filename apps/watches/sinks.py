@@ -57,8 +57,8 @@ class WatchStatus:
 class Program:
     """Describes the program that sends the events.
 
-    ``id`` is unique and stays the same after a restart. ``page`` is the server's address. If ``shared``, the nodes of a cluster
-    share the id.
+    ``id`` is unique and stays the same after a restart. ``page`` is the server's address. ``shared`` means that all nodes of a
+    cluster have this id.
     """
 
     id: str = ""
@@ -90,7 +90,7 @@ class Sink:
         raise NotImplementedError
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Handle the list of all watches, without blocking. Called whenever a watch is added, removed or changed."""
+        """Called with all watches whenever a watch is added, removed or changed. Must not block."""
 
     def close(self) -> None:
         """Close connections."""

@@ -35,7 +35,7 @@ class WatchSettings(BaseModel):
     The watch opens once the probability of ``answer`` has been above ``open_above`` for ``open_after`` seconds, and closes once
     the probability has been below ``close_below`` for ``close_after`` seconds. If ``open_after`` or ``close_after`` is above 0,
     at least two answers are needed. After closing, the watch stays closed for ``cooldown`` seconds. A watch is asked only
-    during its ``schedule``, in local time. ``on`` selects the events that ``sinks``, by default all sinks, receive.
+    during its ``schedule``, in local time. ``sinks``, by default all sinks, receive the events that ``on`` selects.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -76,8 +76,8 @@ class WatchSettings(BaseModel):
 class Watch(WatchSettings):
     """A question that is asked repeatedly.
 
-    ``name`` is an id, or a name in any script from which an id is made; by default the question's words. ``label`` is the
-    displayed name. The watch is asked on the streams in ``cameras``, by default on all streams.
+    ``name`` is an id, or text in any script that is turned into an id; by default, the question. ``label`` is the displayed
+    name. The watch is asked on the streams in ``cameras``, by default on all streams.
     """
 
     name: NamedId = ""
@@ -104,7 +104,7 @@ class Watch(WatchSettings):
 
     @property
     def in_words(self) -> str:
-        """Return the question and, unless only "yes" opens the watch, the answers that open the watch."""
+        """Return the question, followed by the answers that open the watch. A lone "yes" is left out."""
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:
@@ -153,7 +153,7 @@ class WatchState:
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:
-        """Return the answer that follows from the newest probability; None before the first probability."""
+        """Return the answer by the newest probability, or None before the first."""
         if self.probability is None:
             return None
         above, below = self.probability > self.watch.open_above, self.probability < self.watch.close_below
@@ -165,7 +165,7 @@ class WatchState:
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:
-        """Add the probability at a stream time in seconds; return whether the watch opened or closed.
+        """Add a probability, measured at a stream time in seconds. Return whether the watch opened or closed.
 
         ``open_after`` and ``close_after`` start again from 0 if no probability came for too long, or if stream time goes back.
         """

@@ -42,8 +42,8 @@ class SeenFrame:
 class Tracked(WatchState):
     """The state of a watch on one camera.
 
-    ``closed`` is the wall-clock time of the last closing before a restart. If a video file is played again, the watch is asked
-    only after stream time ``judged``.
+    ``closed`` is the wall-clock time at which the watch last closed before a restart. If a video file is played again, the
+    watch is asked only after stream time ``judged``.
     """
 
     opened: float = 0.0
@@ -58,8 +58,8 @@ class Tracked(WatchState):
 class Watcher:
     """The watches of one camera, asked in a separate thread.
 
-    The run loop passes frames to :meth:`watch`. ``taught`` returns a question in the model's own words, or None if the model
-    was not taught the question. ``last`` returns the newest recorded event of a camera's watch. ``changed`` is called with each
+    The run loop passes frames to :meth:`watch`. ``taught`` returns a question in the words that the model learned, or None if
+    the model never learned it. ``last`` returns the newest recorded event of a camera's watch. ``changed`` is called with each
     watch whose state or probability changed. If ``replays``, a restart plays the source again; events are not sent again.
     """
 

@@ -20,7 +20,7 @@ MAX_WATCHES = 256
 
 
 class WatchHooks(Protocol):
-    """The decisions about watches that a cluster node overrides."""
+    """Decisions about watches. A cluster node makes them differently."""
 
     def may_record(self, event: WatchEvent) -> bool: ...
     def cameras_elsewhere(self) -> Collection[str]: ...

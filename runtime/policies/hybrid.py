@@ -65,7 +65,7 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Add tokens with these keys of the deepest layer, ``[n, width]``. Return each token's cluster, and the blocks to drop."""
+        """Add tokens with keys ``[n, width]`` of the deepest layer. Return each token's cluster and the blocks to drop."""
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
         unit = np.zeros(self.codes.shape, np.float32)  # the means, scaled to length 1
         unit[: self.clusters] = normalized(self.means())

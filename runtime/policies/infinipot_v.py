@@ -67,7 +67,7 @@ class InfiniPotV(FixedTarget):
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
     def prepare(self, layers: Sequence[Layer]) -> list[Bool] | list[tuple[Float32, Float32]] | None:
-        """Return each layer's mask of rows to keep or, if one kernel call cannot choose the rows, its scores for TaR and VaN."""
+        """Return masks of the rows to keep or, if one kernel call cannot choose the rows, each layer's TaR and VaN scores."""
         due = [layer for layer in layers if int(layer.free[0].sum()) > layer.target]
         targets, recent_rows, cache = {layer.target for layer in due}, self._recent_rows, layers[0].cache
         if all(recent_rows > target for target in targets):
