@@ -32,14 +32,14 @@ Draw = Callable[[Float32], int]
 
 @dataclass(eq=False, slots=True)
 class Found:
-    """The facts known about an answer so far, which the model's thread fills in.
+    """What is known about an answer so far. The model's thread fills it in.
 
     ``time_s``: the stream's time when the question was asked. ``queued_ms``: the time from ``ask`` until the model started on
     the question. ``ttft_ms``: the time from ``ask`` to the first token, including the wait for the chunk in progress.
     ``tpot_ms``: the mean time per token after the first. ``prompt_tokens``: the number of tokens in the question, its earlier
     turns and its pictures, without the memory. ``probabilities``: the probability of each choice, if the question has choices.
     ``logprobs``: if requested, an entry for each drawn token, including the stop token, which ``token_ids`` omits.
-    ``dropped_turns``: how many of the oldest turns did not fit in the prompt. ``looked``: the question's attention to the
+    ``dropped_turns``: how many of the oldest turns did not fit in the prompt. ``looked``: how the question attended to the
     frames; None before the first token, and for a question with pictures.
     """
 
@@ -208,7 +208,7 @@ class Answer:
             listener()
 
     def _follow(self, future: Future[FinishReason]) -> None:
-        """End this answer when ``future`` ends; the session calls this once."""
+        """End this answer when ``future`` ends."""
         self._future = future
         future.add_done_callback(self._finish)
 
@@ -232,7 +232,7 @@ class Answer:
         max_tokens: int,
         give_way: Callable[[], None],
     ) -> FinishReason:
-        """Append the prompt's rows, PIECE at a time, then draw the answer's tokens. Call ``give_way`` between two pieces."""
+        """Append the prompt, PIECE rows at a time, then draw the answer's tokens. Between pieces, call ``give_way``."""
         model, append = stream.model, stream.append_question
         while len(embeds) > PIECE and not self.cancelled:
             stream.score_text(embeds[:PIECE], ())

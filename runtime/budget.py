@@ -29,8 +29,8 @@ INTERVAL = 1.0  # seconds between two checks of the free memory
 class TextBudget:
     """The tokens set aside at the start for the conversation, the question and the answer, in addition to the memory.
 
-    ``pictures``: the number of pictures for which tokens are set aside. ``most``: the maximum number of tokens in a question,
-    including its conversation and any further pictures; with 0, only the tokens set aside. If a question needs more tokens, the
+    ``pictures``: the number of pictures for which tokens are set aside. ``most``: the longest question allowed, in tokens,
+    including its conversation and further pictures; 0 allows only the tokens set aside. If a question needs more tokens, the
     session allocates memory for them when the question is asked and frees that memory afterwards.
     """
 
@@ -47,7 +47,7 @@ class TextBudget:
         return cls(part, part, part)
 
     def rows(self, model: Model) -> int:
-        """Return how many rows a layer sets aside for conversation, question, closing rows, answer and pictures."""
+        """Return how many rows each layer sets aside for text and pictures."""
         pictures = self.pictures * model.rows_per_frame
         return self.conversation + self.question + self.answer + len(model.closing) + pictures
 
@@ -58,16 +58,16 @@ def longest_question(text: TextBudget, spare: int) -> int:
 
 
 def present_rows(model: Model, present: int = 1) -> int:
-    """Return how many rows a question appends for the ``present`` newest frames with ``--append changed``.
+    """Return how many rows must be free to show the ``present`` newest frames to a question.
 
-    If the tower merges frames, a question also appends the changed tokens of the last complete group before an incomplete one.
+    A tower that merges frames needs room for one more, because the newest group may be incomplete.
     """
     return (present + (model.bundle.vision.group > 1)) * model.rows_per_frame
 
 
 def default_budget(model: Model, policy: Policy, most: int) -> int:
     """Return the default budget in tokens, rounded down to whole frames: half the model's positions, but at most DEFAULT_BUDGET
-    and ``most``. An unbounded policy gets ``most`` tokens.
+    and ``most``. For an unbounded policy, the default is ``most``.
     """
     budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
     return max(budget // model.rows_per_frame, 1) * model.rows_per_frame

@@ -127,16 +127,16 @@ class DecoderSpec:
 
     @property
     def row_width(self) -> int:
-        """The width of a decoder's input row: the embedding, then the features for each ``deepstack`` layer."""
+        """The width of the decoder's input rows, including the features for ``deepstack`` layers."""
         return self.hidden * (1 + self.deepstack)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedTowerSpec:
-    """The graph that encodes only the changed patches of a frame, and the layout of the cache that is kept between calls.
+    """The graph that encodes only a frame's changed patches, and the layout of the cache that it keeps between calls.
 
-    ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache holds each layer's keys, then
-    its values, ``[heads, positions, head_dim]`` of ``kv``, and ends with float32 ``[patches, width]`` for each output.
+    ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache stores the keys and then the
+    values of each layer, ``[heads, positions, head_dim]`` of ``kv``, and then float32 ``[patches, width]`` for each output.
     """
 
     graph: str
@@ -208,8 +208,8 @@ class VisionSpec:
     (frame, row, column) positions. The block's frame coordinate advances by 1 per grid or, if ``tokens_per_second`` is set, by
     that number per second of the stream. With ``positions="frame"``, each grid is a separate block.
     ``positions="transformers"`` is like ``"video"`` but places the text after the video as transformers 5.23 and later do.
-    ``before`` and ``after`` are the texts before and after each grid. In ``before`` and ``after``, ``{seconds}``, ``{minutes}``
-    and ``{second}`` stand for the grid's time.
+    ``before`` and ``after`` are the texts before and after each grid. In both texts, ``{seconds}``, ``{minutes}`` and
+    ``{second}`` are replaced by the frame's time.
     """
 
     graph: str
@@ -330,7 +330,7 @@ class Bundle:
         return np.array(rows)
 
     def array(self, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike) -> NDArray[Any]:
-        """Map a .npy file of the bundle. None in ``shape`` allows any size. Raises BundleError for a wrong dtype or shape."""
+        """Map a .npy file of the bundle. None in ``shape`` matches any size. Raises BundleError for a wrong dtype or shape."""
         path = self.file(name)
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -32,7 +32,7 @@ PARTS = ("key", "value", *ROW_DTYPES)  # a layer's arrays, in memory order
 
 
 class Kind:
-    """The kind of a row, stored as uint8. Kinds are plain numbers because comparing an array with an enum widens the array."""
+    """The kind of a row, stored as uint8. Kinds are plain ints, because NumPy widens an array to compare it with an enum."""
 
     PREFIX: Final = 0  # all rows before the first vision token, which are never evicted and do not count towards |M|
     VISION: Final = 1
@@ -46,7 +46,7 @@ class Rows:
 
     ``kind`` holds numbers from :class:`Kind`. ``seq`` is each token's place in the stream. ``frame`` is the token's frame, or
     -1 for text outside frames; ``row`` and ``col`` locate its patch. ``position`` ``[n, axes]`` holds rotary positions, which
-    are never negative. The cache sets a new row's ``confirmed`` to its ``frame``.
+    are never negative. In the cache, a new row's ``confirmed`` is its ``frame``.
     """
 
     kind: NDArray[np.uint8]
@@ -85,9 +85,9 @@ def row_bytes(axes: int) -> int:
 class KVCache(_native.Cache):
     """The keys, values and metadata of one stream, allocated once. ``csrc/bindings.cpp`` documents the inherited methods.
 
-    ``capacity``: the number of rows in each layer, either one number for all layers or a list. ``inv_freq``: the keys' rotary
-    frequencies, float64 ``[head_dim / 2]``, followed by the frequencies of layers whose ``local`` is 1. ``axes``: the number of
-    axes of a position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many rotary pairs each axis
+    ``capacity``: the number of rows in each layer, either one number for all layers or a list. ``inv_freq``: the rotary
+    frequencies of keys, float64 ``[head_dim / 2]``. The frequencies of ``local`` layers, if any, follow. ``axes``: the number
+    of axes of a position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many rotary pairs each axis
     rotates, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL). Without ``sections``, keys with 3 axes can be
     stored but not rotated. ``dtype``: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
     (:mod:`edgevlm.runtime.kv`). With every ``dtype``, keys are rotated in float32.
@@ -125,7 +125,7 @@ class KVCache(_native.Cache):
         return self.inv_freq[:pairs] if self.local is None or not self.local[layer] else self.inv_freq[pairs:]
 
     def buffers(self) -> list[KVBuffer]:
-        """Return one buffer per layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
+        """Return one buffer per layer. An engine appends to it between :meth:`reserve` and :meth:`commit`."""
         return [
             KVBuffer(
                 key_address=self.key_address(layer),
@@ -175,7 +175,7 @@ KVCache.__new__(KVCache)  # pybind11 registers a subclass on its first instance,
 
 
 def sight_of(decoder: DecoderSpec, cache: KVCache, rows: Rows) -> dict[str, Any]:
-    """Return the argument ``sight`` of :meth:`Decoder.step` for rows about to be appended; empty for a causal decoder."""
+    """Return ``sight`` as a dict of keyword arguments for :meth:`Decoder.step`. The dict is empty for a causal decoder."""
     if decoder.is_causal:
         return {}
     vision, until = rows.kind == Kind.VISION, np.arange(1, len(rows) + 1, dtype=np.int32)
@@ -212,8 +212,7 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return the position axis that rotates each of ``pairs`` rotary pairs, uint8 ``[pairs]``.
 
-    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. Once axis 1 or 2 has as many pairs as its section, its further pairs go
-    to axis 0.
+    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. When axis 1 or 2 has all its pairs, axis 0 takes its turns.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

@@ -38,7 +38,7 @@ def _schema(kind: Any) -> Any:
 
 
 class JsonFile:
-    """A dataclass stored as a file of a bundle. ``_file`` holds the newest format number and a description of the file."""
+    """A dataclass stored as a file of a bundle. ``_file``: the current format's number, and what the file should contain."""
 
     _file: ClassVar[tuple[int, str]]
 
@@ -159,7 +159,7 @@ class AppendTrial:
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """The ``tau`` that ``--append auto`` uses, or None for whole frames if every trial's loss may exceed ``bound``."""
+    """The ``tau`` that ``--append auto`` uses. None means whole frames, because no trial's loss is clearly within ``bound``."""
 
     tau: Annotated[Number | None, "What --append auto uses; null means all."]
     bound: Bound
@@ -168,7 +168,7 @@ class AppendChoice:
 
 @dataclass(frozen=True, slots=True)
 class EncodeTrial:
-    """The measurements of one setting of ``--encode`` with full KV."""
+    """The results of one setting of ``--encode``, measured with full KV."""
 
     setting: Annotated[str, "Setting of --encode, under full KV."]
     encoded: Annotated[Number, "Fraction of the frames' patches that were encoded."]
@@ -182,7 +182,7 @@ class EncodeTrial:
 
 @dataclass(frozen=True, slots=True)
 class EncodeChoice:
-    """The setting that ``--encode auto`` uses, or None for whole frames if every trial's loss may exceed ``bound``."""
+    """The setting that ``--encode auto`` uses. None means whole frames, because no trial's loss is clearly within ``bound``."""
 
     setting: Annotated[str | None, "What --encode auto uses; null means all."]
     bound: Bound
@@ -227,7 +227,7 @@ class Choices(JsonFile):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceHeads(JsonFile):
-    """The ``heads`` of ``layer`` that find an answer's evidence.
+    """The attention heads in ``layer`` that show which frames an answer came from.
 
     ``weights``: one number for each of ``QuestionAttention.features``, ``[3 x heads + 3]``; empty without a calibration. If the
     features' weighted sum plus ``bias`` is above 0, the memory holds the evidence.
@@ -242,7 +242,7 @@ class EvidenceHeads(JsonFile):
 
     @classmethod
     def uncalibrated(cls, layers: int, heads: int, windows: Sequence[int] = ()) -> EvidenceHeads:
-        """Return all heads of the layer at two thirds of the model's depth, or of the nearest layer to it without a window."""
+        """Return all heads of one layer, near two thirds of the model's depth and without a window if possible."""
         whole = [layer for layer in range(layers) if not (windows and windows[layer])] or range(layers)
         return cls(min(whole, key=lambda layer: abs(layer - 2 * layers // 3)), tuple(range(heads)))
 

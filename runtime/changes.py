@@ -39,10 +39,10 @@ class References(Stateful):
     """Holds each patch's normalised feature, as last appended to the memory.
 
     A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
-    minus the cosine similarity. The camera's noise is estimated as the median distance of a frame whose references come from
-    the previous frame. A smaller median found later replaces the estimate of the noise. A token has changed if its distance
-    exceeds both 1 - tau and the noise limit. The noise limit is STANDS_OUT times the noise, but at most MOST_NOISE times the
-    distance between a frame's patches. Because the noise limit is capped, a frame in which everything moves is still appended.
+    minus the cosine similarity. The camera's noise is estimated as the median distance between consecutive frames. A smaller
+    median found later lowers the estimate. A token has changed if its distance exceeds both 1 - tau and the noise limit. The
+    noise limit is STANDS_OUT times the noise. It is at most MOST_NOISE times the distance between a frame's patches, so that a
+    frame in which everything moves is still appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -65,7 +65,7 @@ class References(Stateful):
         return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
 
     def _compare(self, unit: Float32) -> tuple[Float32, NDArray[np.float32] | None, NDArray[np.float32]]:
-        """Return the distances ``[tokens]`` of unit-length features from their references, and the new noise and spread."""
+        """Return each unit-length feature's distance from its reference, ``[tokens]``, and the new noise and spread."""
         mean = unit.mean(0)
         spread = np.maximum(self._spread or 0, 1 - mean @ mean, dtype=np.float32)
         distances: Float32 = 1 - np.einsum("pw,pw->p", unit, self._features)
@@ -116,13 +116,13 @@ class PatchChanges(Stateful):
 
     A patch has changed if its most different tenth of pixels differs on average by at least ``threshold`` levels and MARGIN
     times the noise. The patches around a changed patch are encoded too. The noise is estimated as the median patch's distance
-    from the previous frame, but at most LOUDEST times the distance between neighbouring patches. A smaller estimate found later
-    replaces an earlier one. If many patches seem changed, a shift of the picture or a new exposure may explain at least half of
-    the changes. The explained patches then do not count as changed.
+    from the previous frame, but at most LOUDEST times the distance between neighbouring patches. A later frame with less noise
+    lowers the estimate. If many patches seem changed, the encoder tests whether the picture shifted or the exposure changed. If
+    that explains at least half of the changes, the explained patches do not count as changed.
 
-    The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change size.
-    If ``interval`` is 0, the interval starts at 1. The interval grows by one every PROOF frames, up to INTERVAL, while whole
-    frames confirm the kept features. A whole frame that contradicts the kept features resets the interval to 1.
+    A whole frame is encoded every ``interval`` frames, when most of the picture has changed, and when the camera's frames
+    change size. With ``interval`` 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while the
+    kept features prove right. A whole frame that proves them wrong resets the interval to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")
@@ -174,7 +174,7 @@ class PatchChanges(Stateful):
     def encoded(self, changes: FrameChanges, right: bool | None = None) -> None:
         """Store the encoded patches' pixels as their references.
 
-        ``right``: whether a whole frame confirmed the kept features; None if the frame was not whole.
+        ``right``: whether the kept features matched the whole frame; None if the frame was not encoded whole.
         """
         if changes.patches.all():
             self._reference[:] = changes.levels
@@ -196,14 +196,14 @@ class PatchChanges(Stateful):
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return each patch's exposure ``[n]``, the median over its row of patches, because flickering lamps cause bands."""
+        """Return the exposure of each patch ``[n]``. Each row shares its median, because flickering lamps cause bands."""
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """Yield, for each possible camera effect, the levels without it, the bounds of unchanged levels, and the gain."""
+        """Yield each camera effect that may explain the changes: the levels, the bounds of unchanged levels, and the gain."""
         gain = exposure / self._exposure
         gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
@@ -226,7 +226,7 @@ def dilated(mask: Bool) -> Bool:
 
 
 def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
-    """Return each pixel's minimum and maximum over its neighbourhood, which bound its level after a shift of under a pixel."""
+    """Return the minimum and maximum around each pixel. A shift of less than a pixel keeps its level between them."""
     return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
 
 
@@ -244,7 +244,7 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
     """Return how far ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest`` per axis.
 
-    Phase correlation of the pictures' centres, at half size for large pictures, finds the shift; a parabola refines it.
+    Phase correlation of the pictures' centres finds the shift, and a parabola refines it. Large pictures are halved first.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)
@@ -284,7 +284,7 @@ def _vertex(three: NDArray[np.float64]) -> float:
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Copy ``levels [planes, H, W]`` to ``out``, moved up by ``down`` and left by ``across``; ``out`` keeps other pixels."""
+    """Copy ``levels [planes, H, W]`` to ``out``, moved up by ``down`` and left by ``across``. Other pixels of ``out`` stay."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -292,7 +292,7 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether at most the fraction WRONG of ``kept`` tokens ``[n, width]`` differ from ``whole`` by more than noise."""
+    """Return whether ``kept [n, width]`` still matches ``whole``. At most a fraction of WRONG differs by more than noise."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)
@@ -371,7 +371,7 @@ class ChangedEncoder(Stateful):
         return features
 
     def restore(self, state: State) -> None:
-        """Restore what :meth:`state` returned. Fills the tower's cache in place, because the tower is bound to it."""
+        """Restore what :meth:`state` returned. The tower's cache is filled in place, as the tower is bound to it."""
         bound = self._tower_cache
         super().restore(state)
         bound[:] = self._tower_cache

@@ -231,9 +231,9 @@ def _strings(value: Any) -> Iterator[str]:
 class Conversations:
     """The turns of each conversation, as text. The oldest turns and the least recently used conversations are dropped first.
 
-    ``history_tokens``: the maximum number of tokens that earlier turns take in a prompt. ``most``: if not 0, it replaces
-    ``history_tokens`` and limits the tokens that turns and question take together. ``dropped``: the number of turns that did
-    not fit in the newest prompt.
+    ``history_tokens``: the maximum number of tokens that earlier turns take in a prompt. ``most``: if not 0, the maximum number
+    of tokens in earlier turns and question together; ``history_tokens`` is then ignored. ``dropped``: the number of turns that
+    did not fit in the newest prompt.
     """
 
     def __init__(self, chat: Chat, history_tokens: int, most: int = 0) -> None:
@@ -253,8 +253,8 @@ class Conversations:
         """Return the ids of the prompt's suffix, with the newest turns that fit; the conversation's older turns are forgotten.
 
         ``history``: the earlier turns, oldest first, used if ``conversation`` is None. ``text_only``: return the ids of the
-        whole prompt, without a video, instead of the suffix. ``taken``: how many tokens of ``most`` are already used. Raises
-        UserError if the template omits the question or the video.
+        whole prompt, without a video, instead of the suffix. ``taken``: how many of the ``most`` tokens are already in use.
+        Raises UserError if the template omits the question or the video.
         """
         known = self.turns.get(conversation, []) if conversation is not None else history
         asked = question if isinstance(question, Dialogue) else Dialogue.of(known, question)

@@ -33,7 +33,7 @@ class Chunk:
 
     A tower that merges frames takes ``group`` frames at once. For a question, an incomplete group is encoded with its last
     frame repeated, and encoded again when the group is complete. ``limit``: the number of frames in the current chunk, a
-    multiple of ``group`` up to ``frames``; set it between chunks. ``encoder``: if set, encodes frames in place of the tower.
+    multiple of ``group`` up to ``frames``; set it between chunks. ``encoder``: if set, replaces the tower.
     """
 
     def __init__(self, engine: Engine, bundle: Bundle, frames: int, encoder: ChangedEncoder | None = None) -> None:
@@ -57,13 +57,13 @@ class Chunk:
         """Return, for a snapshot, the numbers of frames received and encoded, and views of the frames not in the memory.
 
         The views include the features ``[G, tokens_per_frame, width]`` of complete groups, and the pixels and (height, width)
-        of frames that are not encoded. Each frame's float64 seconds and the encoder's state are views too.
+        of frames that are not encoded. They also include each frame's float64 seconds and the encoder's state.
         """
         kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
         return {"taken": self.taken, "encoded": self._encoded}, {**self._unsaved(), "features": self._features, **kept}
 
     def _unsaved(self) -> dict[str, NDArray]:
-        """Return views of the data of frames that are not in the memory."""
+        """Return views of the frames that are not encoded, and of the times of frames that are not in the memory."""
         waiting, held = slice(self._encoded, self.taken), slice(self.taken - self.waiting, self.taken)
         return {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": self._seconds[held]}
 
@@ -102,7 +102,7 @@ class Chunk:
         self._incomplete = None
 
     def encode(self, *, complete: bool = False) -> Encoded:
-        """Encode the groups that are not in the memory. ``complete``: whether to skip an incomplete group."""
+        """Encode the groups of frames that are not in the memory yet. ``complete``: leave an incomplete group for later."""
         features, end = self._features, self.taken - self.taken % self.group
         if self._encoded < end:
             new = self._run_tower(self._encoded, end)

@@ -53,11 +53,11 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class FramePattern:
-    """The part of the cache that the rows of a sparse call see. A sparse call appends whole frames of p rows.
+    """The rows of the cache that a sparse call attends to. A sparse call appends whole frames of p rows.
 
-    A row sees the first ``shared`` slots of every layer and KV head. The row also sees its own frame's rows up to itself, and
-    the same patch's row in the previous frame. For the call's first frame, the previous frame's rows are in the slots
-    ``previous[l, head, place]``, where -1 marks a missing row.
+    A row sees the cache's first ``shared`` slots in every layer and KV head. In its own frame, a row sees the rows up to
+    itself. In the previous frame, a row sees only the row of the same patch. Before the call's first frame, the previous frame
+    is in the cache, in slots ``previous[l, head, place]``; -1 marks a missing row.
     """
 
     shared: int
@@ -66,7 +66,7 @@ class FramePattern:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Specifies which rows the new rows see, for a decoder that is not causal in every layer.
+    """Defines which rows the new rows see, if the decoder is not causal in every layer.
 
     ``until``: how many of the call's rows each row sees, int32 ``[S]``. ``place``: the new rows' positions, int32 ``[S]``.
     ``held``: the positions of the rows already in each layer, int32 ``[kv_heads, n]``. In a layer with a window of w positions,
@@ -117,8 +117,8 @@ class Decoder(Protocol):
         ``()`` requests no logits. ``pattern`` is only for a decoder that was bound with ``sparse``.
 
         For a ``by_layer`` engine, ``rows[l][h]`` (int32, without duplicates) lists the valid rows of layer ``l`` and KV head
-        ``h`` that the new rows see. With ``fetch``, the new rows follow the fetched rows. ``sight`` is required if the decoder
-        is not causal. Raises CacheFull or CacheError before the cache is changed.
+        ``h`` that the new rows see. If ``fetch`` is set, the fetched rows come before the new rows. ``sight`` is required if
+        the decoder is not causal. Raises CacheFull or CacheError before the cache is changed.
         """
         ...
 
@@ -127,8 +127,8 @@ class Decoder(Protocol):
 class TowerBuffer:
     """A tower's cache for one stream's frames, owned by the caller: ``size`` bytes at ``address``.
 
-    ``owner`` keeps the memory alive for as long as an engine holds the buffer. A copy of the bytes, restored at any address,
-    continues as the original would.
+    ``owner`` keeps the memory alive for as long as an engine holds the buffer. A copy of the bytes still works when it is
+    restored at another address.
     """
 
     address: int
@@ -151,7 +151,7 @@ class ChangedTower(Protocol):
         patch numbers, row-major in ``VisionSpec.changed.grid``, sorted and unique. Patches not in ``patches`` keep their keys
         and values. The returned tokens are those that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
 
-        The first call on fresh memory must have all patches. A call with all patches returns the same features as
+        The first call on an empty cache must encode all patches. A call with all patches returns the same features as
         :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before the cache is changed.
         """
         ...
@@ -160,7 +160,7 @@ class ChangedTower(Protocol):
 class Engine(Protocol):
     """One loaded bundle on one backend. ``kv_device``: the device that must hold the cache buffers.
 
-    ``by_layer``: whether decoders accept ``rows``, ``fetch`` and ``sight``.
+    ``by_layer``: whether the engine's decoders take ``rows``, ``fetch`` and ``sight``.
     """
 
     kv_device: KVDevice
@@ -175,8 +175,8 @@ class Engine(Protocol):
         ...
 
     def capacity(self, rows: int) -> int:
-        """Return how many rows each layer's buffer must have to hold ``rows``: ``rows`` itself, or the fixed number in the
-        backend's graphs. Raises UserError if the graphs cannot hold ``rows`` rows.
+        """Return how many rows each layer's buffer must have: ``rows``, or a fixed number if the backend's graphs need one.
+        Raises UserError if the graphs cannot hold ``rows`` rows.
         """
         ...
 
@@ -193,7 +193,7 @@ class Engine(Protocol):
         ...
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
-        """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache, for as long as the returned tower exists.
+        """Bind the tower for changed patches to one stream's cache. The binding lasts as long as the returned tower exists.
 
         Raises UserError if the bundle lacks the tower's graph or the backend cannot run it.
         """

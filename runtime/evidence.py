@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
-Every engine can return the query of a question's last row, as it does for policies. On the demo model, two heads of the last
-layer attend to the object in question (docs/internals/evidence.md); no such heads are known in other models.
+Every engine can return this row's query. On the demo model, two heads of the last layer attend to the object in question
+(docs/internals/evidence.md); no such heads are known in other models.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """Return the rows of frames that a layer's KV head holds, copied except for float32 keys, which later steps may change."""
+    """Return the rows of frames in one KV head. All arrays are copies, except float32 keys, which later steps may change."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -110,13 +110,13 @@ class QuestionAttention:
 
     @property
     def blind(self) -> bool:
-        """Return whether any head saw no frame."""
+        """Return whether some head saw no frame at all."""
         return any(not score.size for score, *_ in self.scores)
 
     @property
     def features(self) -> Float64:
-        """Return ``[3 x heads + 3]`` numbers: each head's best score, median score and query norm, followed by the next token's
-        logit, log-probability and entropy.
+        """Return ``[3 x heads + 3]`` numbers. For each head, these are its best score, median score and query norm. The last
+        three are the next token's logit, log-probability and entropy.
         """
         parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self.scores)
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
@@ -187,8 +187,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    Above KNOTS times, those that interpolation reproduces within CLOSE_S seconds are dropped. If there are none, every second
-    time of the older half is dropped. Arrays are replaced, never modified, so later additions leave a shallow copy unchanged.
+    Above KNOTS times, a time is dropped if interpolation comes within CLOSE_S seconds of it. If that drops none, every second
+    time of the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
     """
 
     state_fields = ("frame", "seconds")

@@ -111,7 +111,7 @@ def refuse_unmapped(path: Path, error: Exception) -> None:
 
 
 def reason(error: OSError, place: Path) -> str:
-    """Describe a failure to write. Without an errno, assume a full disk if under _NO_SPACE bytes are free at ``place``."""
+    """Describe a failure to write. An error without errno means a full disk if less than _NO_SPACE bytes are free."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))
@@ -163,12 +163,11 @@ def atomic_directory(
 ) -> Iterator[Path]:
     """Yield an empty folder next to ``out_dir``. If the ``with`` block succeeds, that folder becomes ``out_dir``.
 
-    ``check`` is called at the start and before the replacement; it raises UserError if ``out_dir`` must not be replaced. If
-    ``key`` is set, a ``with`` block that is killed, or that ends with an error in ``keep``, leaves its folder in place. The
-    next call with the same ``key`` then yields that folder again, and the journal at :func:`journal_of` lists its finished
-    files. Folders left by calls with another ``key`` are removed. Raises UserError for every failure to write. A kill between
-    the replacement's two renames leaves nothing at ``out_dir``. The next call, or loading the bundle, then restores the old
-    folder with :func:`put_back`.
+    ``check`` is called at the start and before the replacement; it raises UserError if ``out_dir`` must not be replaced. With a
+    ``key``, the folder is kept if the ``with`` block is killed or ends with an error in ``keep``. The next call with this
+    ``key`` yields the same folder again. The journal at :func:`journal_of` lists its finished files. Folders left by calls with
+    another ``key`` are removed. Raises UserError for every failure to write. A kill between the replacement's two renames
+    leaves nothing at ``out_dir``. :func:`put_back` then restores the old folder, in the next call or when the bundle is loaded.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -207,7 +206,7 @@ def atomic_directory(
 
 
 def put_back(target: Path) -> None:
-    """Undo a replacement of ``target`` that was killed between its two renames. Wait for a replacement that is in progress."""
+    """Move back the old folder if a process was killed while replacing ``target``. Wait for a replacement in progress."""
     if os.path.lexists(target):
         return
     for old in target.parent.glob(f"{_prefix(target)}*/{_OLD}"):
@@ -250,7 +249,7 @@ def _locked(folder: Path, how: int) -> Iterator[int]:
 
 
 def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, int]:
-    """Return the work folder that a stopped call with this key left, or a new one, and its lock; remove other work folders."""
+    """Return a work folder and its lock: the one that a stopped call with this key left, or a new one. Remove all others."""
     found: tuple[Path, int] | None = None
     for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
         with suppress(OSError), _locked(work, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
@@ -289,8 +288,8 @@ def _replace(folder: Path, target: Path) -> None:
 class JsonLines:
     """A file of JSON lines that only grows, written by one process, so that a stopped run can continue.
 
-    The first line is the header, if there is one. An incomplete last line, left by a kill, is dropped. ``records`` holds the
-    values by key, those of earlier runs first; without ``key``, ``records`` is empty.
+    The first line is the header, if there is one. An incomplete last line, left by a kill, is dropped. ``records`` maps keys to
+    values, those of earlier runs first; it is empty without ``key``.
     """
 
     def __init__(
@@ -307,7 +306,7 @@ class JsonLines:
         ``header``: names the file's kind (``journal``) and all settings that its records depend on. ``key``: a function that
         returns a record's key; if it raises LookupError or TypeError, the record is invalid. ``sync``: flush each record to the
         disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, is
-        damaged or has a different header. Without ``resume``, any existing file raises UserError. A refused file is unchanged.
+        damaged or has a different header. Without ``resume``, any existing file raises UserError. A failure changes nothing.
         """
         self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
         self._file: BinaryIO | None = None

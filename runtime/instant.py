@@ -32,7 +32,7 @@ class Instant(NamedTuple):
     def since(self, then: Instant, most: float = math.inf) -> float:
         """Return the seconds from ``then`` to this instant, 0 or more.
 
-        If the machine was restarted since ``then``, the result is the difference of the wall clocks, at most ``most``.
+        If the machine was restarted in between, the wall clocks are compared, and the result is at most ``most``.
         """
         if self.boot and self.boot == then.boot:
             return max(0.0, self.boot_s - then.boot_s)

@@ -32,8 +32,8 @@ class KVScales:
         """Return scales, multiplied by ``headroom``, that can store keys up to ``key`` and values up to ``value``.
 
         ``key``: the largest length of each rotary pair, ``[layers, kv_heads, head_dim / 2]``. ``value``: the largest magnitude
-        of each channel, ``[layers, kv_heads, head_dim]``. All values of a head get the scale of its largest channel, because
-        with one scale per channel, more inputs saturate (docs/internals/models.md).
+        of each channel, ``[layers, kv_heads, head_dim]``. All channels of a head's values share the largest channel's scale,
+        because separate scales saturate more inputs (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))

@@ -56,7 +56,7 @@ class Model:
         return f"Model({self.name}, {type(self.engine).__name__}, {self.bundle.decoder.layers} layers)"
 
     def for_frames(self, size: tuple[int, int]) -> Model:
-        """Return a view of this model for frames of ``size``, (height, width), with the same engine and scheduler.
+        """Return this model for frames of ``size``, (height, width). The engine and the scheduler are shared.
 
         Returns the model itself if its tower takes frames of only one size. Raises UserError for an invalid size.
         """
@@ -66,7 +66,7 @@ class Model:
         return self._view(replace(self.bundle, vision=vision))
 
     def in_fp32(self) -> Model:
-        """Return a view of this model for sessions with fp32 keys and values, with the same engine and scheduler.
+        """Return this model for sessions with fp32 keys and values. The engine and the scheduler are shared.
 
         Returns the model itself if its keys and values are not fp16, or if its engine's graphs compute attention.
         """

@@ -45,9 +45,9 @@ def check_time(timestamp: object) -> None:
 def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
     """Return the encoder of changed patches, or None if whole frames are encoded.
 
-    ``auto`` uses the calibrated choice. Without a calibrated choice, ``auto`` encodes changed patches if the engine can and
-    frames have more than FEW patches. The tower's cache must also fit in a quarter of the free memory. A stream resumed from a
-    snapshot keeps its setting. Raises UserError if ``changed`` was requested but is not possible.
+    ``auto`` uses what calibration chose. Without a calibrated choice, ``auto`` encodes changed patches if the engine can and
+    frames have more than FEW patches. The tower's cache must also fit in a quarter of the free memory. A stream that continues
+    from a snapshot keeps the snapshot's setting. Raises UserError if ``changed`` was requested but is not possible.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
@@ -102,8 +102,8 @@ def open_stream(
 def _append(settings: SessionSettings, model: Model, policy: Policy, writer: SnapshotWriter | None) -> AppendChanged | None:
     """Return the settings of ``--append changed``, or None if all tokens of each frame enter the memory.
 
-    ``auto`` appends changed tokens, unless calibration chose whole frames or the policy needs whole frames. If the snapshot was
-    made with whole frames, ``auto`` continues with whole frames.
+    ``auto`` appends changed tokens, unless calibration chose whole frames or the policy needs whole frames. If a snapshot was
+    made with whole frames, ``auto`` keeps appending whole frames.
     """
     choices, (name, tau, refresh, present) = model.bundle.choices(), parse_append(settings.append)
     if name == AUTO and writer is not None and writer.kept(model.bundle).get("append") == ALL:
@@ -143,8 +143,8 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and the reason. Details follow the
-    reason's first ``; ``.
+    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and the reason. After its first ``; ``,
+    the reason has details.
 
     The policy is the one chosen at the measured budget nearest to ``budget``. The policy is FALLBACK if no budget was measured,
     no policy is clearly better, or the chosen policy is not installed. Raises BundleError for invalid choices.

@@ -79,7 +79,7 @@ def split_options(text: str) -> tuple[str, str]:
 
 @contextmanager
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Convert errors in the file of ``plugin`` (a class, instance or function) to ``kind``, naming the file, line and error.
+    """Raise ``kind`` for an error in the file of ``plugin`` (a class, instance or function). It names the file, line and error.
 
     Errors in edgevlm's own classes, and errors whose traceback does not include the plugin's file, are raised unchanged.
     """

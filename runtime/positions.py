@@ -33,7 +33,7 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
 
 
 def position_rule(rule: str, wanted: str) -> str:
-    """Return the position rule for frames: ``VIDEO_RULES[wanted]`` if ``rule`` makes a stream one video, otherwise ``rule``."""
+    """Return ``VIDEO_RULES[wanted]`` if ``rule`` treats the stream as one video, otherwise ``rule``."""
     return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 
@@ -42,9 +42,9 @@ class Positions:
     """The rotary positions of one stream: a text row takes the next index on every axis, and a frame follows ``rule``.
 
     ``limit``: the smaller of the model's limit and the trained length written in the bundle. ``grid`` and ``tokens_per_second``
-    are those of :class:`~edgevlm.runtime.bundle.VisionSpec`, and ``rule`` is its ``positions``. ``next``: 1 + the largest
-    position taken, over all axes. ``margin`` is min(1024, limit / 4), but at least the text budget (InfiniPot-V, appendix B.4;
-    HERMES, appendix F). A question therefore always fits below the limit.
+    are those of :class:`~edgevlm.runtime.bundle.VisionSpec`, and ``rule`` is its ``positions``. ``next``: the first position
+    that is free on every axis. ``margin`` is min(1024, limit / 4), but at least the text budget (InfiniPot-V, appendix B.4;
+    HERMES, appendix F). The margin leaves room for a question below the limit.
     """
 
     limit: int

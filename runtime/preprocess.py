@@ -61,13 +61,13 @@ class Preprocessor:
         return planes
 
     def _resize(self, height: int, width: int) -> list[Pass]:
-        """Return the resize passes for a source size. Only the newest size's passes are cached; cameras rarely change size."""
+        """Return the passes that resize pictures of this size. Only one size is cached, because cameras rarely change size."""
         if (found := self._passes.get((height, width))) is None:
             self._passes = {(height, width): (found := self._bands(height, width))}
         return found
 
     def _bands(self, height: int, width: int) -> list[Pass]:
-        """Return the bands of each resize pass. A frame that already has the tower's size needs no pass."""
+        """Return the filter weights of each resize pass, in bands. A frame that already has the tower's size needs no pass."""
         spec, method = self.spec, self.spec.resample
         sizes = [(height, width), (spec.size[0], spec.size[1])]
         if spec.fit == "longest":

@@ -102,7 +102,7 @@ class LogProb(NamedTuple):
 
     @classmethod
     def of(cls, logits: NDArray[np.float32], token: int, count: int) -> LogProb:
-        """Return a token's log-probability. ``logits``: float32 ``[vocabulary]``. ``count``: the length of ``likeliest``."""
+        """Return a token's log-probability. ``logits``: float32 ``[vocabulary]``. ``count``: how many likely tokens to list."""
         best = float(logits.max())
         total = best + float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
         order = np.argsort(-logits, kind="stable")[:count] if count else ()
@@ -123,8 +123,8 @@ class Classified(NamedTuple):
 class OneOf:
     """A logits processor that allows only the tokens of ``texts``; a space may precede each text.
 
-    ``probabilities``: the probability of each text; all texts' probabilities add up to 1. Texts that start with the same token
-    share the token's probability evenly until the answer decides between them.
+    ``probabilities``: the probability of each text; all texts' probabilities add up to 1. If several texts start with the same
+    token, they share its probability evenly until the answer decides.
     """
 
     def __init__(self, model: Model, texts: Sequence[str]) -> None:
@@ -150,7 +150,7 @@ class OneOf:
         self._mass = dict.fromkeys(self._text, 1 / len(self._text))
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return ``logits [vocabulary]`` with minus infinity for tokens that lead to no choice; update ``probabilities``."""
+        """Return ``logits [vocabulary]`` with minus infinity for tokens that continue no choice. Update ``probabilities``."""
         after = {ids: ids[len(token_ids)] if len(ids) > len(token_ids) else self._stop for ids in self._open(token_ids)}
         allowed = np.array(sorted(set(after.values())))
         weights = np.exp(logits[allowed].astype(np.float64) - logits[allowed].max())
@@ -178,7 +178,7 @@ class OneOf:
                 raise UserError(f"choices {other!r} and {text!r} start with the same token; word one of them differently")
 
     def complete(self, token_ids: Sequence[int]) -> bool:
-        """Return whether ``token_ids`` spell a choice that is not the start of a longer choice."""
+        """Return whether ``token_ids`` spell a choice, and no other choice starts with them."""
         return self._open(token_ids) == [tuple(token_ids)]
 
     def text(self, token_ids: Sequence[int]) -> str:

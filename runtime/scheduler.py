@@ -49,9 +49,9 @@ class Scheduler:
     """Runs one task at a time: urgent tasks first, then watches, then the sessions' other tasks, the earliest deadline first.
 
     A session's task is due one period after the session's previous task. Under overload, every session runs at the same
-    fraction of its rate (start-time fair queueing). An idle session accumulates no credit. After an urgent task, a waiting task
-    that is not urgent runs next. Endless questions to one camera therefore do not stop other cameras. Watches take at most
-    WATCH_FRACTION of the time: after a watch of t seconds, the next watch starts 5.7 t seconds later. Only the scheduler's
+    fraction of its rate (start-time fair queueing). A session that was idle gets no extra time later. After an urgent task, a
+    waiting task that is not urgent runs next, so that endless questions to one camera do not stop the others. Watches take at
+    most WATCH_FRACTION of the time: after a watch of t seconds, the next watch starts 5.7 t seconds later. Only the scheduler's
     thread uses a model's engine, caches and policies, so no lock is needed. The thread starts with the first task.
     """
 
@@ -88,7 +88,7 @@ class Scheduler:
 
     @property
     def urgent_waiting(self) -> bool:
-        """Return whether an urgent task is waiting, so that a running watch can postpone its remaining questions."""
+        """Return whether an urgent task is waiting. A running watch then postpones its remaining questions."""
         with self._changed:
             return any(not task.future.cancelled() for task in self._urgent)
 
@@ -168,7 +168,7 @@ class Scheduler:
     def give_way(self, session: object, takes: Callable[[Task], bool]) -> None:
         """Run one task of each waiting session. A long task calls this method on the model's thread between two of its parts.
 
-        ``session``: the long task's session. ``takes``: a function that returns whether ``session``'s next task may run now.
+        ``session``: the long task's session. ``takes``: returns whether the next task of ``session`` may run now.
         """
         with self._changed:
             waiting = sorted(self._queues, key=lambda each: self._queues[each][0].due)
@@ -218,10 +218,9 @@ class Scheduler:
         return max(self._clock, self._due.get(session, 0.0)) + period
 
     def _returns(self) -> bool:
-        """Return whether the session that ran last would run again if its next task were already queued.
+        """Return whether the session that just ran is next again, although its next task is not queued yet.
 
-        The scheduler waits RETURN_S for the next task of a session that would run again. If the scheduler did not wait, two
-        sessions would alternate, whatever their rates.
+        The scheduler waits RETURN_S for that task. Without the wait, two sessions would take turns, whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

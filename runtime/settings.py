@@ -30,8 +30,8 @@ class Metavar(NamedTuple):
 class AppendChanged:
     """Settings of ``--append changed``.
 
-    ``tau``: append a token if the cosine similarity of its feature and its patch's reference is below ``tau`` and too low to be
-    camera noise. ``refresh``: append a patch again after this many frames even if it is unchanged; 0 turns this off.
+    ``tau``: append a token if its feature's cosine similarity to the patch's reference is below ``tau``, and below what camera
+    noise can explain. ``refresh``: append a patch again after this many frames even if it is unchanged; 0 turns this off.
     ``present``: keep this many of the newest frames outside the memory; every question sees them whole.
     """
 
@@ -48,9 +48,9 @@ class AppendChanged:
 class EncodeChanged:
     """Settings of ``--encode changed``.
 
-    ``interval``: encode a whole frame every ``interval`` frames; with 0, the interval grows up to INTERVAL frames while whole
-    frames confirm the kept features. ``threshold``: encode a patch if the mean difference over its most different tenth of
-    pixels reaches this many levels (0 to 255). With threshold 0, every frame is encoded whole.
+    ``interval``: encode a whole frame every ``interval`` frames. With 0, the interval grows up to INTERVAL while the kept
+    features prove right. ``threshold``: encode a patch if the mean difference over its most different tenth of pixels reaches
+    this many levels (0 to 255). With threshold 0, every frame is encoded whole.
     """
 
     interval: int = 0

@@ -25,7 +25,7 @@ class Change(NamedTuple):
 
 
 class AskedSession(Protocol):
-    """The part of a session that a standing question uses."""
+    """What a standing question needs from a session."""
 
     notify: Notify
 

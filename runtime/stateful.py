@@ -52,7 +52,7 @@ class Stateful:
 
 
 def bytes_of(value: object) -> int:
-    """Return the size in bytes of all arrays in a field's value. Numbers and strings are not counted."""
+    """Return the size in bytes of all arrays in a field's value. Numbers and strings count as 0 bytes."""
     if isinstance(value, Stateful):
         return sum(bytes_of(getattr(value, name)) for name in value.state_fields)
     if isinstance(value, Mapping | list | tuple):

@@ -44,11 +44,11 @@ class SessionStats:
 
     ``frames`` is the number of frames watched, and ``fps`` the number watched per second. ``tokens`` is the number of rows in
     the fullest layer. ``cache_bytes`` is the cache's size, allocated once at the start; ``policy_bytes`` is the current size of
-    the policy's state. ``present_bytes`` is the size of the newest frames and of the references that frames are compared with.
-    ``encoded`` is the fraction of the frames' patches that was encoded, and ``tower_bytes`` the size of the encoder's state.
-    ``ttft_ms`` is the newest answer's time to its first token, and ``tpot_ms`` its mean time per token after the first.
-    Snapshots are copied to a buffer of ``state_bytes`` bytes. This process wrote ``snapshots`` snapshots, and a copy held the
-    stream up by at most ``held_ms``. ``store`` describes the rows that a retrieval policy offloaded.
+    the policy's state. ``present_bytes`` is the size of the frames outside the memory and of the references that frames are
+    compared with. ``encoded`` is the fraction of the frames' patches that was encoded, and ``tower_bytes`` the size of the
+    encoder's state. ``ttft_ms`` is the newest answer's time to its first token, and ``tpot_ms`` its mean time per token after
+    the first. Snapshots are copied to a buffer of ``state_bytes`` bytes. This process wrote ``snapshots`` snapshots, and none
+    of them stopped the stream for more than ``held_ms``. ``store`` describes the rows that a retrieval policy offloaded.
     """
 
     frames: int

@@ -39,7 +39,7 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame outside the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: frame start and end."""
+    """A frame not yet in the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: frame start and end."""
 
     features: Float32
     seconds: Float64
@@ -49,11 +49,11 @@ class Stream:
     """Appends the prefix, frames and questions to a cache of fixed size.
 
     The capacity of every layer is prefix + |M| + text budget. A layer never holds more than prefix + |M| rows of memory.
-    ``capture_bytes``: the size of the buffer for snapshots, which is allocated elsewhere but must fit in memory with the cache.
+    ``capture_bytes``: the size of the snapshot buffer, which is allocated elsewhere but must fit in memory with the cache.
 
     If ``append`` is set, only the tokens that changed enter the memory. The ``append.present`` newest frames, called the
-    *present*, are held outside the memory. Every question sees all tokens of the present frames, in rows reserved for these
-    frames. When the next frame comes, the changed tokens of the oldest present frame are appended.
+    *present*, are held outside the memory. Every question sees the present frames whole, in rows reserved for them. When the
+    next frame comes, the changed tokens of the oldest present frame are appended.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Let the ``with`` block change the memory permanently. An error in the block sets ``torn``, unless it is a UserError.
+        """Let the ``with`` block change the memory. If the block ends with an error other than UserError, ``torn`` is set.
 
         Raises CacheError if another thread is using the stream.
         """
@@ -227,12 +227,12 @@ class Stream:
         """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames. Return how many frames were appended.
 
         Here a frame is one grid of tokens; a tower that merges frames makes one grid from a group of frames. ``seconds``: the
-        times ``[F, 2]`` of each group's first and last frame, by default the group's number. A piece has as many frames as fit
-        without a compression. If no frame fits, a piece has as many frames as one compression makes room for, but at least one.
-        ``coming``: how many frames of the chunk are still to come. An incomplete piece waits for the remaining frames of the
-        chunk. Raises UserError if an unbounded policy's budget is used up.
+        times ``[F, 2]`` of each group's first and last frame, by default the group's number. A piece is as many frames as fit
+        before the next compression. If no frame fits, a piece is as many frames as one compression makes room for, at least
+        one. ``coming``: how many frames of the chunk are still to come. A piece that could take more frames of the chunk waits
+        for them. Raises UserError if an unbounded policy's budget is used up.
 
-        If only changes are appended, a piece has the changes of as many frames as fit. Frames after the last piece become the
+        If only changes are appended, a piece has only the changes, so that more frames fit. The newest frames become the
         *present*: they stay outside the memory, but count as appended.
         """
         with self.changing():
@@ -252,7 +252,7 @@ class Stream:
             return done
 
     def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
-        """Return the present frames, then those in ``features``, and record the times of the frames in ``features``."""
+        """Return the frames to append: the present frames, then ``features``. Record the times of ``features``."""
         first = self.frames + len(self.present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
@@ -260,9 +260,9 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all but the newest frames, which are held back. Return how many new frames count as appended.
+        """Append the changes of all but the *present*, the newest frames. Return how many new frames count as appended.
 
-        If more frames are ``coming``, the last piece waits, because those frames may still join this piece.
+        If more frames are ``coming``, the last piece waits for them, because they may still fit.
         """
         done, last, held = 0, len(queue) - max(self._most_present - coming, 0), len(self.present)
         while done < last:
@@ -297,10 +297,10 @@ class Stream:
     def _changed_piece(
         self, references: References, queue: Sequence[StreamFrame]
     ) -> tuple[list[Tokens], list[StreamFrame], list[NDArray[np.int64]], References]:
-        """Return the changes of the first frame and of the following frames that fit without a compression.
+        """Return the changes of the first frame, and of the following frames that fit before the next compression.
 
         The rows and their positions are the same as if the frames were appended one by one. A frame without changes gets no
-        text around it. Returns the rows, the frames with changes, the tokens that now show each frame's patches,
+        text around it. Returns the rows, the frames that changed, the token that now shows each patch of a frame,
         ``[tokens_per_frame]``, and the updated references.
         """
         parts: list[Tokens] = []
@@ -325,9 +325,9 @@ class Stream:
         return parts, frames, shown, references
 
     def _piece(self, left: int) -> int:
-        """Return how many of ``left`` frames are in the next piece: as many as fit or, if none fits, as one compression frees.
+        """Return how many of ``left`` frames the next piece has: as many as fit now or, if none fits, after a compression.
 
-        If later frames always see frame 0, then frame 0 is a separate piece, prefilled densely.
+        If the policy keeps frame 0, that frame is a piece by itself, prefilled densely.
         """
         kept = self.rows_per_frame if self.policy.needs.keeps_first_frame else 0
         if kept and not self.frames:
@@ -351,7 +351,7 @@ class Stream:
         self._compress_for(rows)
 
     def _inform_policy(self, first: int, rows: Rows, result: StepResult, frames: Sequence[StreamFrame]) -> None:
-        """Pass committed rows to the policy. ``first``: the ``seq`` of the first row. ``frames``: the rows' frames."""
+        """Give the policy the committed rows of ``frames``. ``first``: the ``seq`` of the first row."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
         with self._timed("compress_ms"):
@@ -361,7 +361,7 @@ class Stream:
             check_declared(self.policy)
 
     def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
-        """Return the rows of frames, numbered from ``first``, and of the text around the frames. Advances the positions.
+        """Return the rows of ``frames``, numbered from ``first``, and of the texts around them. Advances the positions.
 
         ``tokens``: the mask of each frame's tokens to append, bool ``[tokens_per_frame]``, by default all.
         """
@@ -386,7 +386,7 @@ class Stream:
         return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
-        """Append frames. ``ahead``: the number of earlier frames outside the memory. ``sparsely``: allow the sparse graph."""
+        """Append frames. ``ahead``: how many earlier frames are not in the memory. ``sparsely``: allow the sparse graph."""
         sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
@@ -405,7 +405,7 @@ class Stream:
 
     @contextmanager
     def _positions_kept(self) -> Iterator[Callable[[], None]]:
-        """Restore the positions if the ``with`` block raises an error or calls the yielded function."""
+        """Restore the positions if the ``with`` block fails or calls the yielded function."""
         mark = self.positions.mark()
         try:
             yield lambda: self.positions.restore(mark)
@@ -432,7 +432,7 @@ class Stream:
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
-        """Run the guidance texts as if appended to the memory (no present frames) in one causal pass; roll back the cache."""
+        """Run the guidance texts in one causal pass after the memory (without present frames). Then remove them again."""
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self._timed("guidance_ms"), self.taken_out():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes
@@ -448,16 +448,16 @@ class Stream:
         window: TimeWindow | None = None,
         rows: int = 0,
     ) -> Iterator[None]:
-        """Let the ``with`` block append a question. On exit, remove all that the block appended and restore the positions.
+        """Let the ``with`` block append a question. On exit, remove what it appended and restore the positions.
 
-        ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` exceed the reserved room,
-        the memory is copied to a larger cache. ``waiting``: frames that the block sees now and that will be appended
-        permanently later. Room for all waiting frames is made at once, so that the memory later is the same as if the question
-        had not been asked. If ``present`` frames are kept, the block sees the newest frames whole, and older waiting frames
-        only where they changed. ``pictures``: arrays ``[1, tokens_per_frame, width]``, which the block sees after all frames,
-        at intervals of one second from ``now``, the stream's time. ``window``: the block's rows attend only to rows from this
-        time window. Raises NothingHeld if the memory has no rows from ``window``. Raises UserError as :meth:`check_window`
-        does, and if a copy of the memory is needed but does not fit.
+        ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` do not fit in the
+        reserved room, the memory is copied to a larger cache. ``waiting``: frames that are not appended yet; the block sees
+        them. Room for all of them is made at once, so that a question does not change what is remembered later. With
+        ``present`` frames, the block sees the newest frames whole, and only the changes of older waiting frames. ``pictures``:
+        arrays ``[1, tokens_per_frame, width]``. The block sees them after all frames, one second apart from ``now`` on, the
+        stream's time. ``window``: the block's rows attend only to rows from this time window. Raises NothingHeld if the memory
+        has no rows from ``window``. Raises UserError as :meth:`check_window` does, and if a copy of the memory is needed but
+        does not fit.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -487,8 +487,8 @@ class Stream:
     def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
         """Work on a copy of the memory with room for ``rows`` rows of text, if ``rows`` exceeds the reserved room.
 
-        ``frame_rows``: how many rows of frames will also be appended. The copy's positions are made dense if too few positions
-        are left.
+        ``frame_rows``: how many rows of frames are appended as well. If too few positions are left, the copy's rows get
+        positions without gaps.
         """
         if rows <= self._set_aside:
             yield
@@ -512,7 +512,7 @@ class Stream:
 
     @contextmanager
     def truncated_prefix(self, rows: int) -> Iterator[None]:
-        """Keep only the first ``rows`` prefix tokens of a memory without frames until the ``with`` block ends."""
+        """Cut the prefix to its first ``rows`` tokens until the ``with`` block ends. The memory must hold no frame."""
         held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in range(self.cache.layers)]
         position, seq = self.positions.mark(), self._seq
         self.cache.evict([layer["seq"] < rows for layer in held])
@@ -604,7 +604,7 @@ class Stream:
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append rows, for which there must be room, and commit them unless they belong to a question about a time window.
+        """Append rows, for which there must be room. They are committed, except for a question about a time window.
 
         ``embeds``: float32 ``[n, width]``. The stream assigns the rows' ``seq``.
         """
@@ -635,7 +635,7 @@ class Stream:
 
 @contextmanager
 def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase) -> Iterator[Fetch | None]:
-    """Yield a function that fetches rows for a layer during a step. On exit, move the fetched rows after the new rows."""
+    """Yield a function that fetches rows, called in each layer. On exit, move the fetched rows after the new rows."""
     if policy is None:
         yield None
         return
@@ -661,10 +661,10 @@ def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]
     """Return which rows in memory a prefill's frames see under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
 
     A token sees the prefix, frame 0, its own frame's tokens up to itself, and the token of the same patch in the previous
-    frame. Eviction refills slots from the tail, so the previous frame's token may be in a different slot in each head. The
-    prefix and frame 0 are never evicted, so they stay in slots ``[0, prefix + tokens_per_frame)`` of every layer and head.
-    ``frame``: the number of the call's first frame, 1 or more. ``grid``: the (rows, columns) of a frame's tokens. Raises
-    CacheError if frame 0 is not in its slots.
+    frame. Eviction fills slots from the tail, so the same patch may be in a different slot in each head. The prefix and frame 0
+    are never evicted, so they stay in slots ``[0, prefix + tokens_per_frame)`` of every layer and head. ``frame``: the number
+    of the call's first frame, 1 or more. ``grid``: the (rows, columns) of a frame's tokens. Raises CacheError if frame 0 is not
+    in its slots.
     """
     rows, columns = grid
     shared = prefix + rows * columns

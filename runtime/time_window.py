@@ -66,7 +66,7 @@ class NarrowedMemory:
     """Limits a question to some rows of the cache. The question's own rows follow the cache's rows and are not committed."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
-        """Narrow ``cache`` to the rows in ``shown``, which has a bool mask ``[kv_heads, n]`` for each layer.
+        """Narrow ``cache`` to the rows in ``shown``, a bool mask ``[kv_heads, n]`` for each layer.
 
         ``frames``: the window's first and last frame, for :meth:`seen`.
         """
@@ -87,7 +87,7 @@ class NarrowedMemory:
         return result
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """Return copies of the rows of frames that a KV head sees, with their time spans cut to the window."""
+        """Return copies of the rows of frames that a KV head sees. Their time spans are cut to the window."""
         cache, (first, last), slot = self._cache, self._frames, self._shown[layer][head]
         slot = slot[cache.kind(layer)[head, slot] == Kind.VISION]
         key = cache.dequantize("key", layer)[head, slot]

@@ -21,9 +21,9 @@ PAGE_ROWS = 64  # the largest number of rows in a block
 
 @dataclass(slots=True)
 class PageRun:
-    """A run of a cluster's rows, in blocks of PAGE_ROWS rows, numbered ``first``, ``first + 1``, ...
+    """Some of a cluster's rows, in blocks of PAGE_ROWS rows. The blocks are numbered ``first``, ``first + 1``, ...
 
-    ``missing``: the number of rows in lost blocks. ``block``: the run's rows until they are in the store, then None.
+    ``missing``: the number of rows in lost blocks. ``block``: the rows themselves, until the store has them.
     """
 
     rows: int
@@ -43,8 +43,8 @@ class PageRun:
 class ClusterPages(Stateful):
     """The runs of all clusters: up to MAX_RUNS for each slot of each layer and KV head.
 
-    If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined. A row is therefore rewritten only a few
-    times. If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
+    If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined. This limits how often a row is rewritten.
+    If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
@@ -58,12 +58,12 @@ class ClusterPages(Stateful):
         return MAX_RUNS * (8 + 4 + 4)
 
     def held(self, layer: int) -> Int32:
-        """Return how many rows of each cluster of a layer are not lost, ``[kv_heads, slots]``."""
+        """Return how many rows of each cluster the store still has, ``[kv_heads, slots]``."""
         held: Int32 = (self.rows[layer] - self.missing[layer]).sum(2, dtype=np.int32)
         return held
 
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
-        """Return blocks that cover ``rows`` rows, slot by slot and smallest run first, and the number of rows not covered."""
+        """Return the blocks for ``rows`` rows, by slot and then smallest run first. Also return how many rows remain."""
         blocks, left = [], 0
         for slot in slots.tolist():
             for run in self._runs(layer, head, slot):
@@ -83,8 +83,8 @@ class ClusterPages(Stateful):
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
         """Update ``store`` after the clusters of a KV head have changed.
 
-        ``home``: the new slot of the sealed cluster in each slot, ``[slots]``; -1 if there is none. ``parts``: newly sealed
-        rows by slot.
+        ``home``: the slot that each slot's sealed cluster moved to, ``[slots]``; -1 if a slot has none. ``parts``: the newly
+        sealed rows of each slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]
@@ -101,7 +101,7 @@ class ClusterPages(Stateful):
         return [number for slot in slots for run in self._runs(layer, head, int(slot)) for number in run.pages]
 
     def take_out(self, store: Store, layer: int, head: int, slots: Sequence[int]) -> list[Block]:
-        """Remove all blocks of ``slots`` from the store, and return those that are not lost."""
+        """Take all blocks of ``slots`` out of the store, and return those that were not lost."""
         numbers = self.block_ids(layer, head, slots)
         found = store.get(numbers)
         store.drop(numbers)
@@ -153,7 +153,7 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
 def _join(store: Store, small: PageRun, large: PageRun) -> None:
     """Append the rows of ``small`` to ``large``.
 
-    Full pages get new, consecutive numbers. Only the last, partial page of each run is read and written again.
+    Full pages get new, consecutive numbers. Only the last page of each run, if it is not full, is read and written again.
     """
     tail = large.rows % PAGE_ROWS
     if large.block is None and 0 < tail <= PAGE_ROWS - small.rows:
@@ -180,7 +180,7 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
 
 
 def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
-    """Store rows in consecutive blocks of PAGE_ROWS. Return the first block's number (-1 for no rows) and the row count."""
+    """Store rows in consecutive blocks of PAGE_ROWS. Return the first block's number, or -1 if none, and the row count."""
     if not blocks:
         return -1, 0
     rows = joined(blocks)

@@ -1,14 +1,14 @@
-"""Fetch rows from the store into the cache's free rows, where a decoder with per-layer graphs attends to them.
+"""Fetch rows from the store into free rows of the cache, so that a decoder with per-layer graphs can attend to them.
 
-While a call appends S rows, the memory of one layer and KV head contains a working set of r fetched rows::
+A call appends S rows. While it runs, each layer and KV head also has r fetched rows, called the working set::
 
     [0, n)              valid rows of the cache: prefix, window, text
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
-After the call, :meth:`WorkingSet.settle` moves the new rows to ``[n, n + S)``, where the cache commits them. Fetched rows keep
-their stored positions until the stream is first re-indexed. Afterwards, fetched rows get contiguous positions, in temporal
-order, between the prefix and all other rows.
+After the call, :meth:`WorkingSet.settle` moves the new rows to ``[n, n + S)``, and the cache commits them there. Until the
+stream is first re-indexed, fetched rows keep the positions they were stored with. After that, they get consecutive positions in
+temporal order, between the prefix and all other rows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
 
-        ``always``: a function that returns a layer's rows to place first, a block per KV head. Rows without room are dropped.
+        ``always``: returns the rows of a layer that come first, a block per KV head. Rows that do not fit are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -78,7 +78,7 @@ class WorkingSet(Stateful):
         return counts
 
     def settle(self, layer: int, appended: int) -> None:
-        """Swap each head's working set with the ``appended`` rows that follow it."""
+        """Move the ``appended`` rows in front of each head's working set."""
         start = int(self._start[layer])
         for head, held in enumerate(self.held[layer]):
             moved = min(int(held), appended)
@@ -120,8 +120,8 @@ class WorkingSet(Stateful):
 def contiguous(rows: Block, first: int) -> Int32:
     """Return positions for the n rows of one head, int32 ``[n, axes]``, in temporal order and starting at ``first``.
 
-    With one axis, a position is the row's rank by ``seq``. With three axes (M-RoPE), a position is the frame's rank and
-    the patch's row and column.
+    With one axis, a position is the row's rank by ``seq``. With three axes (M-RoPE), a position is the rank of the frame, and
+    the row and column of the patch.
     """
     axes = rows.position.shape[2]
     if axes == 1:
