@@ -56,7 +56,7 @@ class CalibrateRequest(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Measurements of the layers, the policies and an int8 cache's scales; a measurement that was not made is None."""
+    """The results of a calibration. A field is None if it was not measured."""
 
     layers: Calibration | None
     policies: Choices | None
@@ -65,7 +65,7 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The frames, uint8 RGB ``[H, W, 3]``, of a clip or, if ``video`` is None, a demo world; can be iterated several times."""
+    """Frames, uint8 RGB ``[H, W, 3]``, of ``video`` or, if it is None, of a demo world. They can be read more than once."""
 
     video: str | None
     seed: int = 0
@@ -134,7 +134,7 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify, notify: Notify
 ) -> Findings:
-    """Measure an int8 cache's scales, then the layers, then the policies. Measurements of a stopped run are reused."""
+    """Measure an int8 cache's scales, then the layers, then the policies. Results from an interrupted run are reused."""
     layers, scales, choices, spec = None, None, None, model.bundle.decoder
     if request.layers and spec.kv == "int8":
         try:
@@ -192,7 +192,7 @@ def rows(choices: Choices) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def as_json(written: Path, found: Findings) -> str:
-    """Return the text that ``--json`` prints: a line for the bundle and its layers, then the rows of the policies."""
+    """Return the ``--json`` output: a line about the bundle and its layers, then lines about the policies."""
     layers = asdict(found.layers) if found.layers else {}
     first = ("calibration", {"bundle": str(written), **layers})
     return "\n".join(json_line(*row) for row in (first, *(rows(found.policies) if found.policies else ())))

@@ -69,7 +69,7 @@ def plain(text: str) -> IPv4Address | IPv6Address:
 
 
 def reach(text: str) -> Literal["here", "private", "public"]:
-    """Classify an address as ``here`` (this machine, its link or its cloud's services), ``private`` or ``public``."""
+    """Classify an address as ``here`` (this machine, link-local or cloud metadata), ``private`` or ``public``."""
     address = plain(text)
     if any(address in network for network in HERE) or _is_own(address):
         return "here"

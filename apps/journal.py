@@ -19,7 +19,7 @@ WORDS = 64  # maximum number of words in a search
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line about what a camera saw at ``time`` (seconds since 1970). ``evidence`` lists moments as in an answer's JSON."""
+    """A line about what a camera saw at ``time`` (seconds since 1970). ``evidence`` is as in an answer's JSON."""
 
     camera: str
     time: float
@@ -45,7 +45,7 @@ class Journal(TimedDatabase):
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:
-        """Store a line, unless rows were deleted after :attr:`forgotten` had the value ``since``. Raises no disk errors."""
+        """Store a line, unless lines have been deleted since :attr:`forgotten` was ``since``. Disk errors are not raised."""
 
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))
@@ -85,6 +85,6 @@ class Journal(TimedDatabase):
 
 
 def with_notes(question: str, lines: list[Line]) -> str:
-    """Put journal lines before a question, oldest first."""
+    """Put journal lines, oldest first, in front of a question."""
     said = [f"{clock_time(line.time)}: {line.text}" for line in sorted(lines, key=lambda line: line.time)]
     return "\n".join([HEADING, *said, "", question]) if lines else question

@@ -112,7 +112,7 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
 
 
 def open_run(start: Start) -> RunLoop:
-    """Open a run's model, source, session and output. If one cannot be opened, close the others."""
+    """Open a run's model, source, session and output. If one of them fails to open, the others are closed."""
     settings, plan = start.settings, start.plan
     with ExitStack() as opened:
         writer = None
@@ -166,7 +166,7 @@ def export_choice(start: Start) -> ExportChoice:
     budget: Any = settings.budget
 
     def frame_shape() -> tuple[int, int] | None:
-        """Open the source and return the (height, width) of its first frame, or None for stdin, which opens only once."""
+        """Open the source and return its first frame's (height, width), or None for stdin, which can be read only once."""
         if settings.is_stdin_source:
             return None
         with closing(start.open_source(realtime=False, rule=None)) as source:
@@ -196,7 +196,7 @@ def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, in
 
 
 def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
-    """Yield lines that introduce the run and its commands, then the reason for its policy."""
+    """Yield the lines that introduce the run, then the reason for its policy."""
     source, session = run.source, run.session
     if start.compares:
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."
@@ -214,9 +214,9 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:
-    """Advance ``source`` and ``plan`` to the time of the resumed snapshot. A live source continues at the present time.
+    """Skip a recording to the time of the resumed snapshot. A camera continues from now.
 
-    Questions planned for times before the snapshot are dropped.
+    Questions planned for an earlier time are dropped.
     """
     if writer.resumed is None:
         return

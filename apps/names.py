@@ -39,7 +39,7 @@ NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # an id, made from a n
 
 
 def id_of(name: str) -> str:
-    """Make an id from a name. A valid id stays unchanged. An invalid id becomes its ASCII words and its hash."""
+    """Make an id from a name. A valid id stays unchanged; any other name becomes its ASCII words and a hash."""
     name = unicodedata.normalize("NFC", name.strip())
     if re.fullmatch(ID, name):
         return name

@@ -14,7 +14,7 @@ LOCAL = (".local", ".lan", ".internal", ".home.arpa")
 
 
 def is_private(host: str) -> bool:
-    """Return whether a host is this machine or on a private network, and so is reached without a proxy."""
+    """Return whether a host is this machine or on a private network. Such hosts need no proxy."""
     if host.lower().endswith(LOCAL):
         return True
     with suppress(OSError, UnicodeError):
@@ -35,7 +35,7 @@ def proxy_variables(*schemes: str) -> str:
 
 
 def environment_problem(error: Exception) -> str:
-    """Explain an HTTP client's error, and its fix, if an environment variable is the cause; otherwise return ""."""
+    """Return the cause and the fix if an environment variable caused an HTTP client's error, or "" otherwise."""
     why, proxies = " ".join(str(error).split())[:200], proxy_variables("http", "https")
     files = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
     if isinstance(error, ssl.SSLError | FileNotFoundError | PermissionError) and error.filename is None and files:

@@ -291,7 +291,7 @@ class Snapshot(Record):
 
 
 def record(name: str, kind: Any, /, *, optional: bool = False, without: str = "", **more: Any) -> type[Record]:
-    """Make a model of a JSON line with the fields ``more`` and those of a dataclass, ``Annotated`` with descriptions."""
+    """Make a JSON line's model from a dataclass whose fields are ``Annotated`` with descriptions. ``more`` adds fields."""
     types, fields = get_type_hints(kind), dict[str, Any](more)
     for each in dataclasses.fields(kind):
         if each.name != without:
@@ -346,7 +346,7 @@ LINES: dict[str, tuple[type[Record], ...]] = {
 
 
 def kind_of(model: type[Record]) -> str:
-    """Return the ``event`` of the JSON lines that ``model`` describes."""
+    """Return the value of ``event`` in the JSON lines that ``model`` describes."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
 
 
@@ -357,7 +357,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_of(model: type[BaseModel], kind: dict[str, Any], name: str = "event") -> dict[str, Any]:
-    """Return the JSON Schema of a line. The field ``name`` distinguishes kinds of lines; ``kind`` is its schema."""
+    """Return the JSON Schema of a line. The field ``name`` gives the kind of line; its schema is ``kind``."""
     schema = model.model_json_schema()
     version = {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."}
     schema["properties"] = {name: kind, "schema": version, **schema["properties"]}

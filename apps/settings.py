@@ -21,7 +21,7 @@ class Shown(NamedTuple):
 def parse_size(text: Any, option: str = "") -> Any:
     """Parse ``1280x720`` as (width, height) and ``auto`` as None.
 
-    For text of another form, raises UserError with a message that begins with ``option``.
+    Raises UserError for any other text. Its message begins with ``option``.
     """
     if not isinstance(text, str) or text == "auto":
         return None if text == "auto" else text
@@ -31,7 +31,7 @@ def parse_size(text: Any, option: str = "") -> Any:
 
 
 def parse_ask_at(text: str) -> tuple[float, str]:
-    """Parse ``60:Who came in?`` as a question at 60 seconds. Raises UserError for text of another form."""
+    """Parse ``60:Who came in?`` as a question at 60 seconds. Raises UserError for any other text."""
     time_s, _, question = text.partition(":")
     if not re.fullmatch(r"\s*\d{1,12}(\.\d*)?\s*", time_s) or not question.strip():
         raise UserError(f"{text}: give seconds, a colon and the question, like 60:'who came in?'")
@@ -120,5 +120,5 @@ class RunSettings(SessionSettings):
 
     @property
     def state_key(self) -> str | None:
-        """Return the reference from which :func:`edgevlm.apps.credentials.state_key` reads the snapshots' key."""
+        """Return where to read the key that encrypts snapshots, as ``file:PATH``, or None without a key."""
         return None if self.state_key_file is None else f"file:{self.state_key_file}"

@@ -35,7 +35,7 @@ class TimedDatabase:
 
     Any thread may call any method. A damaged file is renamed, and a new file is started. ``notify`` gets one line when the disk
     refuses writes, and another once writes succeed again. Rows are kept for ``days`` of elapsed time, so that setting the clock
-    deletes nothing. When the file takes more than ``cap`` bytes, the statements of :attr:`SPARE` delete rows. Raises UserError
+    deletes nothing. While the file is larger than ``cap`` bytes, the statements in :attr:`SPARE` delete rows. Raises UserError
     if the file cannot be opened or another process uses it.
     """
 
@@ -125,7 +125,7 @@ class TimedDatabase:
         return self._rows(statement, *given.values(), limit)
 
     def _purge(self) -> None:
-        """Delete the traces that deleted rows leave in the table."""
+        """Erase leftovers of deleted rows from the table."""
 
     def _flush(self) -> None:
         """Write changes to the disk."""

@@ -217,7 +217,7 @@ def _rank(name: str) -> tuple[bool, bool, int]:
 
 
 def clocks(machine: Machine) -> Outcome:
-    """Return whether the GPU's clock is fixed at its maximum, so that the first frames are as fast as later frames."""
+    """Return whether the GPU's clock is fixed at its maximum. If it is not, the first frames are slower."""
     place = next((place for place in GPU_CLOCKS if machine.path(place).exists()), None)
     low, high = (machine.number(f"{place}/{name}") if place else None for name in ("min_freq", "max_freq"))
     if low is None or high is None:
@@ -345,7 +345,7 @@ CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outco
 class Finding:
     """The result of a check.
 
-    ``status`` is ``ok``, ``warn`` (a run works, but badly) or ``fail`` (a run would fail). ``fix`` may be empty.
+    ``status`` is ``ok``, ``warn`` (a run works, but badly) or ``fail`` (a run would fail).
     """
 
     check: str

@@ -34,7 +34,7 @@ MOST_CAMERAS = 256
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """Predicted memory in bytes: each part while a stream runs, and the peaks of an export and of TensorRT's builder.
+    """Predicted memory in bytes: the parts of a running stream, the peak of an export and that of TensorRT's builder.
 
     ``activations`` is the decoder's working memory. ``vision`` is the tower's memory, including pixels and features.
     ``snapshots`` counts a server's snapshot copies and thumbnails.
@@ -75,7 +75,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """The times in seconds of a call's arithmetic and memory traffic, which overlap: the call takes the longer time."""
+    """The seconds that a call needs for arithmetic and for memory traffic. The call takes the longer of the two."""
 
     compute: float
     traffic: float
@@ -138,7 +138,7 @@ def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
-    """Return the largest number of bytes that a policy keeps: POLICY_ROW for each cached row, layer and KV head."""
+    """Return the most memory that a policy uses: POLICY_ROW bytes per cached row, layer and KV head."""
     return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
 
 
@@ -193,7 +193,7 @@ def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
 
 
 def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the bytes of the enlarged cache that the longest question needs, or 0 if no positions are left for it."""
+    """Return the cache's size in bytes during the longest question, or 0 if the cache cannot grow for it."""
     set_aside, spare = model.text_rows - model.closing, model.most_budget - budget
     longer = min(LONGEST_QUESTION, set_aside + spare) - set_aside
     return arena_bytes(model, budget + longer, kv) if longer > 0 else 0
@@ -263,8 +263,8 @@ class Roofline:
     def vision(self) -> RooflineCall:
         """Return the cost of encoding one grid with the vision tower.
 
-        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. The B
-        blocks have width W and together P_block parameters; each of N patches attends to A patches. R rows are projected.
+        The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. The B blocks
+        have width W and together P_block parameters; each of N patches attends to A patches. The projector gets R rows.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
@@ -276,9 +276,9 @@ class Roofline:
     def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
         """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached rows.
 
-        The layers' matrices with P parameters cost 2 P rows operations. Attention costs 4 L H D rows (held + rows / 2), with H
-        heads of size D in L layers. ``logits`` adds a row of logits: 2 V E operations, for V tokens and width E, and one
-        reading of the head's weights. Each call reads the layers' weights and the cached rows.
+        The layers' matrices, with P parameters, cost 2 P operations a row. Attention, with H heads of size D in L layers, costs
+        4 L H D (held + rows / 2) operations a row. ``logits`` adds a row of logits: 2 V E operations, for V tokens and width E,
+        and one reading of the head's weights. Each call reads the layers' weights and the cached rows.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2
@@ -302,8 +302,8 @@ class Roofline:
     def speed(self, budget: int, chunk: int) -> Speed:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        A grid's time is the sum of the tower's time, the decoder's time for the grid's rows and a share of the chunk's
-        compression. A grid's frames share this time. A compression reads the cache ``COMPRESSION_READS`` times per chunk.
+        The frames of a grid share its time: the tower's time, the decoder's time for the grid's rows and a share of the chunk's
+        compression. Each compression reads the cache ``COMPRESSION_READS`` times.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)
@@ -326,7 +326,7 @@ class Roofline:
         )
 
     def can_run(self, budget: int, chunk: int, fps: float) -> bool:
-        """Return whether a budget suits the model and fits in memory, and every camera reaches ``fps`` frames a second."""
+        """Return whether ``budget`` is valid, fits in memory and lets every camera reach ``fps`` frames a second."""
         if not self.model.least_budget <= budget <= self.model.most_budget:
             return False
         fits = self.memory(budget, chunk).total <= self.device.usable_bytes

@@ -39,7 +39,7 @@ class PlannedModel:
     ``matrices`` counts the parameters in the layers' matrices, ``vectors`` those in norms and biases. ``tied`` is true if the
     head shares the embedding's weights. ``limit`` is the largest number of positions in a stream. ``group`` is the number of
     rounded weights that share a scale, or None. ``floats`` is the number of the matrices' parameters that a rounded checkpoint
-    stores as floats. ``files`` holds the bytes of a bundle's ``decoder``, ``embedding`` and ``vision`` weights.
+    stores as floats. ``files`` holds the sizes in bytes of a bundle's ``decoder``, ``embedding`` and ``vision`` weights.
     """
 
     name: str
@@ -98,7 +98,7 @@ def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner:
 
 
 def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
-    """Return the planned model of ``demo``, a folder or an id in models.json. ``camera`` is the frames' (height, width)."""
+    """Return the planned model of the demo, a folder or an id in models.json. ``camera`` is the frames' (height, width)."""
     if name == "demo" or (Path(name) / MANIFEST).exists():
         return plan_bundle(name, camera)
     facts = None if Path(name).exists() else next((each for each in published_facts() if each["id"] == name), None)

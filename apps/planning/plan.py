@@ -147,7 +147,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the candidate precisions: ``asked``, else that of a bundle or rounded weights, else all that suit the device."""
+    """Return the precisions to try: ``asked``, else that of a bundle or of rounded weights, else all that suit the device."""
     if asked is not None:
         load_precision(asked)
         return (asked,)
@@ -155,14 +155,14 @@ def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) ->
 
 
 def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) -> str:
-    """Return the tower's own precision; for a checkpoint on a CPU, int8 if the decoder's weights are integers, else fp32."""
+    """Return the tower's precision. For a checkpoint on a CPU, it follows the decoder: int8 for integers, else fp32."""
     if model.files or device.kind != "cpu":
         return model.tower.precision
     return "int8" if load_precision(precision).onnxruntime.matrices.is_integer else "fp32"
 
 
 def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
-    """Return a run's usual budget in whole frames, reduced by up to half to keep up, or by more to fit in memory."""
+    """Return the default budget in whole frames, at most halved to keep up and cut further only to fit in memory."""
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
         budget = min(usual, roofline.largest_budget(request.chunk, fps)) // rows * rows
@@ -205,7 +205,7 @@ def show(request: PlanRequest, as_json: bool) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PublishedCheckpoint:
-    """A checkpoint on the hub. ``checked`` lists the facts that were looked up; the other facts are unverified."""
+    """A checkpoint on the hub. Facts that ``checked`` does not list are unverified."""
 
     name: str
     licence: str

@@ -1,4 +1,4 @@
-"""Detect changes between frames from the mean colours of their cells."""
+"""Detect changes between frames by comparing the mean colours of their cells."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ THRESHOLD = 4.0  # on the scale 0 to 255: above a sensor's noise, and below the 
 class ChangeGate:
     """Decides whether a frame, uint8 RGB ``[H, W, 3]``, shows a change.
 
-    A frame shows a change if the mean of any cell differs by more than ``THRESHOLD`` from the last frame that showed a change.
-    Slow changes add up over several frames until one of the frames shows a change. The first frame always shows a change.
+    A frame shows a change if any cell's mean colour differs by more than ``THRESHOLD`` from that of the last frame with a
+    change. Slow changes therefore add up until a frame shows a change. The first frame always shows a change.
     """
 
     def __init__(self) -> None:

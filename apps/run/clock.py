@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Convert a local time to seconds since 1970. Raises UserError if it never occurs, or occurs twice before ``latest``."""
+    """Convert a local time to seconds since 1970. Raises UserError if clock changes skip it, or repeat it before ``latest``."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:
@@ -61,7 +61,7 @@ def clock_time(seconds: float, now: float | None = None) -> str:
 
 
 def split_window(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``/since 10m until 5m QUESTION``, or a plain question, into the question and the typed ``since`` and ``until``.
+    """Split ``/since 10m until 5m QUESTION`` into the question and its times as typed. A plain question has no times.
 
     Raises UserError.
     """
@@ -110,7 +110,7 @@ class Span:
 
     @property
     def with_slack(self) -> Span:
-        """Return the period extended by ``SLACK_S`` at each end, for deleting pictures and rows."""
+        """Return the period with ``SLACK_S`` more at each end, to use for deletions."""
         return Span(self.since - SLACK_S, self.until + SLACK_S)
 
     def of_stream(self, offset: float) -> TimeWindow:
@@ -124,7 +124,7 @@ class Span:
 
 
 def nothing_held(error: NothingHeld, offset: float) -> str:
-    """Return the message for an empty window, with wall-clock times; ``offset`` is the wall-clock time of stream time 0."""
+    """Return the message for a time window without frames in memory; ``offset`` is the wall-clock time of stream time 0."""
     window = Span(offset + error.window.since, offset + error.window.until)
     back = "it is empty" if error.oldest_s is None else f"it reaches back to {clock_time(offset + error.oldest_s)}"
     return f"the memory holds nothing{window}; {back}"

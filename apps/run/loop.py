@@ -31,7 +31,7 @@ REMEMBERED = 64  # keep the right answers of this many frames, for questions tha
 
 @dataclass(slots=True)
 class RunPlan:
-    """A run's planned questions and its end. ``at`` lists questions with their stream times in seconds.
+    """The questions planned for a run, and its limits. ``at`` lists questions with their stream times in seconds.
 
     ``end`` lists the questions for the end of the stream.
     """
@@ -52,7 +52,7 @@ class RunPlan:
 
 
 class Observer(Protocol):
-    """Gets each frame after the session has watched it."""
+    """Receives each frame that the session has watched."""
 
     def watch(self, frame: Frame) -> None: ...
     def close(self) -> None: ...
@@ -63,7 +63,7 @@ class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
     ``stats_every`` is the interval between statistics, in seconds.
-    ``alone`` means that the process has no other run: this run closes the session, and ends when stdout loses its reader.
+    ``alone`` is true for a process's only run. Such a run closes the session, and ends when stdout loses its reader.
     ``may_watch`` is called before each frame; the run ends when it returns False.
     ``frame`` is the newest watched frame.
     ``listing`` is the command that lists the demo model's questions.
@@ -96,12 +96,12 @@ class RunLoop:
         self._stopped.set()
 
     def ask_typed(self, text: str) -> None:
-        """Ask a question that a person typed, once a frame has been watched; the watching thread must not call this."""
+        """Wait for the first frame, then ask a question that a person typed. The watching thread must not call this."""
         self.started.wait()
         self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model cannot hold a conversation
 
     def check(self) -> None:
-        """Raise UserError, before anything is watched, if a planned question cannot be asked."""
+        """Check the planned questions before the run starts. Raises UserError."""
         for text in self.plan.questions:
             plain, window = split_window(text)
             if (question := self.as_taught(plain)) is not None:
@@ -109,7 +109,7 @@ class RunLoop:
                 self.session.check_window(**Span.typed(**window).seconds(0.0))
 
     def __call__(self) -> None:
-        """Run to the end and write the summary; a signal raises KeyboardInterrupt if the run was waiting."""
+        """Run to the end and write the summary. A signal interrupts a waiting run with KeyboardInterrupt."""
         ticking = threading.Thread(target=self._tick, name="edgevlm-stats", daemon=True)
         with self.shutdown:
             ticking.start()
@@ -262,14 +262,14 @@ class RunLoop:
         return scenes[-1].truth(question) if scenes else None
 
     def as_taught(self, text: str) -> str | None:
-        """Return the question in the words that the model was taught; None if the demo model was never taught the question."""
+        """Return the question as the demo model was taught it, or None if it never was. Other models get the text unchanged."""
         if not self.session.model.is_demo:
             return text
         question = parse(text)
         return None if question is None else question.text
 
     def _tick(self) -> None:
-        """Report statistics and signs of life until the run stops; once a stop is requested, interrupt the model."""
+        """Report statistics and send keep-alives until the run stops. If a stop was requested, interrupt the model."""
         news, due = source_news(self.source), time.monotonic() + self.stats_every
         try:
             while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))):
@@ -287,10 +287,10 @@ class RunLoop:
             self.session.cancel()  # the main loop may be waiting for the end of an answer
 
     def _tell_manager(self) -> None:
-        """Send the status and, if the run is alive, a sign of life.
+        """Send the service manager the status and, if the run is alive, a keep-alive.
 
-        The run is alive if it has watched a frame or generated part of an answer since the last call. A run that waits for a
-        source that works or reconnects is alive too. The service manager restarts a process whose model or camera driver hangs.
+        The run is alive if it has watched a frame or generated part of an answer since the last call, or if it waits for a
+        source that is running or reconnecting. If a model or camera driver hangs, the manager restarts the process.
         """
         source, before = self.source, self._seen
         self._seen = self._steps, source.attempts

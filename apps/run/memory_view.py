@@ -30,7 +30,8 @@ FACTS = 8  # number of departed objects that a comparison asks about
 class MemoryView:
     """A session's memory.
 
-    ``frames`` holds the numbers of the frames in memory, ascending. If frames share tokens, only the first is listed.
+    ``frames`` holds the numbers of the frames in memory, ascending. For frames that are encoded together, only the first is
+    listed.
     ``groups`` holds the first and last layer of each group of layers.
     ``patches``, ``[frames, groups, tokens]``, is the fraction of a group's KV heads that hold each token.
     ``waiting`` is the number of frames in the unfinished chunk.
@@ -47,17 +48,17 @@ class MemoryView:
 
     @property
     def all_layers(self) -> NDArray[np.float64]:
-        """Return ``patches`` averaged over all layers, ``[frames, tokens]``."""
+        """Return the mean of ``patches`` over all layers, ``[frames, tokens]``."""
         return np.average(self.patches, axis=1, weights=[1 + last - first for first, last in self.groups])
 
     @property
     def fractions(self) -> NDArray[np.float64]:
-        """Return which fraction of each frame's tokens is in memory, ``[frames]``."""
+        """Return the fraction of each frame's tokens that is in memory, ``[frames]``."""
         return self.all_layers.mean(axis=1)
 
 
 def view_memory(session: Session) -> MemoryView:
-    """Read a session's memory when the scheduler gives the session a turn."""
+    """Wait for the session's turn on the model, then read its memory."""
     return session.model.scheduler.run(session, _view, session, period=LOOK_S)
 
 
@@ -111,7 +112,7 @@ class MemoryWatch:
 
 
 class LaneView(NamedTuple):
-    """One policy's memory at one moment, and how many ``asked`` questions about departed objects it answered ``right``.
+    """One policy's memory at one moment. ``right`` counts its correct answers to the ``asked`` questions.
 
     ``stopped_s`` is the stream time at which a memory without eviction became full.
     """
@@ -124,7 +125,7 @@ class LaneView(NamedTuple):
 
 
 class Lane:
-    """One policy's session, with its newest answer to each question about departed objects."""
+    """One of the compared memories: a session and its newest answer to each question."""
 
     def __init__(self, name: str, session: Session) -> None:
         self.name, self.session, self.answers = name, session, dict[str, str]()
@@ -132,7 +133,7 @@ class Lane:
 
     @contextmanager
     def stopping(self) -> Iterator[Session]:
-        """Yield the session. If the session's cache is full, stop only this memory, not the comparison."""
+        """Yield the session. If its cache becomes full, stop only this memory."""
         try:
             yield self.session
         except UserError:
@@ -144,10 +145,10 @@ class Lane:
 
 
 class SideBySide:
-    """Shows the run's memory on the terminal. With ``open_session``, also shows a full cache and a sliding window.
+    """Shows the run's memory on the terminal. ``open_session`` adds full KV and a sliding window for comparison.
 
-    All memories watch the same frames and are asked where departed objects were. The run feeds and closes ``session``. Threads
-    other than the watching thread may use only :attr:`view`.
+    All memories watch the same frames and are asked about objects that have left the picture. The run feeds and closes
+    ``session``. Threads other than the watching thread may use only :attr:`view`.
     """
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:
@@ -160,7 +161,7 @@ class SideBySide:
         self._turn, self._due = 0, 0.0
 
     def watch(self, frame: Frame) -> None:
-        """Let the compared memories watch a frame that the run has watched, and ask every memory one question."""
+        """Show a frame to the compared memories, then ask every memory one question."""
         for lane in self.others:
             if lane.stopped_s is None:
                 with lane.stopping() as session:

@@ -41,7 +41,7 @@ class AnswerEvent:
 
     @property
     def seen(self) -> str:
-        """Return a note on the answer: when its evidence was last seen, or that the demo model guessed; empty for neither."""
+        """Return a note to show after the answer, such as ``seen 6 min ago``, or "" if there is none."""
         if not self.fits:
             return NO_FIT
         if self.evidence is None or self.evidence.held is None:
@@ -84,7 +84,7 @@ class StatsEvent(Stats):
 
 
 class Output(Protocol):
-    """The output of a run's answers and figures. Several threads call the methods; ``piece`` gets parts of answers."""
+    """Receives a run's answers and statistics from several threads. ``piece`` gets an answer as it is generated."""
 
     def answer(self, answer: AnswerEvent) -> None: ...
     def piece(self, text: str) -> None: ...

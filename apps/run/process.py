@@ -22,10 +22,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Shutdown:
-    """Calls ``stop`` at the first signal, which raises KeyboardInterrupt only in a block of :meth:`waiting`.
+    """Calls ``stop`` at the first signal, and interrupts a :meth:`waiting` block.
 
-    A second signal raises KeyboardInterrupt anywhere in the main thread, except SIGHUP and the signal that :meth:`ask` sends: a
-    closing terminal causes both of them. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
+    A second signal raises KeyboardInterrupt in the main thread. SIGHUP and the signal from :meth:`ask` do not count as second
+    signals, because a closing terminal causes both. An ignored SIGHUP stays ignored, as under nohup. Works only in the main
+    thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -46,7 +47,7 @@ class Shutdown:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal raise KeyboardInterrupt in the block, if this is the main thread."""
+        """Let a signal interrupt the block with KeyboardInterrupt. Does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -91,7 +92,7 @@ def is_gone(stream: TextIO) -> bool:
 
 
 def silence_if_gone() -> bool:
-    """Redirect stdout to the null device if it has lost its reader; return whether it has."""
+    """Return whether stdout has lost its reader. If so, redirect it to the null device."""
     if gone := is_gone(sys.stdout):
         silence(sys.stdout)
     return gone
@@ -122,7 +123,7 @@ class Notifier:
 
 
 def source_news(source: Source) -> Iterator[str | None]:
-    """Yield a line, without credentials, whenever the source stops or continues, and None at other times."""
+    """Yield a line when the source stops or runs again, and None otherwise. Lines contain no credentials."""
     reported, since = None, 0.0
     while True:
         state, problem, line = source.state, source.problem, None

@@ -23,7 +23,7 @@ TINY = 160
 class Taken:
     """When a frame was taken: its stream time and ``wall`` (seconds since 1970).
 
-    ``held`` is true if the memory, when last inspected, held any of the frame's tokens.
+    ``held`` is true if the memory held any of the frame's tokens at the last check.
     """
 
     time_s: float
@@ -34,8 +34,8 @@ class Taken:
 class Thumbnails(TimedDatabase):
     """JPEG thumbnails by frame number. Only :meth:`delete` raises disk errors.
 
-    Above the size limit, thumbnails of evicted frames are deleted first, then every second one of the others. Thumbnails are
-    written to the disk every ``every`` seconds, so a crash loses the newest thumbnails.
+    When space runs out, thumbnails of evicted frames are deleted first, then every second remaining one. Thumbnails are written
+    to the disk every ``every`` seconds, so a crash loses the newest thumbnails.
     """
 
     FILE, TABLE, TIMES, HAS_CAMERA, CAP = "thumbnails.sqlite", "thumbnails", ("wall",), False, 16 << 20
@@ -63,7 +63,7 @@ class Thumbnails(TimedDatabase):
             self._added = self._change("INSERT OR REPLACE INTO thumbnails VALUES (?, ?, ?, 1, ?)", *values) or self._added
 
     def keep(self, held: set[int], newest: int) -> None:
-        """Record which frames up to ``newest`` are in memory, prune the thumbnails, and write to the disk if that is due."""
+        """Record which frames up to ``newest`` are in memory, then prune the thumbnails. May write to the disk."""
         with self._lock:
             for (frame,) in self._rows("SELECT frame FROM thumbnails WHERE held AND frame <= ?", newest):
                 if frame not in held:
@@ -73,12 +73,12 @@ class Thumbnails(TimedDatabase):
                 self._attempt(self._flush, None)
 
     def begin(self, frame: int) -> None:
-        """Delete the pictures of ``frame`` and of later frames, because the resumed memory ends before ``frame``."""
+        """Delete the thumbnails from ``frame`` on. The resumed memory ends before it."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 
     def taken(self, frames: Sequence[int] | None = None) -> dict[int, Taken]:
-        """Return when frames were taken, oldest first: all that have a picture, or those of ``frames``."""
+        """Return when frames were taken, oldest first; by default, all frames with a thumbnail."""
         only = "" if frames is None else "WHERE frame IN (SELECT value FROM json_each(?))"
         values = () if frames is None else (json.dumps(frames),)
         rows = self._rows(f"SELECT frame, time_s, wall, held FROM thumbnails {only} ORDER BY frame", *values)

@@ -1,4 +1,4 @@
-"""Sources of frames: edgevlm's own kinds, those of installed packages, and classes in a user's file.
+"""Open sources of frames: the built-in ones, those of installed packages, and classes in a user's file.
 
 A package adds a kind with an entry point in the group ``edgevlm.sources``. The entry point names a generator function, or a
 :class:`Source` class that takes the target and :class:`SourceOptions`. ``--camera name`` or ``name://rest`` opens a package's

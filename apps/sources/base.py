@@ -38,12 +38,12 @@ class StageTimer:
         self.captured_s = self._last = time.monotonic()
 
     def captured(self) -> None:
-        """End the stage ``capture``; the frame's latency counts from this moment."""
+        """End the stage ``capture``, and count the frame's latency from now on."""
         self.mark("capture")
         self.captured_s = self._last
 
     def resume(self) -> None:
-        """Exclude the pause that has just ended from all stages."""
+        """Continue after a pause, without counting the pause."""
         now = time.monotonic()
         self.captured_s += now - self._last
         self._last = now
@@ -59,8 +59,8 @@ class StageTimer:
 class Frame:
     """A sampled frame: uint8 RGB ``[H, W, 3]`` and its stream time in seconds, which never decreases.
 
-    ``scene`` holds the right answers at this frame if the source is the demo, else None.
-    ``pixels`` is what :attr:`Source.prepare` made of the image.
+    ``scene`` holds the right answers, in the demo only.
+    ``pixels`` is the image after :attr:`Source.prepare`.
     """
 
     def __repr__(self) -> str:
@@ -92,10 +92,10 @@ class SourceOptions:
     ``size`` (width, height), ``pixel_format`` (a FourCC like ``MJPG``) and ``camera_fps`` are requested from a camera.
     ``camera_fps`` is also the assumed frame rate of recordings without timestamps.
     ``realtime`` plays a recording at ``speed`` times its own pace.
-    ``rule`` is what happens to frames while the reader is busy: ``drop-oldest`` (the default for live sources) or ``block``.
+    ``rule`` applies while the reader is busy: ``drop-oldest`` (the default for live sources) or ``block``.
     ``wait`` keeps trying to connect instead of failing when the first attempt fails.
     ``backoff_s`` holds the first and the longest pause between attempts to connect.
-    ``seed`` determines the demo world and the random part of the pauses in ``backoff_s``.
+    ``seed`` is the random seed of the demo world and of the pauses between attempts.
     ``open_timeout_s`` limits an attempt to connect.
     A source is STALLED after ``stall_timeout_s`` seconds without a frame, and reconnects after ``read_timeout_s`` seconds.
     ``hosts`` are the hosts that an address may reach, including by redirects and playlists; None allows any host.
@@ -134,7 +134,7 @@ class SourceOptions:
 class Source(ABC):
     """A source of frames, sampled at a given rate by their own timestamps.
 
-    A live source captures even when it is not read, and drops frames by ``rule``; any other source waits for its reader.
+    A live source keeps capturing between reads, and ``rule`` decides whether it drops frames. Other sources wait to be read.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Source(ABC):
 
     @cached_property
     def drops(self) -> Counter[str]:
-        """Return the number of due frames that were lost, by cause."""
+        """Return the number of lost frames, by cause."""
         return Counter()
 
     @property
@@ -165,13 +165,13 @@ class Source(ABC):
         """End a :meth:`read` that is waiting for frames. Any thread may call this method."""
 
     def skip(self, time_s: float) -> bool:
-        """Skip a recording to ``time_s`` before the first :meth:`read`. Return False for a source that cannot skip."""
+        """Skip to ``time_s`` before the first :meth:`read`. Return False if the source cannot skip."""
         while (frame := self.read()) is not None and frame.time_s < time_s:
             pass
         return True
 
     def close(self) -> None:
-        """Release the source. A source that has not FAILED becomes ENDED."""
+        """Release the source, and set its state to ENDED unless it has FAILED."""
         if self.state is not State.FAILED:
             self.state = State.ENDED
 
@@ -205,7 +205,7 @@ class FrameSampler:
 
 @dataclass(frozen=True, slots=True)
 class Grabbed:
-    """A picture before its conversion to RGB. ``stamp_s`` is the picture's timestamp in the source, in seconds.
+    """A picture before its conversion to RGB. ``stamp_s`` is the source's timestamp in seconds.
 
     ``intra`` is true if the picture can be decoded without earlier pictures. ``decoded`` is False if data arrived but no new
     picture, for example before the first keyframe.

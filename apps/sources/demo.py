@@ -1,4 +1,4 @@
-"""The demo camera, which shows the procedural world that the embedded model was taught."""
+"""The demo camera, which shows the generated world that the demo model was trained on."""
 
 from __future__ import annotations
 

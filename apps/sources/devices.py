@@ -75,7 +75,7 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
 class UsbConnection(Capture):
     """A device opened through OpenCV's V4L2 backend. A single buffer ensures that frames are never stale.
 
-    ``target`` is an index, /dev/videoN, or a persistent name such as /dev/v4l/by-id/.., but existing ``links`` are tried first.
+    ``target`` is an index, /dev/videoN, or a persistent name such as /dev/v4l/by-id/.., used if none of ``links`` exists.
     The driver chooses the mode nearest to the requested size, rate and pixel format; :attr:`mode` describes the choice.
     """
 
@@ -106,7 +106,7 @@ class UsbConnection(Capture):
 
 
 def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
-    """Return the camera's links by port, which stay the same when the camera is plugged in again and its number changes."""
+    """Return the camera's links by USB port. They stay valid when the camera is plugged in again under a new number."""
     node = (root / "dev" / f"video{target}" if target.isdigit() else Path(target)).resolve()
     return [
         link for device in devices(root) if device.path.resolve() == node for link in device.links if "by-path" in link.parts

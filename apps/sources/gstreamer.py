@@ -18,7 +18,7 @@ CSI_SIZE, CSI_FPS = (1920, 1080), 30.0  # the default mode, which every Jetson s
 
 
 def is_pipeline(text: str) -> bool:
-    """Return whether a text is a pipeline: only pipelines, not paths and URLs, contain an exclamation mark between blanks."""
+    """Return whether the text is a pipeline. Unlike a path or URL, a pipeline contains `` ! ``."""
     return re.search(r"\s!\s", text) is not None
 
 

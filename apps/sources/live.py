@@ -222,11 +222,11 @@ class Link:
 class LiveSource(ThreadedSource):
     """A live source. Raises SourceError if the first call of ``connect`` fails and ``options.wait`` is false.
 
-    Frames are captured even when :meth:`read` is not called. A frame's time is in seconds on the monotonic clock since the
-    first ``read``, including the time spent reconnecting. ``drops`` counts lost frames by cause. ``replaced`` frames were not
-    read before a newer frame came. ``corrupt`` frames cannot be decoded. ``keyframe`` frames came before the first keyframe, or
-    between a corrupt picture and the next keyframe. ``repeated`` frames are identical to a USB camera's previous frame.
-    ``late`` frames came from an abandoned connection.
+    Frames are captured even when :meth:`read` is not called. A frame's time counts monotonic seconds from the first ``read``,
+    including time spent reconnecting. ``drops`` counts lost frames by cause. ``replaced`` frames were not read before a newer
+    frame came. ``corrupt`` frames cannot be decoded. ``keyframe`` frames came before the first keyframe, or between a corrupt
+    picture and the next keyframe. ``repeated`` frames are identical to a USB camera's previous frame. ``late`` frames came from
+    an abandoned connection.
     """
 
     live = True
@@ -302,7 +302,7 @@ class LiveSource(ThreadedSource):
         self._slot.close()
 
     def _watch(self, link: Link) -> None:
-        """Wait until the link has ended or has been quiet for too long; set the state to STALLED if the link stalls."""
+        """Wait until the link ends or is quiet for too long. Set the state to STALLED if it stalls."""
         options = self._options
         with self._changed:
             while not self._closing and not link.over:
@@ -318,7 +318,7 @@ class LiveSource(ThreadedSource):
                 self._changed.wait(min(due - quiet, options.stall_timeout_s))
 
     def _rest(self) -> None:
-        """Pause before the next attempt to connect, and for longer while too many abandoned connections hang."""
+        """Pause before the next attempt to connect. The pause is longer while too many old connections hang."""
         end = time.monotonic() + next(self._pauses)
         with self._changed:
             while not self._closing:
@@ -351,7 +351,7 @@ class LiveSource(ThreadedSource):
         link.moved_s, link.holding = time.monotonic(), False
 
     def _admits(self, link: Link, connection: Connection, grabbed: Grabbed) -> bool:
-        """Return whether a picture is usable. A usable picture makes the source RUNNING."""
+        """Return whether to use a picture, and count unusable ones. A usable picture makes the source RUNNING."""
         with self._changed:
             if link.abandoned:
                 self.drops["late"] += 1

@@ -194,7 +194,7 @@ class PictureConnection(Connection):
     """Reads pictures over HTTP from an endless response (Motion JPEG), or requests single pictures ``fps`` times a second.
 
     Pictures are decoded one by one, so their size and format may change. Pictures have no timestamps. ``ask`` repeats the
-    request with the given headers, such as If-None-Match, so an unchanged picture is skipped.
+    request with extra headers, such as If-None-Match to skip an unchanged picture.
     """
 
     def __init__(self, response: HTTPResponse, ask: Ask, options: SourceOptions) -> None:
@@ -350,7 +350,7 @@ class FfmpegConnection(Connection):
     def _decode(self, video: Video) -> Iterator[Grabbed]:
         """Yield each decoded picture, and a corrupt :class:`Grabbed` for each picture that cannot be decoded.
 
-        For packets before the first keyframe, which may be many seconds away, yield ``Grabbed(decoded=False)``.
+        Until the first keyframe, which may take many seconds, yield ``Grabbed(decoded=False)`` for each packet.
         """
         started, patience = False, time.monotonic() + KEYFRAME_WAIT_S
         for packet in video.container.demux(video.stream):

@@ -90,10 +90,10 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return the offset of a JPEG's end and True. For an incomplete JPEG, return the offset for the next search and False.
+    """Return (offset of the JPEG's end, True), or (offset to search from next, False) if the JPEG is incomplete.
 
-    If a new JPEG begins at the returned offset, the offset is negated. The search starts at ``at``, the offset of a segment or
-    of the scan. ``seen`` is the number of bytes that earlier searches covered.
+    The offset is negated if a new JPEG begins there. ``at`` is the offset to search from: a segment's or the scan's. Earlier
+    searches covered the first ``seen`` bytes.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -19,7 +19,7 @@ MANY = 64
 
 
 class FrameCheck:
-    """Checks the frames of one source, whose class or function is ``made``. ``what`` is the source's name in error messages."""
+    """Checks the frames of one source, made by the class or function ``made``. Error messages call the source ``what``."""
 
     def __init__(self, what: str, made: Any) -> None:
         self._what, self._where, self._newest = what, f" ({place(made)})", -math.inf
@@ -44,7 +44,7 @@ class FrameCheck:
             self.end()
 
     def end(self) -> None:
-        """Raise SourceError if there were several frames, all with the same time."""
+        """Raise SourceError if there were several frames but all had the same time."""
         if self._count > 1 and self._first == self._newest:
             raise self.wrong(f"returned {self._count} frames at {self._newest:g} s; return increasing times")
 
@@ -87,8 +87,8 @@ class GeneratorSource(Source):
 def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
     """Open a source by its name or by ``./file.py:Name``.
 
-    Raises SourceError for anything other than a Source class or a generator function. While the source is read, errors in its
-    code and wrong frames or times become a SourceError with the source's name and location.
+    Raises SourceError for anything other than a Source class or a generator function. Reading the source raises SourceError for
+    errors in its code and for invalid frames or times. The message names the source and its location.
     """
     made: Any = load_class("sources", name)
     what = f"source {name}"

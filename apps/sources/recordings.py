@@ -64,7 +64,7 @@ class Recording(Source):
 
 
 class VideoSource(Recording):
-    """Reads a video file to its end, as fast as its reader asks. :class:`RecordedClock` corrects the container's times."""
+    """Reads a video file to its end, as fast as frames are requested. :class:`RecordedClock` corrects the timestamps."""
 
     def __init__(self, path: str | Path, fps: float | None) -> None:
         self.path = Path(path)

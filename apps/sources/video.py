@@ -1,4 +1,4 @@
-"""Open and decode videos with PyAV, for files, pipes, addresses and requests."""
+"""Open and decode videos with PyAV, from files, pipes, network streams and HTTP requests."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ class Video:
         return frames if self._filter is None else self._filter(frames)
 
     def is_corrupt(self, frame: Any) -> bool:
-        """Return whether a part of this picture, or of an earlier picture since the last keyframe, was lost."""
+        """Return whether data was lost in this picture or in an earlier one since the last keyframe."""
         known = frame.pts in self._spoiled
         self._spoiled.discard(frame.pts)
         return known or bool(frame.is_corrupt)
 
     def drain(self) -> list[Any]:
-        """Return the pictures that the decoder still holds, and reset the decoder for the next packet."""
+        """Return the pictures still in the decoder, and reset it for the next packet."""
         try:
             frames = self.stream.codec_context.decode(None)
         except (self._errors.InvalidDataError, self._errors.EOFError):
@@ -174,7 +174,7 @@ class Feed:
         self.renew()
 
     def renew(self) -> None:
-        """Restart the limits for the next picture."""
+        """Restart the time and size limits."""
         self._deadline, self._left = time.monotonic() + self.timeout_s, self.largest
 
     def read(self, count: int) -> bytes:
@@ -235,15 +235,15 @@ class Deinterlacer:
 
 
 class RecordedClock:
-    """Makes the timestamps of a recording strictly increase from 0.
+    """Makes a recording's timestamps start at 0 and strictly increase.
 
-    The time ``m`` of a picture with timestamp ``s``, where ``o`` is ``-s[0]`` at first, is::
+    A picture with timestamp ``s`` gets the time ``m``; the offset ``o`` is ``-s[0]`` at first::
 
         m[n] = max(s[n] + o, m[n-1] + LEAST_S)
 
-    If ``s[n] + o - m[n-1]`` is above ``JUMP_S`` or below ``-BACK_S``, the clock was set, timestamps wrapped, or another
-    recording was joined on. ``o`` then becomes ``m[n-1] + period_s - s[n]`` first. A picture without a timestamp is placed
-    ``period_s`` after the previous picture.
+    A step of more than ``JUMP_S`` forward or ``BACK_S`` back means that the clock was set, timestamps wrapped or recordings
+    were joined. In this case, ``m[n]`` is ``m[n-1] + period_s``, and ``o`` becomes ``m[n] - s[n]``. A picture without a
+    timestamp is placed ``period_s`` after the previous picture.
     """
 
     def __init__(self, period_s: float) -> None:

@@ -97,7 +97,7 @@ def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None
 
 
 def stdin_lines(as_json: bool) -> int | None:
-    """Return stdin's descriptor if questions are to be read from it, else None."""
+    """Return stdin's file descriptor, or None if no questions are read from stdin."""
     try:
         descriptor = sys.stdin.fileno()
         elsewhere = os.isatty(descriptor) and (as_json or not sys.stdout.isatty())

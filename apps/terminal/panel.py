@@ -1,4 +1,4 @@
-"""The panel above the prompt: the picture, the memory's content and, in the demo, three memories side by side."""
+"""Draw the panel above the prompt: the picture and the memory's content or, in the demo, three memories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEVELS = "·░▒▓█"  # shades from empty to full
 
 
 class Panel(NamedTuple):
-    """The panel's lines. An area of ``columns`` x ``rows`` cells at the upper left is blank, to leave room for the image."""
+    """The panel's lines. The upper left ``columns`` x ``rows`` cells stay blank for the image."""
 
     lines: list[Line]
     columns: int = 0
@@ -104,7 +104,7 @@ def draw(image: Image, columns: int, rows: int, true_color: bool) -> list[str]:
 
 
 def draw_plain(image: Image, columns: int, rows: int) -> list[str]:
-    """Return ``rows`` lines of ``columns`` uncoloured characters, denser where the image differs from its background."""
+    """Draw the image in ``rows`` lines of ``columns`` characters, denser where it differs from its background."""
     cells = cell_means(image, rows, columns)
     differs = np.abs(cells - np.median(cells, axis=(0, 1))).max(axis=2)
     levels = differs / max(differs.max(), 1) * (len(LEVELS) - 1)

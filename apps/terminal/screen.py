@@ -155,7 +155,7 @@ class Screen:
                 app.loop.call_soon_threadsafe(lambda: run_in_terminal(write))
 
     def _message(self) -> FormattedText:
-        """Compose the panel, the unfinished answer and the prompt, each time that they are drawn."""
+        """Return the panel, the unfinished answer and the prompt, to be drawn."""
         size, observer, frame = self._prompt.app.output.get_size(), self._run.observer, self._run.frame
         lines = size.rows - BELOW - (MENU if self._prompt.default_buffer.complete_state is not None else 0)
         view, self._panel = observer.view if isinstance(observer, SideBySide) else [], Panel([])
