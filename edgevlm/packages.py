@@ -22,7 +22,7 @@ def needs(what: str, extra: str | None = None) -> Iterator[None]:
     """Guard a block that imports optional packages: raise UserError if one is not installed.
 
     ``what``: the subject of the error message, such as "exporting". ``extra``: the extra that the message tells the user to
-    install. None names the missing package instead; an empty string gives no advice.
+    install; if None, the missing package; if empty, neither.
     """
     try:
         yield

@@ -75,8 +75,8 @@ class StandardError(io.FileIO):
 def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
     """Open closed standard streams on the null device; wrap stdout in ``stdout`` and stderr in StandardError.
 
-    Characters that a stream's encoding lacks are escaped. If a program has replaced ``sys.stdout`` or ``sys.stderr``, its own
-    stream is not wrapped.
+    Characters that a stream's encoding lacks are escaped. If the program has replaced ``sys.stdout`` or ``sys.stderr``, the
+    replacement is not wrapped.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -104,7 +104,7 @@ class Report(Protocol):
 
 
 class Step:
-    """A :class:`Report` that updates the progress line. ``doing``: the work last reported by any step."""
+    """A :class:`Report` that updates the progress line. ``doing``: the work that a step reported last."""
 
     doing = ""
 

@@ -64,7 +64,7 @@ def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
 
 
 def check_policy(policy: str | Policy | type[Policy]) -> list[str]:
-    """Check a policy's masks, scores, budgets, questions and snapshots on the demo; time compressing 6,000 rows per layer."""
+    """Check a policy on the demo: masks, scores, budgets, questions, snapshots and the time to compress 6,000 rows a layer."""
     frames, model = list(islice(open_source("demo"), FRAMES)), Model.load("demo")
 
     def opened(budget: int, append: str = "all", **more: Any) -> Session:
@@ -141,7 +141,7 @@ def check_source(source: str, frames: int = 64) -> list[str]:
 def check_engine(engine: str, model: str | Path = "demo") -> list[str]:
     """Compare an engine with onnxruntime-cpu: features, embeddings, each layer's keys, values and queries, and logits.
 
-    It compares three calls, with many rows, several rows and one row. ``model``: a bundle that both engines can load.
+    Three calls are compared: with many rows, with several and with one. ``model``: a bundle that both engines can load.
     """
     with ExitStack() as stack:
         ours, theirs = (Model.load(model, engine=name) for name in (DEFAULT_ENGINE, engine))

@@ -113,7 +113,7 @@ class OnnxRuntimeCpu:
         return session
 
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
-        """Open a session for the graph in the file ``name`` or, if given, in ``model``. ``entries`` are added to its options.
+        """Open a session for the graph in the file ``name`` or, if given, in ``model``. ``entries``: more session options.
 
         With ``copies``, the session copies the matrices into its kernels' layout. Without ``copies``, the session reads the
         mapped file, which saves memory but slows down calls with few rows. MatMulNBits matrices are always copied. Only then

@@ -33,7 +33,7 @@ def share_arena() -> None:
 
 
 def attention_of(layer: int) -> str:
-    """Return the name in the graphs of the attention output ``[1, S, Hq D]`` of ``layer``."""
+    """Return what the graphs call the attention output ``[1, S, Hq D]`` of ``layer``."""
     return f"layer{layer}.attention"
 
 
@@ -65,10 +65,10 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 class OnnxRuntimeDecoder:
     """A decoder bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``. If ``row_parts`` has a part, the C++ extension
-    computes it instead; it computes int8 parts for single rows only. Between two parts, :func:`edgevlm.runtime.kernels.attend`
-    reads and writes the cache in place. Layers before ``sparse_from`` ignore a call's ``pattern``. The decoder is not
-    thread-safe.
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``. The C++ extension computes the parts in
+    ``row_parts`` instead, but int8 parts only if a call has a single row. Between two parts,
+    :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. Layers before ``sparse_from`` ignore a call's
+    ``pattern``. The decoder is not thread-safe.
     """
 
     def __init__(

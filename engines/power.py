@@ -147,7 +147,7 @@ def rapl(machine: Machine) -> Meter | str:
 
 
 def _zones(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield each rail's name and folder. A rail inside a package is named like ``package-0 core``."""
+    """Yield each rail's name and folder. The name of a rail inside a package looks like ``package-0 core``."""
     names: dict[str, str] = {}
     for folder in machine.names(POWERCAP):
         name = machine.read(f"{POWERCAP}/{folder}/name")
@@ -168,7 +168,7 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
     """Return the joules used between two readings ``seconds`` apart, or None if a reading is missing.
 
-    Watts are integrated by the trapezoidal rule. A counter that fell has restarted at 0.
+    Watts are integrated by the trapezoidal rule. If a counter falls, it has restarted at 0.
     """
     if before is None or after is None:
         return None
@@ -183,7 +183,7 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """The joules of a rail in ``seconds``. ``gap_s`` is the time without readings."""
+    """A rail's joules, measured for ``seconds``. ``gap_s`` is the time without readings."""
 
     joules: float = 0.0
     seconds: float = 0.0
@@ -230,7 +230,7 @@ class Energy:
 
     @property
     def seconds(self) -> float:
-        """Return how long the meter was read, in seconds: the longest time of any rail."""
+        """Return the longest time, in seconds, for which a rail was measured."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property

@@ -1,7 +1,7 @@
 """Load decoder parts for the C++ extension, which computes int8 parts for a single row and int4 parts for any number of rows.
 
-For a single row, ONNX Runtime reads int8 weights at only two thirds of the memory bandwidth. For a frame's rows, it multiplies
-by int4 weights half as fast as the extension. The extension reads the weights in place from the bundle's file.
+For a single row, ONNX Runtime reads int8 weights at only two thirds of the memory bandwidth. For a frame's rows, ONNX Runtime
+multiplies by int4 weights half as fast as the extension. The extension reads the weights in place from the bundle's file.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def trim() -> None:
 
 
 def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
-    """After a graph in ``folder`` was opened, free what it no longer needs and request huge pages for the rest.
+    """Free the memory that an opened graph in ``folder`` no longer needs, and request huge pages for the rest.
 
     ``kept`` names files that a backend reads in place. Returns how many bytes of huge pages were requested.
     """

@@ -45,7 +45,7 @@ def release_of(machine: Machine) -> dict[str, Any] | None:
 
 
 def power_modes(machine: Machine) -> dict[int, str]:
-    """Return the power modes in /etc/nvpmodel.conf: a name for each id."""
+    """Return the names of the power modes in /etc/nvpmodel.conf, by id."""
     text = machine.read("etc/nvpmodel.conf") or ""
     return {int(number): name for number, name in re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=([^\s>]+)", text)}
 

@@ -134,7 +134,7 @@ class Loaded:
 
 
 class Workspace(WorkingMemory):
-    """The CUDA stream and memory blocks that a backend's engines share. Hold ``lock`` while you use them."""
+    """The CUDA stream and memory blocks that a backend's engines share; each call must hold ``lock``."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver, self.stream, self.lock = driver, driver.stream(), threading.RLock()

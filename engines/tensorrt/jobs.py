@@ -53,7 +53,7 @@ def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
 
 
 def pieces(rows: int, most: int) -> Iterator[slice]:
-    """Yield slices of at most ``most`` rows that together cover ``rows`` rows."""
+    """Split ``rows`` rows into slices of at most ``most`` rows."""
     for start in range(0, rows, most):
         yield slice(start, min(start + most, rows))
 
@@ -136,7 +136,7 @@ def build_need(weights: int, workspace: int) -> BuildNeed:
 def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
     """Raise UserError, with advice, if building an engine from the graph ``name`` does not fit in free memory.
 
-    On a Jetson, host and device share memory. Swap counts as free for ``need.host`` only.
+    On a Jetson, host and device share memory. Swap can hold ``need.host``, but not ``need.device``.
     """
     free, swap = psutil.virtual_memory().available, psutil.swap_memory().free
     shared = driver.device.integrated
