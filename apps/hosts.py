@@ -1,4 +1,4 @@
-"""Limit the hosts that can be reached through clients' addresses, redirects and references in streams."""
+"""Limit the hosts that this machine contacts for a client: by an address, a redirect or a link in a stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AllowedHosts:
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
         """Parse ``allowed``. Raises ValueError. ``also`` is a host that is always allowed.
 
-        ``private`` is true if private networks are allowed when ``allowed`` is None.
+        If ``allowed`` is None, ``private`` decides whether private networks are allowed.
         """
         self._private, self._also = private, also.lower().rstrip(".")
         self._names: set[str] | None = None

@@ -28,7 +28,7 @@ ROUND = 64  # the cache's capacity is rounded up to a multiple of 64 rows
 def build(
     name: str, budget: str | None, workspace: int, probes: bool, force: bool, progress: Notify
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Build missing engines, with ``workspace`` MB per layer; yield a line and JSON fields about each one. Raises UserError."""
+    """Build missing engines; yield a line and JSON fields for each. ``workspace`` is in MB per layer. Raises UserError."""
     bundle = Bundle.load(bundle_folder(name), progress=progress)
     builder = needed("edgevlm.engines.tensorrt.build", "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
@@ -40,7 +40,7 @@ def build(
 
 
 def capacity_for(bundle: str, budget: int | None) -> int:
-    """Return the number of rows in each layer's cache at ``budget``; None means a run's usual budget.
+    """Return the number of rows in each layer's cache at ``budget``; None means the default budget.
 
     Raises UserError for a budget that is impossible with this model.
     """
@@ -64,9 +64,9 @@ class ExportTarget(NamedTuple):
 def target_for(
     checkpoint: Path, name: str, jetpack: str | None, precision: str | None, kv: KVType | None, camera: tuple[int, int]
 ) -> ExportTarget:
-    """Choose export options for the device ``name``. ``jetpack`` is a release, by default the newest.
+    """Choose export options for the device ``name``. ``jetpack`` is a JetPack release, by default the newest.
 
-    On a Jetson, ``edgevlm plan`` chooses the default precision. Raises UserError for an unknown device, release or precision.
+    For a Jetson, ``edgevlm plan`` chooses the default precision. Raises UserError for an unknown device, release or precision.
     """
     device, kept = load_device(name), kv or "fp16"
     if precision is not None:

@@ -40,9 +40,7 @@ def cache_folder() -> Path:
 
 
 def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, **options: Any) -> Path:
-    """Return a checkpoint's cached bundle for ``options`` and :data:`DEFAULTS`. A missing bundle is exported; ``force`` exports
-    it again.
-    """
+    """Return a checkpoint's cached bundle; export it if it is missing or with ``force``. ``options`` override DEFAULTS."""
     target = cached_path(checkpoint, **options)
     with locked(target, "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
@@ -146,7 +144,7 @@ def is_complete(target: Path) -> bool:
 
 @contextmanager
 def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
-    """Lock a file next to ``made``. Send ``waiting`` to ``notify`` if another process holds the lock. Raises UserError."""
+    """Lock a file beside ``made``. Send ``waiting`` to ``notify`` if another process holds the lock. Raises UserError."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         file = open(made.with_name(f".{made.name}.lock"), "a")  # noqa: SIM115

@@ -35,7 +35,7 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubError(UserError):
-    """Raised when a request to the hub fails. ``what`` is the message without the advice."""
+    """Raised when a request to the hub fails. ``what`` is the message without the advice on what to do."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")

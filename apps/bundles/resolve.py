@@ -65,7 +65,7 @@ class ExportChoice:
         return self.frame_size or self.frame_shape()
 
     def _plan(self, model: PlannedModel) -> DevicePlan:
-        """Make a plan. A requested budget that a plan would refuse is replaced by the nearest budget that a plan accepts."""
+        """Make a plan. A requested budget that is out of range is replaced by the nearest one in range."""
         asked = self.request.budget
         budget = None if asked is None else min(max(asked, model.least_budget), model.most_budget)
         self.plan = plan = choose(model, self.device or this_cpu(Machine()), replace(self.request, budget=budget))
@@ -93,12 +93,12 @@ class ExportChoice:
 
     @property
     def asks(self) -> bool:
-        """Return whether an option was given that only applies to an export."""
+        """Return whether an option was given that matters only for an export."""
         return any((self.request.precision, self.request.vision_precision, self.request.kv))
 
     @property
     def budget(self) -> int | None:
-        """Return the planned budget if it is below a run's default, else None."""
+        """Return the planned budget if it is smaller than the default budget, else None."""
         if self.plan is None or self.request.budget is not None:
             return None
         return self.plan.budget if self.plan.budget < default_budget(self.plan.roofline.model) else None
@@ -118,8 +118,8 @@ def resolve_model(
 ) -> str:
     """Return the bundle for ``--model``. A hub model is downloaded, and a checkpoint is exported into the cache.
 
-    A checkpoint is exported only if the cache has no bundle of it that ``engine`` can run and that suits ``choice``. Raises
-    UserError if several cached bundles match, the engine cannot run the export, or the hub has no such model.
+    A checkpoint is exported only if none of its cached bundles suits ``choice`` and runs on ``engine``. Raises UserError if
+    several cached bundles match, the engine cannot run the export, or the hub has no such model.
     """
     refuse_address(model)
     folder = Path(model)

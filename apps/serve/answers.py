@@ -109,7 +109,7 @@ def content(*kinds: type[BaseModel] | str, status: int = 200) -> dict[int | str,
 
 
 def list_of(*models: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's ``responses`` for a route that returns a list of ``models`` and the fields ``more``."""
+    """Return FastAPI's ``responses`` for a route that returns a list of ``models``, with the extra fields ``more``."""
     kinds: Any = reduce(or_, models)
     fields: dict[str, Any] = {
         "object": (str, field("list, or digest from GET /v1/digest.")),

@@ -90,8 +90,8 @@ class Url(Lenient):
 
 
 class Part(Lenient):
-    """Text, a picture (`data:`, or `http(s):` from an allowed host) or a video (`edgevlm://NAME`, `data:`, or a file in an
-    allowed folder). `input_video` is llama.cpp's; `input_text`, `output_text` and `input_image` are the Responses API's."""
+    """A message's text, picture (`data:`, or `http(s):` from an allowed host) or video (`edgevlm://NAME`, `data:`, or a file in
+    an allowed folder). `input_video` is llama.cpp's; `input_text`, `output_text` and `input_image` are the Responses API's."""
 
     type: Literal["text", "input_text", "output_text", "image_url", "input_image", "video_url", "input_video"]
     text: Text = ""
@@ -232,7 +232,7 @@ class Asked(Lenient):
 
 
 class ChatRequest(Asked):
-    """A chat completion request, with the fields that have an effect."""
+    """The fields of a chat completion request that have an effect."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Tokens = None
@@ -247,7 +247,7 @@ class ChatRequest(Asked):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the question can be asked without preparing pictures or compiling a grammar."""
+        """Whether the question has no pictures and needs no grammar."""
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
@@ -315,7 +315,7 @@ class ChatRequest(Asked):
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
-        """Prepare the newest pictures, up to the limit, and return them with the fields of the older pictures that are ignored.
+        """Prepare the newest pictures, up to the limit. Return them, and the fields of the older pictures, which are ignored.
 
         Raises FieldError for a forbidden or unreadable picture, and if the last message has too many pictures.
         """

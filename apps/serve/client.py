@@ -38,7 +38,7 @@ def questions(typed: str | None) -> Iterator[str]:
 def ask_server(
     question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
 ) -> None:
-    """Print the answer as it arrives, then the time at which older evidence was seen. Raises UserError."""
+    """Print the answer as it arrives, then when its evidence was seen if that is some time ago. Raises UserError."""
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:
@@ -116,7 +116,7 @@ def journal_of(url: str, query: Mapping[str, str], key_file: Path | None) -> lis
 def replied(
     url: str, key_file: Path | None, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
 ) -> Iterator[httpx.Response]:
-    """Yield the reply to a POST of ``body`` or, if ``body`` is None, to a GET. Errors, including those in the ``with`` block,
+    """Send a POST with ``body``, or a GET if it is None, and yield the reply. Errors, including those in the ``with`` block,
     become one-line UserErrors."""
     shown, method, headers = mask_credentials(url), "GET" if body is None else "POST", {}
     if key_file is not None:

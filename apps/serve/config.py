@@ -89,9 +89,9 @@ class CameraSettings(Section):
 class ServerSettings(Section):
     """Settings of the HTTP server.
 
-    ``hosts`` lists the host names under which browsers may open the web page. ``root_path`` is the path under which a proxy
-    serves the page, if the proxy neither removes the path nor names it in a header. ``source_hosts`` lists the hosts whose
-    cameras clients may add, by default all except this machine. ``any_source`` lets clients add files, devices and pipelines.
+    ``hosts`` lists the host names under which browsers may open the web page. Set ``root_path`` to the path under which a proxy
+    serves the page, unless the proxy removes the path or names it in a header. ``source_hosts`` lists the hosts whose cameras
+    clients may add, by default all except this machine. ``any_source`` lets clients add files, devices and pipelines.
 
     ``max_requests`` limits the questions that run or wait, ``max_rate`` the requests per second from one address. ``max_body``
     limits the bytes of a request and of a picture fetched for it. ``max_question_tokens`` limits the tokens of a question with
@@ -134,9 +134,9 @@ class JournalSettings(KeptSettings):
     """Settings of the journal.
 
     Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. Each journal line answers ``prompt`` in at
-    most ``max_tokens`` tokens. With ``append = "changed"``, an early journal line is written once as many tokens have changed
-    as ``changed`` frames contain. At least a tenth of ``every`` passes between journal lines. If journal lines share words with
-    a question, up to ``context`` tokens of these lines are put before the question.
+    most ``max_tokens`` tokens. With ``append = "changed"``, a line is written early once as many tokens have changed as
+    ``changed`` frames have. At least a tenth of ``every`` passes between journal lines. Before a question, the model reads up
+    to ``context`` tokens of journal lines that share words with the question.
     """
 
     days: Days = Journal.DAYS
@@ -154,7 +154,7 @@ class ClusterSettings(Section):
     ``join`` is ``head`` or ``head:PORT`` to start a cluster, or the head's ``HOST`` or ``HOST:PORT`` to join one. The cameras'
     snapshots and the head's state are kept in ``snapshots``: a folder that all nodes share, or an address like
     ``s3://bucket/shop``. ``node`` is this node's name, by default the machine's. Other nodes reach this machine at the IP
-    address ``address``. edgevlm may use ``memory`` megabytes, by default what ``edgevlm plan`` finds.
+    address ``address``. edgevlm may use ``memory`` megabytes, by default as many as ``edgevlm plan`` finds usable.
     """
 
     join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None
@@ -165,7 +165,7 @@ class ClusterSettings(Section):
 
 
 def by_id(cameras: Any) -> Any:
-    """Return the cameras by id. If the name of a camera's table is not a valid id, it becomes the displayed name."""
+    """Return the cameras by id. If a table's name is not a valid id, it becomes the camera's displayed name."""
     if not isinstance(cameras, dict):
         return cameras
     found: dict[str, Any] = {}

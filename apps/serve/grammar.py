@@ -92,7 +92,7 @@ class Grammar:
 
 
 def _multiples(schema: Any) -> Iterator[int]:
-    """Yield each ``multipleOf`` without its decimal point and trailing zeros: 25 for both 0.25 and 2500."""
+    """Yield the significant digits of each ``multipleOf`` as an integer: 25 for both 0.25 and 2500."""
     for part in _parts(schema):
         multiple = part.get("multipleOf")
         if isinstance(multiple, int | float) and multiple is not True and math.isfinite(multiple) and multiple:
@@ -100,7 +100,7 @@ def _multiples(schema: Any) -> Iterator[int]:
 
 
 def _branches(schema: Any) -> Iterator[int]:
-    """Yield the number of alternatives in each ``anyOf`` and ``oneOf`` that contains a reference and so may be recursive."""
+    """Yield the number of alternatives of each ``anyOf`` and ``oneOf`` with a reference, which can make it recursive."""
     for part in _parts(schema):
         for among in (part.get("anyOf"), part.get("oneOf")):
             if isinstance(among, list) and any("$ref" in each for each in _parts(among)):

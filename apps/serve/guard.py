@@ -119,7 +119,7 @@ class Guard:
             asyncio.get_running_loop().run_in_executor(None, trim)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an error, then discard the body for up to LINGER_S seconds, as a proxy reports 502 if an upload is cut off."""
+        """Send an error, then discard the body for up to LINGER_S seconds: if an upload is cut off, a proxy reports 502."""
         response, headers = respond(error), Headers(scope=scope)
         response.headers["connection"] = "close"
         if "expect" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
@@ -138,7 +138,7 @@ class Guard:
         await send({"type": "http.response.body"})
 
     def _prefix(self, headers: Headers, path: str) -> str:
-        """Return the path prefix under which a proxy serves this server, or ``""`` if ``path`` lacks this prefix."""
+        """Return the proxy's prefix if ``path`` starts with it, otherwise ``""``."""
         prefixes = [named_prefix(headers), self._service.config.server.root_path.rstrip("/")]
         return next((each for each in filter(None, prefixes) if path == each or path.startswith(f"{each}/")), "")
 
@@ -175,7 +175,7 @@ def named_prefix(headers: Headers) -> str:
 
 
 def plain_path(path: str) -> str:
-    """Remove a path's empty parts. Give OpenAI's paths exactly one ``/v1``, which some clients omit or repeat."""
+    """Remove repeated and trailing slashes. Give OpenAI's paths exactly one ``/v1``, which some clients omit or repeat."""
     return ASKING.sub("/v1", re.sub("/+", "/", path).rstrip("/") or "/")
 
 

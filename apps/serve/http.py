@@ -422,8 +422,8 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:
-        """Return what the memory holds of each frame: time, thumbnail, and the fraction of its tokens, in total and per group
-        of layers. `patches` has a hexadecimal digit per token: the fraction of heads that keep the token, in fifteenths."""
+        """Return each frame in memory: its time, its thumbnail, and the fraction of its tokens, in total and per group of
+        layers. `patches` has a hexadecimal digit per token: the fraction of heads that keep the token, in fifteenths."""
         return stream.memory()
 
     @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))

@@ -92,7 +92,7 @@ def nothing_stored(given: str | None) -> str | None:
 
 
 class ResponsesRequest(Lenient):
-    """A request to the Responses API, with the fields that have an effect."""
+    """The fields of a Responses API request that have an effect."""
 
     model: AskedModel = ""
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -125,14 +125,14 @@ class ResponsesRequest(Lenient):
 
     @cached_property
     def _places(self) -> list[str]:
-        """The field of this request from which each message of the chat request was made."""
+        """For each message of the chat request, the field of this request that became the message."""
         items = ["input"] if isinstance(self.input, str) else [
             f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
         ]  # fmt: skip
         return ["instructions", *items] if self.instructions else items
 
     def place_of(self, field: str) -> str:
-        """Return the field of this request from which ``field`` of the chat request was made."""
+        """Return the field of this request that became ``field`` of the chat request."""
         field = re.sub(r"^messages\.(\d+)", lambda found: self._places[int(found[1])], field)
         return {"messages": "input", "max_completion_tokens": "max_output_tokens"}.get(field, field)
 

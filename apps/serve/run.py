@@ -120,7 +120,7 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
 class TimedProtocol(H11Protocol):
     """Closes a connection that is idle for HEAD_S seconds, or whose client does not read for READ_S seconds.
 
-    If a new connection leaves more than ``most`` files open, the oldest idle connection, possibly the new one, is closed.
+    If a new connection leaves more than ``most`` files open, the oldest idle connection is closed, which may be the new one.
     """
 
     most: float = math.inf
@@ -146,7 +146,7 @@ class TimedProtocol(H11Protocol):
         self.stuck.cancel()
 
     def _close_if_idle(self, before: object) -> None:
-        """Close the connection if it is idle and its newest request is still ``before``."""
+        """Close the connection if it is idle and no request came after ``before``."""
         if self.cycle is before and self.is_idle:
             self.transport.close()
         elif not self.transport.is_closing():
@@ -171,7 +171,7 @@ def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) ->
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
-    """Tell the service manager that the server is ready and its streams are alive; call :meth:`Service.reopen_torn`."""
+    """Tell the service manager that the server is ready and its streams are alive, and reopen cameras after errors."""
     notifier, before = Notifier(), dict[str, tuple[int, int]]()
     while not serving.wait(ALIVE_S):
         notifier.send(Notifier.STARTING)

@@ -176,9 +176,9 @@ class Service:
                 raise
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete what one camera saw in a period or, without ``name``, what all cameras saw, including removed cameras.
+        """Delete what a camera saw in a period. Without ``name``, delete what all cameras saw, even removed ones.
 
-        Deleting everything empties memories and pauses cameras that play video files; a restart does not resume these cameras.
+        Deleting everything empties memories. It also pauses cameras that play video files, and a restart does not resume them.
         Returns the number of deleted items by camera and kind. Raises UserError; what was deleted before the error stays
         deleted.
         """
@@ -190,7 +190,7 @@ class Service:
             return done
 
     def forget_kept(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete like :meth:`forget`, but leave open cameras' memories unchanged."""
+        """Delete like :meth:`forget`, but not from the memories of open cameras."""
         with self._lock:
             done: dict[str, Forgotten] = {}
             for each, path in self.removed().items():
@@ -251,7 +251,7 @@ class Service:
     def remove(self, name: str, keep_model: bool = False, again: bool = False) -> None:
         """Stop watching a camera; keep its snapshots. Raises UserError for an unknown stream.
 
-        ``keep_model`` keeps unused models loaded. ``again`` keeps open watches open, because the caller will reopen the camera.
+        ``keep_model`` keeps unused models loaded. With ``again``, open watches stay open: the caller reopens the camera.
         """
         with self._lock:
             stream = self.stream(name)
@@ -264,7 +264,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Close each open watch that was removed, or whose camera was removed, while the server was not running."""
+        """Close each watch that was open when the server stopped and that the configuration no longer has."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
@@ -297,7 +297,7 @@ class Service:
             return done + self.hooks.replace_watches(self, before.watches, config.watches)
 
     def replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Replace the cameras of ``before`` with those of ``config``; return a line for each change or failure."""
+        """Change the cameras from those of ``before`` to those of ``config``; return a line for each change or failure."""
         done = []
         for name in {**before.cameras, **config.cameras}:
             running, settings = self.streams.get(name), config.cameras.get(name)
@@ -327,7 +327,7 @@ class Service:
         return self._delivery
 
     def _program(self) -> Program:
-        """Return this program's description for sinks.
+        """Return how this program identifies itself to sinks.
 
         All nodes of a cluster share one id, so a camera keeps its Home Assistant entities when it moves to another node.
         """
@@ -379,7 +379,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return two counters for each watched stream. A stream is alive while its run loop's or its model's counter rises."""
+        """Return the counters of each watched stream's run loop and model. A stream is alive while one of them rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces
@@ -387,7 +387,7 @@ class Service:
         return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Reopen, from its last snapshot, each camera whose memory an error left half changed. Does not wait."""
+        """Reopen each camera whose memory an error left half changed, from its last snapshot. Does not wait."""
         now = time.monotonic()
         for name, stream in self.streams.items():
             if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):

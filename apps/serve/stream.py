@@ -88,7 +88,7 @@ class Broadcast:
 
 
 class SignsOfLife(Notifier):
-    """Counts a run loop's signs of life instead of sending them to the service manager."""
+    """Counts a run loop's keep-alive messages instead of sending them to the service manager."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -204,7 +204,7 @@ class CameraStream:
         return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
     def ask(self, asked: Dialogue, **sampling: Any) -> Answer | str:
-        """Start an answer and return it, or return a text if the demo model was not taught the question. Raises UserError."""
+        """Start an answer and return it. For a question that the demo model does not know, return a text. Raises UserError."""
         taught = self.loop.as_taught(asked.text)
         if taught is None and "logits_processor" in sampling:
             taught = asked.text  # the answer must be one of the choices
@@ -227,14 +227,14 @@ class CameraStream:
         return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
-        """Return the fields ``evidence_held`` and ``evidence`` (moments with times and thumbnails), if they are known."""
+        """Return an answer's fields ``evidence_held`` and ``evidence``, the moments that it is based on, if they are known."""
         if answer.evidence is None and self.loop.fits:
             return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None, self.loop.fits)
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Return the path of a frame's thumbnail, or None if the frame has none or its thumbnail was not taken at ``time``."""
+        """Return the path of a frame's thumbnail, or None if there is none or its time is not ``time``."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None
@@ -267,7 +267,7 @@ class CameraStream:
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """Describe each frame in memory. Each hexadecimal digit of ``patches`` is the fraction of heads that keep a token."""
+        """Describe each frame in memory, as in ``GET /v1/streams/{name}/memory``."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)
@@ -424,7 +424,7 @@ class JournalWriter(threading.Thread):
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """Return the question, preceded by up to ``context`` tokens of the window's journal lines that share words with it."""
+        """Return the question after up to ``context`` tokens of journal lines from the window that share words with it."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question
@@ -482,5 +482,5 @@ def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
 
 
 def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:
-    """Return a service's source options, which wait for cameras and play video files and the demo in real time."""
+    """Return source options that wait for cameras and play video files and the demo in real time."""
     return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True)
