@@ -61,7 +61,7 @@ class SeededTensors:
         self.seed, self.config = seed, dict[str, Any]()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Return normally distributed float32 numbers divided by the square root of the last dimension, or ones for a norm."""
+        """Return ones for a norm, otherwise normally distributed float32 numbers over the square root of the last dimension."""
         if len(shape) == 1 and name.endswith(".weight"):
             return np.ones(shape, np.float32)
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
@@ -110,7 +110,7 @@ def decoder_bundle(
 ) -> Bundle:  # fmt: skip
     """Write a decoder into ``folder`` and return its bundle, ready for an engine. Without ``tensors``, the weights are random.
 
-    In place of a vision tower, the bundle scales noise ``[F, tokens_per_frame, hidden]`` by the frame's mean.
+    The bundle has no real vision tower: the features ``[F, tokens_per_frame, hidden]`` are noise times the frame's mean.
     """
     checkpoint = cast(Checkpoint, tensors or SeededTensors())
     options = ExportOptions(st_spattn_from, precision=precision, kv=kv)

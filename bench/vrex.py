@@ -1,8 +1,8 @@
 """Model V-Rex's accelerator analytically, and compare it with its paper's figures (``vrex.json``).
 
-A call runs the vision tower, then the prediction. After that it takes as long as the slowest of arithmetic, memory traffic and
+A call runs the vision tower, then the prediction. Then a call takes as long as the slowest of arithmetic, memory traffic and
 PCIe. A GPU must predict which rows it needs before it can fetch them. V-Rex hides the prediction behind other work. Rows for
-the next layer are fetched while the current layer computes, so a fetch costs time only if it is slower.
+the next layer are fetched while the current layer computes, so a fetch costs time only if it takes longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call's operations, and the seconds that each part takes. ``ideal``: arithmetic and traffic at full rate."""
+    """A call's operations, and the seconds of each part. ``ideal``: the seconds of arithmetic and traffic at full rate."""
 
     tower: float
     prediction: float
@@ -40,9 +40,9 @@ class Call:
 class Analytic:
     """The analytic model. The paper's Table I does not give its four constants.
 
-    ``utilisation``: the fraction of the arithmetic and DRAM rates that is reached. ``scattered``: the fraction of PCIe's rate
-    when rows are scattered. ``top_k``, ``resv``: how many bytes of DRAM traffic each score costs in a GPU's prediction. By
-    default, nothing is lost.
+    ``utilisation``: the fraction of the peak arithmetic and DRAM rates that is reached. ``scattered``: the fraction of PCIe's
+    rate at which scattered rows are fetched. ``top_k``, ``resv``: how many bytes of DRAM traffic each score costs in a GPU's
+    prediction. By default, the hardware has no losses.
     """
 
     paper: dict[str, Any]
@@ -120,7 +120,7 @@ class Analytic:
         return float(sum(count * self.call(system, rows, held).seconds for count, rows in counts))
 
     def quantity(self, name: str, system: str, over: str | None, held: int, batch: int) -> float:
-        """Return the modelled value of one of the paper's figures. Speedups and gains are over the system ``over``."""
+        """Return the modelled value of one of the paper's figures. Speedups and gains compare with the system ``over``."""
         frame, watts = self.call(system, self.frame_rows, held, batch), self.parts(system)[0]["watts"]
         kind, _, what = name.partition("_")
         if what in ("ms", "speedup", "energy_gain"):

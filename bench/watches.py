@@ -49,7 +49,7 @@ class Score:
     delays: list[int] = field(default_factory=list)  # frames by which right openings and closings were late
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
-        """Count when a watch opens or closes, right or wrong. ``truth``: whether the watch should be open at each frame."""
+        """Count a watch's right and wrong openings and closings. ``truth``: whether the watch should be open at each frame."""
         for state in (True, False):
             found = [frame for frame, (before, now) in enumerate(pairwise([False, *opened])) if before != now == state]
             for start, end in spans([true == state for true in truth]):

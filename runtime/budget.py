@@ -60,7 +60,7 @@ def longest_question(text: TextBudget, spare: int) -> int:
 def present_rows(model: Model, present: int = 1) -> int:
     """Return how many rows must be free to show the ``present`` newest frames to a question.
 
-    A tower that merges frames needs room for one more, because the newest group may be incomplete.
+    A tower that merges frames needs room for one more frame, because the newest group may be incomplete.
     """
     return (present + (model.bundle.vision.group > 1)) * model.rows_per_frame
 

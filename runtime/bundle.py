@@ -135,8 +135,8 @@ class DecoderSpec:
 class ChangedTowerSpec:
     """The graph that encodes only a frame's changed patches, and the layout of the cache that it keeps between calls.
 
-    ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache stores the keys and then the
-    values of each layer, ``[heads, positions, head_dim]`` of ``kv``, and then float32 ``[patches, width]`` for each output.
+    ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache has the keys and then the
+    values of each layer, ``[heads, positions, head_dim]`` of type ``kv``, then float32 ``[patches, width]`` for each output.
     """
 
     graph: str

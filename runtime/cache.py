@@ -86,9 +86,9 @@ class KVCache(_native.Cache):
     """The keys, values and metadata of one stream, allocated once. ``csrc/bindings.cpp`` documents the inherited methods.
 
     ``capacity``: the number of rows in each layer, either one number for all layers or a list. ``inv_freq``: the rotary
-    frequencies of keys, float64 ``[head_dim / 2]``. The frequencies of ``local`` layers, if any, follow. ``axes``: the number
-    of axes of a position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many rotary pairs each axis
-    rotates, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL). Without ``sections``, keys with 3 axes can be
+    frequencies of keys, float64 ``[head_dim / 2]``. If some layers are ``local``, their frequencies follow. ``axes``: the
+    number of axes of a position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many rotary pairs each
+    axis rotates, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL). Without ``sections``, keys with 3 axes can be
     stored but not rotated. ``dtype``: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
     (:mod:`edgevlm.runtime.kv`). With every ``dtype``, keys are rotated in float32.
 
@@ -125,7 +125,7 @@ class KVCache(_native.Cache):
         return self.inv_freq[:pairs] if self.local is None or not self.local[layer] else self.inv_freq[pairs:]
 
     def buffers(self) -> list[KVBuffer]:
-        """Return one buffer per layer. An engine appends to it between :meth:`reserve` and :meth:`commit`."""
+        """Return one buffer per layer. An engine appends to the buffers between :meth:`reserve` and :meth:`commit`."""
         return [
             KVBuffer(
                 key_address=self.key_address(layer),

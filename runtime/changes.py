@@ -41,8 +41,8 @@ class References(Stateful):
     A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
     minus the cosine similarity. The camera's noise is estimated as the median distance between consecutive frames. A smaller
     median found later lowers the estimate. A token has changed if its distance exceeds both 1 - tau and the noise limit. The
-    noise limit is STANDS_OUT times the noise. It is at most MOST_NOISE times the distance between a frame's patches, so that a
-    frame in which everything moves is still appended.
+    noise limit is STANDS_OUT times the noise. The limit is at most MOST_NOISE times the distance between a frame's patches, so
+    that a frame in which everything moves is still appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -117,12 +117,12 @@ class PatchChanges(Stateful):
     A patch has changed if its most different tenth of pixels differs on average by at least ``threshold`` levels and MARGIN
     times the noise. The patches around a changed patch are encoded too. The noise is estimated as the median patch's distance
     from the previous frame, but at most LOUDEST times the distance between neighbouring patches. A later frame with less noise
-    lowers the estimate. If many patches seem changed, the encoder tests whether the picture shifted or the exposure changed. If
-    that explains at least half of the changes, the explained patches do not count as changed.
+    lowers the estimate. If many patches seem changed, the encoder looks for a shift of the picture or a new exposure. If such
+    an effect explains at least half of the changes, the explained patches do not count as changed.
 
     A whole frame is encoded every ``interval`` frames, when most of the picture has changed, and when the camera's frames
-    change size. With ``interval`` 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while the
-    kept features prove right. A whole frame that proves them wrong resets the interval to 1.
+    change size. With ``interval`` 0, the interval starts at 1. It grows by one every PROOF frames, up to INTERVAL, while whole
+    frames confirm the features that were kept. A whole frame that contradicts these features resets the interval to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")
@@ -196,7 +196,7 @@ class PatchChanges(Stateful):
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return the exposure of each patch ``[n]``. Each row shares its median, because flickering lamps cause bands."""
+        """Return the exposure of each patch ``[n]``. Each row of patches shares a median, as flickering lamps cause bands."""
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
@@ -226,7 +226,7 @@ def dilated(mask: Bool) -> Bool:
 
 
 def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
-    """Return the minimum and maximum around each pixel. A shift of less than a pixel keeps its level between them."""
+    """Return the minimum and maximum around each pixel. A shift of less than a pixel stays within these levels."""
     return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
 
 
@@ -284,7 +284,7 @@ def _vertex(three: NDArray[np.float64]) -> float:
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Copy ``levels [planes, H, W]`` to ``out``, moved up by ``down`` and left by ``across``. Other pixels of ``out`` stay."""
+    """Copy ``levels [planes, H, W]`` to ``out``, moved up by ``down`` and left by ``across``. Other pixels are unchanged."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -292,7 +292,8 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether ``kept [n, width]`` still matches ``whole``. At most a fraction of WRONG differs by more than noise."""
+    """Return whether ``kept [n, width]`` still matches ``whole``. At most the fraction WRONG of tokens may differ beyond
+    noise."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)

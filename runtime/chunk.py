@@ -57,7 +57,7 @@ class Chunk:
         """Return, for a snapshot, the numbers of frames received and encoded, and views of the frames not in the memory.
 
         The views include the features ``[G, tokens_per_frame, width]`` of complete groups, and the pixels and (height, width)
-        of frames that are not encoded. They also include each frame's float64 seconds and the encoder's state.
+        of frames that are not encoded. The views also include each frame's float64 seconds and the encoder's state.
         """
         kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
         return {"taken": self.taken, "encoded": self._encoded}, {**self._unsaved(), "features": self._features, **kept}

@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, using the attention of the question's last row in one layer.
 
-Every engine can return this row's query. On the demo model, two heads of the last layer attend to the object in question
-(docs/internals/evidence.md); no such heads are known in other models.
+Every engine can return the query of the question's last row. On the demo model, two heads of the last layer attend to the
+object in question (docs/internals/evidence.md); no such heads are known in other models.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    Above KNOTS times, a time is dropped if interpolation comes within CLOSE_S seconds of it. If that drops none, every second
-    time of the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
+    Above KNOTS times, a time is dropped if interpolation comes within CLOSE_S seconds of it. If interpolation can replace none,
+    every second time of the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
     """
 
     state_fields = ("frame", "seconds")

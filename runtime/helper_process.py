@@ -29,7 +29,7 @@ class HelperEnded(UserError):
 
 
 class Helper:
-    """A process that runs ``module:function`` calls one at a time. The first call starts the process; threads take turns.
+    """A process that runs ``module:function`` calls from all threads, one at a time. The first call starts the process.
 
     Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new process.
     The helper's import path is the caller's without the current folder. Ctrl-C interrupts only the calling process.
@@ -53,7 +53,7 @@ class Helper:
         self.close()
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Return what ``module:function`` returns. Options that are callables run in the calling process.
+        """Return what ``module:function`` returns. Callable options run in the calling process.
 
         Raises the function's UserError, or HelperEnded if the process ends, exceeds a limit or does not answer.
         """

@@ -2,7 +2,7 @@
 
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be float32 or float16 and dense
 in their last axis. Arrays other than keys and values are copied if their rows are not dense. A wrong dtype raises CacheError. A
-kernel on a view of a cache allocates only its result. Its scratch memory belongs to the cache and serves one call at a time.
+kernel on a view of a cache allocates only its result. The scratch memory belongs to the cache and serves one call at a time.
 Rows and caches on a CUDA device use the kernels in :mod:`edgevlm.runtime.cuda.kernels`. CUDA and C++ kernels make the same
 choices from scores that agree within float32 rounding. Plain numpy versions in float64 are in tests/reference.py.
 ``help(edgevlm.runtime.kernels)`` documents each kernel.

@@ -79,7 +79,7 @@ def split_options(text: str) -> tuple[str, str]:
 
 @contextmanager
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Raise ``kind`` for an error in the file of ``plugin`` (a class, instance or function). It names the file, line and error.
+    """Raise ``kind``, with file, line and error, if code in the file of ``plugin`` (a class, instance or function) fails.
 
     Errors in edgevlm's own classes, and errors whose traceback does not include the plugin's file, are raised unchanged.
     """

@@ -48,9 +48,9 @@ class AppendChanged:
 class EncodeChanged:
     """Settings of ``--encode changed``.
 
-    ``interval``: encode a whole frame every ``interval`` frames. With 0, the interval grows up to INTERVAL while the kept
-    features prove right. ``threshold``: encode a patch if the mean difference over its most different tenth of pixels reaches
-    this many levels (0 to 255). With threshold 0, every frame is encoded whole.
+    ``interval``: encode a whole frame every ``interval`` frames. With 0, the interval adapts, up to INTERVAL frames.
+    ``threshold``: encode a patch if the mean difference over its most different tenth of pixels reaches this many levels (0 to
+    255). With threshold 0, every frame is encoded whole.
     """
 
     interval: int = 0

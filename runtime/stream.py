@@ -260,7 +260,7 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all but the *present*, the newest frames. Return how many new frames count as appended.
+        """Append the changes of all but the *present*, the newest frames. Return how many new frames were appended or kept.
 
         If more frames are ``coming``, the last piece waits for them, because they may still fit.
         """
@@ -432,7 +432,7 @@ class Stream:
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
-        """Run the guidance texts in one causal pass after the memory (without present frames). Then remove them again."""
+        """Run the guidance texts in one causal pass after the memory, without present frames. Then remove the texts."""
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self._timed("guidance_ms"), self.taken_out():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes
@@ -448,11 +448,11 @@ class Stream:
         window: TimeWindow | None = None,
         rows: int = 0,
     ) -> Iterator[None]:
-        """Let the ``with`` block append a question. On exit, remove what it appended and restore the positions.
+        """Let the ``with`` block append a question. On exit, remove the question and restore the positions.
 
         ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` do not fit in the
         reserved room, the memory is copied to a larger cache. ``waiting``: frames that are not appended yet; the block sees
-        them. Room for all of them is made at once, so that a question does not change what is remembered later. With
+        them. Room for the waiting frames is made at once, so that a question does not change what is remembered later. With
         ``present`` frames, the block sees the newest frames whole, and only the changes of older waiting frames. ``pictures``:
         arrays ``[1, tokens_per_frame, width]``. The block sees them after all frames, one second apart from ``now`` on, the
         stream's time. ``window``: the block's rows attend only to rows from this time window. Raises NothingHeld if the memory
@@ -604,7 +604,7 @@ class Stream:
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append rows, for which there must be room. They are committed, except for a question about a time window.
+        """Append rows, for which there must be room. The rows are committed, except for a question about a time window.
 
         ``embeds``: float32 ``[n, width]``. The stream assigns the rows' ``seq``.
         """

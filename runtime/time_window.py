@@ -87,7 +87,7 @@ class NarrowedMemory:
         return result
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """Return copies of the rows of frames that a KV head sees. Their time spans are cut to the window."""
+        """Return copies of the rows of frames that a KV head sees. A row's time span is cut to the window."""
         cache, (first, last), slot = self._cache, self._frames, self._shown[layer][head]
         slot = slot[cache.kind(layer)[head, slot] == Kind.VISION]
         key = cache.dequantize("key", layer)[head, slot]

@@ -1,4 +1,4 @@
-"""Convert a language model's GGUF file to a bundle. Its chat template lets a question give the answer's first words."""
+"""Convert a language model's GGUF file to a bundle. Its chat template accepts an answer's first words in the question."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class MeasureOptions:
 
 
 def command(name: str, known: dict[str, str], options: str, about: str) -> Callable[..., None]:
-    """Make a command for the measurements ``known`` (name -> ``module:function``), the first by default, with these
-    ``options``."""
+    """Make a command with these ``options`` from the measurements ``known`` (name -> ``module:function``), the first by
+    default."""
     parameters, hints = inspect.signature(MeasureOptions).parameters, get_type_hints(MeasureOptions, include_extras=True)
     chosen = [parameters[each].replace(annotation=hints[each]) for each in [*options.split(), "as_json"]]
     if len(known) > 1:

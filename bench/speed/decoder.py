@@ -24,7 +24,7 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One timed call: it decodes ``rows`` rows after ``held`` rows; the new rows are ``frames`` frames."""
+    """A call that decodes ``rows`` rows after ``held`` rows. ``frames``: how many frames the new rows are."""
 
     held: int
     rows: int = 1
@@ -156,7 +156,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Pair each of our timings with the other runtime's at the same KV precision. Also pair our fastest with its fastest."""
+    """Pair our timings with each other runtime's at the same KV precision, and our fastest with that runtime's fastest."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

@@ -99,7 +99,7 @@ class WithCache(torch.nn.Module):
 
 
 def stateful(model: TextModel) -> Any:
-    """Return the float32 decoder with states for each layer's keys and values, gathered by the input ``beam_idx``."""
+    """Return the float32 decoder. The keys and values of each layer are states, reordered by the input ``beam_idx``."""
     s, rows, before = model.shape, 3, 5
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]

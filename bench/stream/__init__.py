@@ -1,1 +1,1 @@
-"""``edgevlm bench stream``: measure growing streams, and compare changes with whole frames, and edgevlm with transformers."""
+"""``edgevlm bench stream``: measure long streams, compare changes with whole frames, and compare edgevlm with transformers."""

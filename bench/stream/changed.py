@@ -1,4 +1,4 @@
-"""Compare watching whole frames with watching only what changed. Both use the same model and clips, and take turns."""
+"""Compare watching whole frames with watching only what changed, in turns on the same model and clips."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TimedStream:
         self.counters.append({**parts_ms(self.session), **counts})
 
     def line(self, frames: int) -> dict[str, Any]:
-        """Return medians over all chunks but the first. Together, these have ``frames`` frames."""
+        """Return medians over all chunks but the first. The other chunks have ``frames`` frames in total."""
         first, last = self.counters[0], self.counters[-1]
         more, frame = {name: last[name] - first[name] for name in last}, figures("frame", self.took[1:])
         return {

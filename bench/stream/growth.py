@@ -106,7 +106,7 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
 
 
 def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, ...], str]:
-    """Open a session. Return it with the marks that fit in its cache, and the reason if some do not fit."""
+    """Open a session. Return the session, the marks that fit in its cache, and why the others do not fit."""
     bounded, refused = work.policy == AUTO or create_policy(work.policy).bounded, ""
     for count in range(len(work.marks), 0, -1):
         budget = work.budget if bounded else work.marks[count - 1] * model.rows_per_frame

@@ -1,8 +1,8 @@
 """Run InfiniPot-V in PyTorch on transformers, like its authors' program, as the baseline of ``bench stream against``.
 
 A chunk of frames is encoded and appended to a DynamicCache. When the cache would exceed the budget, TaR and value norms (arXiv
-2506.15745, Alg. 1) choose the tokens to keep, which are copied to new tensors. The i-th oldest token counts as patch ``i % p``.
-Keys are compared after rotation. The batch size is 1.
+2506.15745, Alg. 1) choose the tokens to keep, which are copied to new tensors. With ``p`` tokens per frame, the i-th oldest
+token counts as patch ``i % p``. Keys are compared after rotation. The batch size is 1.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class TorchBaseline:
 
 
 def target_of(budget: int, per_frame: int) -> int:
-    """Return how many tokens a compression keeps. They are whole frames, at least one frame below the budget."""
+    """Return how many tokens a compression keeps, in whole frames and at least one frame below the budget."""
     return min(int(TARGET * budget) // per_frame, budget // per_frame - 1) * per_frame
 
 

@@ -52,7 +52,7 @@ def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """A prompt that is repeated every second, up to ``until_s``, until the answer is yes. Yes is due at ``due_s``."""
+    """A prompt that is repeated every second, up to ``until_s``, until the answer is yes. ``due_s``: the right time for yes."""
 
     prompt: str
     until_s: float

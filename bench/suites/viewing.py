@@ -109,7 +109,7 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """Return the answer to a prompt. If it fails, save the error and return None."""
+        """Return the answer to a prompt. After a failure, save the error and return None."""
         checked = False
         try:
             self.session.check(prompt)
@@ -206,7 +206,7 @@ class VideoWorker:
     def peak_bytes(self, variant: Variant, tokens: int) -> int:
         """Return the most bytes that the cache and the policy use while a session watches noise past its budget.
 
-        ``tokens``: the budget; if 0, an empty cache that holds as many tokens as the model allows is measured.
+        ``tokens``: the budget. With 0, an empty cache is measured, for as many tokens as the model allows.
         """
         session, policy = self.open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()

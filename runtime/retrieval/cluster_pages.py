@@ -43,8 +43,8 @@ class PageRun:
 class ClusterPages(Stateful):
     """The runs of all clusters: up to MAX_RUNS for each slot of each layer and KV head.
 
-    If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined. This limits how often a row is rewritten.
-    If a fetch has room for only part of a run, it reads only some of the run's pages, evenly spread.
+    If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined, so rows are seldom rewritten. If a fetch
+    has room for only part of a run, it reads only some of the run's pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
@@ -63,7 +63,7 @@ class ClusterPages(Stateful):
         return held
 
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
-        """Return the blocks for ``rows`` rows, by slot and then smallest run first. Also return how many rows remain."""
+        """Return the blocks for ``rows`` rows, by slot and then smallest run first. Also return how many rows are left out."""
         blocks, left = [], 0
         for slot in slots.tolist():
             for run in self._runs(layer, head, slot):

@@ -1,14 +1,14 @@
 """Fetch rows from the store into free rows of the cache, so that a decoder with per-layer graphs can attend to them.
 
-A call appends S rows. While it runs, each layer and KV head also has r fetched rows, called the working set::
+During a call that appends S rows, each layer and KV head also holds r fetched rows, the working set::
 
     [0, n)              valid rows of the cache: prefix, window, text
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
 After the call, :meth:`WorkingSet.settle` moves the new rows to ``[n, n + S)``, and the cache commits them there. Until the
-stream is first re-indexed, fetched rows keep the positions they were stored with. After that, they get consecutive positions in
-temporal order, between the prefix and all other rows.
+stream is first re-indexed, fetched rows keep the positions they were stored with. After that, fetched rows get consecutive
+positions in temporal order, between the prefix and all other rows.
 """
 
 from __future__ import annotations
