@@ -85,7 +85,7 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore a captured snapshot. If this fails, the snapshot does not fit and the memory is unusable."""
+        """Restore a captured snapshot. If that fails, the snapshot does not fit and the memory is unusable."""
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]
@@ -419,19 +419,19 @@ class Session:
 
         A question does not change the memory, with one exception: see "What a question changes" in docs/guide/asking.md.
         ``question``: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. ``conversation``:
-        the name of a conversation, which this turn continues and extends. ``history``: earlier turns (question, answer), oldest
-        first, instead of a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget for
-        answers. ``temperature``: 0 decodes greedily. Above temperature 0, only the ``top_k`` likeliest tokens can be drawn, and
-        only from the smallest set whose probability reaches ``top_p``. A token must also be at least ``min_p`` times as likely
-        as the likeliest. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of the
+        the name of a conversation to start or continue. ``history``: earlier turns (question, answer), oldest first, instead of
+        a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget for answers.
+        ``temperature``: 0 decodes greedily. Above temperature 0, only the ``top_k`` likeliest tokens can be drawn, and only
+        from the smallest set whose probability reaches ``top_p``. A token must also be at least ``min_p`` times as likely as
+        the likeliest. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of the
         prompt and the answer; 1 means none, and the default is the model's (generation_config.json). ``presence_penalty``,
-        ``frequency_penalty``: OpenAI's penalties for tokens of the answer. ``logprobs``: record the log-probabilities, before
-        penalties and temperature, of each token and of this many likeliest tokens. ``choices``: answer with one of these texts,
+        ``frequency_penalty``: OpenAI's penalties for tokens of the answer. ``logprobs``: record the log-probability of each
+        token and of this many likeliest tokens, before penalties and temperature. ``choices``: answer with one of these texts,
         and report the ``probabilities`` of all choices; ``max_tokens`` and penalties do not apply. ``logits_processor``: a
         function that the model's thread calls for each token, with the ids so far and the logits ``[vocabulary]``; ignored with
         ``choices``. The next token is drawn from the logits that ``logits_processor`` returns; minus infinity excludes a token.
-        ``pictures``: frames for this question only, placed after the watched frames; their maximum number is
-        :meth:`most_pictures`. ``since``, ``until``: attend only to frames from this period, in seconds of the stream.
+        ``pictures``: up to :meth:`most_pictures` frames for this question only, placed after the watched frames. ``since``,
+        ``until``: attend only to frames from this period, in seconds of the stream.
 
         If the memory holds no frame from ``since`` to ``until``, reading the answer raises NothingHeld. Raises UserError for a
         question that is longer than its budget or contains the video's placeholder, and for sampling settings out of range.
@@ -553,9 +553,9 @@ class Session:
 
         ``questions``: pairs of a question and its choices. Each question takes one decoder step and generates no text. An
         unfinished chunk is encoded once for all questions. The memory does not change. ``watch``: run after users' questions,
-        in at most WATCH_FRACTION of the model's time. With ``watch``, the first question is always answered. The others are
-        skipped after ROUND_S seconds, or when a user's question waits. Raises UserError as :meth:`ask` does, and for choices
-        that start with the same token.
+        in at most WATCH_FRACTION of the model's time. With ``watch``, the first question is always answered. Other questions
+        are skipped after ROUND_S seconds, or when a user's question waits. Raises UserError as :meth:`ask` does, and for
+        choices that start with the same token.
         """
         self._check_open()
         asked = [self._classifier(question, choices) for question, choices in questions]
@@ -631,13 +631,13 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete the frames seen from ``since`` to ``until``, in seconds of the stream. Return the largest number of rows that
-        a layer lost.
+        """Delete the frames seen from ``since`` to ``until``, in seconds of the stream. Return the number of rows lost in the
+        layer that lost the most.
 
-        Rows from the period and older rows confirmed during the period leave the memory. All conversations are forgotten. A new
-        snapshot replaces all earlier snapshots. Later rows that attended to deleted rows still reflect the deleted frames.
-        Raises UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also raises
-        UserError if the new snapshot cannot be written; the old snapshots then remain.
+        Tokens whose patch was visible in the period leave the memory, even if they are older. All conversations are forgotten.
+        A new snapshot replaces all earlier snapshots. Later rows that attended to deleted rows still reflect the deleted
+        frames. Raises UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also
+        raises UserError if the new snapshot cannot be written; the old snapshots then remain.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:

@@ -1,4 +1,4 @@
-"""A cluster node: opens and closes its service's cameras as the head orders, while its lease lasts."""
+"""A cluster node, which opens and closes its service's cameras as the head orders, while its lease lasts."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class NodeAgent(Hooks):
             threading.Thread(target=self._fetch, args=(model,), daemon=True).start()
 
     def _fetch(self, model: str) -> None:
-        """Fetch a hub model, retrying until it arrives; until then the model does not run on this node."""
+        """Download a hub model, and retry until that succeeds. Until then, this node cannot run the model."""
         told = ""
         while not self._done.is_set():
             try:
@@ -349,12 +349,12 @@ class NodeAgent(Hooks):
         return self.view["cameras"].keys()
 
     def may_watch(self, name: str) -> bool:
-        """Return whether the lease is valid and lists the camera with the epoch that it was opened with."""
+        """Return whether the lease is valid and lists the camera, in the epoch in which it was opened here."""
         epoch = self._lease.held(self._clock()).get(name)
         return epoch is not None and self.epochs.get(name) == epoch
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Return whether this node may record an event. If so, also store it for the camera's next node."""
+        """Return whether this node may record an event. If so, also store the event for the camera's next node."""
         may = self.may_watch(event.camera)
         if may:
             self._events[event.camera].add(event)
@@ -456,7 +456,7 @@ class NodeAgent(Hooks):
     def forget(self, camera: str | None, span: Span) -> int:
         """Make all nodes forget what one camera, or every camera, saw in a period; return the number of the forget note.
 
-        Absent nodes forget the period when they are back. Raises HeadAway, and UserError for a camera that never existed.
+        Absent nodes forget the period when they return. Raises HeadAway, and UserError for a camera that never existed.
         """
         since, until = span.open_ended
         now = time.time()
@@ -465,7 +465,7 @@ class NodeAgent(Hooks):
         return number
 
     def follow_notes(self, number: int) -> Fields:
-        """Follow the head's forget notes; return what note ``number`` deleted on this node, and what failed.
+        """Carry out the head's forget notes. Return what note ``number`` deleted on this node, and what failed.
 
         Raises UserError and HeadAway.
         """

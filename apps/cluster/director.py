@@ -137,9 +137,9 @@ class Director:
         """Return the cameras that a node must watch until LEASE_S seconds after its request.
 
         ``open``: the cameras that the node has open. ``needs``: the fields of a :class:`Need` for each model. ``forgot``: the
-        number of the last forget note carried out in the node's files. ``cameras_forgot``: the same for each camera's memory.
-        ``mark`` identifies the node's view; if that is the newest, the reply's ``view`` is None. Raises UserError if the node
-        must join again.
+        number of the last forget note carried out in the node's files. ``cameras_forgot``: that number for each camera's
+        memory. ``mark`` identifies the node's view; if that is the newest, the reply's ``view`` is None. Raises UserError if
+        the node must join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"node {name} is no longer in the cluster; joining again")
@@ -308,7 +308,7 @@ class Director:
         self.keep()
 
     def keep(self) -> None:
-        """Save changes. Raises the errors of ``save``; the next :meth:`tick` then tries again."""
+        """Save changes. If ``save`` fails, its error is raised, and the next :meth:`tick` tries again."""
         self._is_changed, self._save_at = True, -math.inf
         self._save(self.state)
         self._is_changed, self._saves = False, self._saves + 1
@@ -363,7 +363,7 @@ class Director:
         self._is_changed = True
 
     def _renew(self, name: str, begins: int | None = None) -> None:
-        """Start a new epoch of a camera. Its memory is empty, or the newest since epoch ``begins``."""
+        """Start a new epoch of a camera. The memory is then empty, or the newest memory since epoch ``begins``."""
         if name in self.state.removed:
             epoch = self.state.removed[name][0] + 1
             self.state.removed[name] = epoch, epoch

@@ -36,7 +36,7 @@ def boot_time() -> float:
 class Head:
     """Answers the nodes, one call at a time.
 
-    The head's state is in a file under ``where``. If two heads share ``where``, only the newer one answers. The older one
+    The head's state is in a file under ``where``. If two heads share ``where``, only the newer one answers. The older head
     raises UserError. Raises UserError if the state file cannot be read or written.
     """
 
@@ -99,7 +99,7 @@ class Head:
 
 
 def _upgraded(known: Fields) -> Fields:
-    """Convert a state file of edgevlm 0.1, without its nodes, which must join again."""
+    """Convert a state file of edgevlm 0.1. Nodes are dropped and must join again."""
     if "director" not in known:
         return known
     director, forgot, cameras = known["director"], known["forgotten"], {}

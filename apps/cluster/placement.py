@@ -62,7 +62,7 @@ class Camera:
 
 @dataclass(slots=True)
 class Load:
-    """The memory and the fraction of time that a node's cameras take."""
+    """How much memory and time a node's cameras take. Time is a fraction of the node's."""
 
     node: Node
     taken: int = 0
@@ -181,5 +181,5 @@ def why_not(loads: Collection[Load], camera: Camera) -> str:
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:
-    """Return the fraction that a camera takes of a node, for the node where this is smallest."""
+    """Return the fraction of a node that a camera fills, on the node where it fills the least."""
     return min((load.with_one_more(camera) - load.fullness() for load in loads), default=0.0)

@@ -66,11 +66,11 @@ class Shared:
             return [each for each in epochs if unfinished or self._is_begun(camera, each)]
 
     def _is_begun(self, camera: str, epoch: int) -> bool:
-        """Return whether an epoch's folder is a complete copy. In edgevlm 0.1, its file was LOCK, not BEGUN."""
+        """Return whether an epoch's folder is a complete copy, marked by the file BEGUN (LOCK in edgevlm 0.1)."""
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Make an epoch's folder, empty or as a copy of epoch ``like``'s folder; leave an existing folder unchanged."""
+        """Create an epoch's folder, empty or as a copy of epoch ``like``. An existing folder does not change."""
         folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
             if self._is_begun(camera, epoch):

@@ -50,7 +50,7 @@ class Mqtt(Sink):
 
     A path in the broker's address replaces ``edgevlm`` in the topics. Without ``id``, ID is read from the program's state
     folder. Home Assistant's discovery topics begin with ``discovery``; an empty ``discovery`` turns them off. ``ca`` is a file
-    with certificates to verify a broker at ``mqtts://``, by default the system's.
+    of certificates for verifying an ``mqtts://`` broker, by default the system's.
     """
 
     def __init__(

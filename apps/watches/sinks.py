@@ -40,7 +40,7 @@ class WatchStatus:
     """The state of a watch on a camera.
 
     ``camera`` and ``watch`` are ids; ``camera_name`` and ``watch_name`` are the displayed names, or None. ``state`` is None
-    before it is known. ``device_class`` is Home Assistant's class of the sensor.
+    before it is known. ``device_class`` is the sensor's class in Home Assistant.
     """
 
     camera: str
@@ -237,7 +237,7 @@ class SinkSettings(BaseModel):
 
 
 def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
-    """Return the configured sinks by name, without connecting them. Raises UserError that names the sink."""
+    """Return the configured sinks by name, without connecting them. Raises a UserError that names the sink."""
     sinks: dict[str, Sink] = {}
     for each in settings:
         name = each.name or unused(each.kind if each.kind.isidentifier() else "sink", sinks)

@@ -60,7 +60,7 @@ class Watcher:
 
     The run loop passes frames to :meth:`watch`. ``taught`` returns a question in the words that the model learned, or None if
     the model never learned it. ``last`` returns the newest recorded event of a camera's watch. ``changed`` is called with each
-    watch whose state or probability changed. If ``replays``, a restart plays the source again; events are not sent again.
+    watch whose state or probability changed. If ``replays``, a restart plays the source again but sends no event again.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ MAX_WATCHES = 256
 
 
 class WatchHooks(Protocol):
-    """Decisions about watches. A cluster node makes them differently."""
+    """Decisions about watches that a cluster node makes differently."""
 
     def may_record(self, event: WatchEvent) -> bool: ...
     def cameras_elsewhere(self) -> Collection[str]: ...

@@ -19,8 +19,8 @@ Int64 = NDArray[np.int64]
 class QueryWindow(Stateful):
     """The queries of the last ``rows`` vision rows, ``[heads, rows, head_dim]`` for each probe layer.
 
-    Queries are stored rotated to the positions that their rows had when appended. :meth:`at` rotates them to the rows' current
-    positions, which re-indexing may have changed.
+    Queries are stored rotated to the positions that their rows had when appended. Re-indexing may change these positions, so
+    :meth:`at` rotates the queries again.
     """
 
     state_fields = ("_seq", "_position", "_queries")

@@ -70,9 +70,9 @@ class StreamShape:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The vision rows just committed; ``seq`` ``[n]`` and ``position`` ``[n, axes]`` are the same in every layer and head.
+    """The vision rows just appended; ``seq`` ``[n]`` and ``position`` ``[n, axes]`` are the same in every layer and head.
 
-    ``queries``: the rows' rotated queries by probe layer, float32 ``[heads, n, head_dim]``. ``frame``: each row's frame,
+    ``queries``: the rows' rotated queries in each probe layer, float32 ``[heads, n, head_dim]``. ``frame``: each row's frame,
     ``[n]``. ``features``: the mean of each frame's features, ``[frames, row_width]``, for policies that need them.
     """
 
@@ -87,7 +87,7 @@ class Appended:
 class Plan:
     """The result of a compression. ``keep``: each layer's mask of rows to keep, ``[kv_heads, n_l]``, or None to keep all.
 
-    ``add``: new rows by layer. ``merged``: for each layer with merged rows, its keys and values after the merge, as stored.
+    ``add``: each layer's new rows. ``merged``: for each layer with merged rows, its keys and values after the merge, as stored.
     """
 
     keep: list[Bool | None]

@@ -61,8 +61,8 @@ class SimpleStream(Policy):
     If only changed tokens are appended, a token stays while its patch is unchanged in one of the last k frames. Questions also
     see the whole newest frame.
 
-    Ours: the paper prefills the last frames again for each question. edgevlm prefills each frame once, after the k - 1 frames
-    before it.
+    Ours: the paper prefills the last frames again for each question. In edgevlm, each frame is prefilled once, after the k - 1
+    frames before it.
     """
 
     k: int = setting(4, "number of newest frames to keep", at_least=1)
@@ -80,7 +80,7 @@ class SimpleStream(Policy):
         return Needs(single_frames=True)  # a frame attends only to the k - 1 frames before it
 
     def score(self, layer: Layer) -> Float32:
-        """Prefer rows whose patch was unchanged most recently. Used only if the changes of k frames exceed the budget."""
+        """Prefer rows whose patch was unchanged most recently, if the changes of k frames exceed the budget."""
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:

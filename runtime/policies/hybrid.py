@@ -37,8 +37,8 @@ class ClusterIndex(Stateful):
     freezes a mean after a few dozen tokens. A run is a set of blocks, one per layer, with the same tokens. ``sketch``
     ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. ``runs`` ``[capacity, 2]``: the first block numbers
     of each cluster's two newest runs, older run first; -1 for no run. ``rows`` ``[capacity, 2]``: each run's number of tokens.
-    ``near`` ``[capacity]``: each cluster's highest cosine with another cluster. ``nearest`` ``[capacity]``: that other
-    cluster's number.
+    ``near`` ``[capacity]``: each cluster's highest cosine with another cluster. ``nearest`` ``[capacity]``: each cluster's most
+    similar cluster.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")

@@ -277,7 +277,7 @@ class MosaicClusters(Stateful):
         self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _over(self, at: At, row: Block, key: Float32) -> None:
-        """Split a cluster above its threshold. If not all of it is in host memory, let the row wait (Alg. 1, lines 3 to 10)."""
+        """Split a cluster above its threshold. If part of it is not in host memory, the row waits (Alg. 1, lines 3 to 10)."""
         layer, head, slot = at
         blocks = self.pages.block_ids(layer, head, [slot, *self.waiting(*at).tolist()])
         if all(map(self._store.resident, blocks)):
@@ -392,7 +392,7 @@ class MosaicClusters(Stateful):
         return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
-        """Choose clusters that hold ``rows`` rows. Return their slots, best first. ``query``: one head's, un-rotated, ``[r,
+        """Choose clusters with ``rows`` rows in all. Return their slots, best first. ``query``: one head's, un-rotated, ``[r,
         D]``.
 
         ``partitions``: search only this many partitions, those whose mean keys get the most attention; lower numbers win ties.

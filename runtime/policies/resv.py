@@ -64,9 +64,9 @@ class HashClusters(Stateful):
         """Add tokens one by one, each to the nearest open cluster within ``distance`` bits or to a new cluster.
 
         ``keys``: rotated, ``[kv_heads, n, head_dim]``. ``positions``: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a
-        new cluster takes the lowest free slot. Once half of the slots hold open clusters, tokens join the nearest at any
-        distance. Returns each token's slot ``[kv_heads, n]``, the two results of :meth:`seal`, and the number of tokens that
-        joined beyond ``distance``.
+        new cluster takes the lowest free slot. Once half of the slots hold open clusters, tokens join the nearest of these at
+        any distance. Returns each token's slot ``[kv_heads, n]``, the two results of :meth:`seal`, and the number of tokens
+        that joined beyond ``distance``.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
@@ -75,8 +75,8 @@ class HashClusters(Stateful):
 
         All arrays are ``[kv_heads, n, ...]``. ``slot``: each row's cluster, -1 for none. Returns ``home`` ``[kv_heads, 2 *
         slots]``, and the number of clusters that were merged because no slot was free. ``home[h, s]`` is the new slot of the
-        sealed cluster that was in slot s. ``home[h, slots + s]`` is the slot of the rows that left open cluster s. -1 means no
-        cluster.
+        sealed cluster that was in slot s. ``home[h, slots + s]`` is the slot of the rows that left open cluster s. A slot of -1
+        means no cluster.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 

@@ -1,7 +1,7 @@
 """Define the base of retrieval policies, which keep a window of rows on the device and older rows as blocks of a store.
 
-The budget |M| covers a window of the newest tokens (always attended to), a working set (the fetched blocks) and an index. A
-retrieval policy uses as many bytes as an eviction policy with the same budget.
+The budget |M| is divided among a window of the newest tokens, a working set for fetched blocks, and an index. A retrieval
+policy uses as many bytes as an eviction policy with the same budget.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Retrieval(Policy, ABC):
 
 @dataclass
 class QuestionRetrieval(Retrieval):
-    """A policy that fetches blocks only for questions. The answer uses the same blocks. New frames attend only to the window.
+    """A policy that fetches blocks only for a question and its answer. New frames attend only to the window.
 
     Subclasses store rows that have left every layer, and rank blocks for a question.
     """

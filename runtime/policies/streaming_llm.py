@@ -25,7 +25,7 @@ class StreamingLLM(EvictsOnDemand):
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
 
     def compress(self, layer: Layer) -> None:
-        """Keep the oldest rows as sinks. These are still the stream's first, because sinks are never evicted."""
+        """Keep the oldest rows as sinks. The oldest rows are the stream's first, because sinks are never evicted."""
         sinks = min(self.sinks, layer.target)
         younger = layer.newest(int(layer.free[0].sum()) - sinks)
         layer.keep((layer.free & ~younger) | layer.newest(layer.target - sinks))

@@ -55,7 +55,7 @@ class Encrypted(OtherFormat):
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """The stream's part of a snapshot's header. ``positions``: a mark of its positions; 4 numbers in early snapshots."""
+    """The stream's part of a snapshot's header. ``positions``: where its positions continue; 4 numbers in early snapshots."""
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
     seq: Count

@@ -94,7 +94,7 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
 
 
 class CaptureBuffer:
-    """A buffer for copies of a session's arrays. The stream waits while they are copied, but not while they are written.
+    """A buffer for copies of a session's arrays. The stream waits for the copying, but not for the writing.
 
     The buffer's memory pages are allocated up front. The buffer grows if the arrays do not fit.
     """

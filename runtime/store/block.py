@@ -25,8 +25,8 @@ class Block:
     """A group of n rows of one layer, for one KV head (H is 1) or for all KV heads of the model.
 
     key and value are ``[H, n, head_dim]`` in the cache's dtype, position ``[H, n, axes]`` and all other arrays ``[H, n]``. Keys
-    are rotated to ``position``, as in the cache. ``confirmed`` is no longer updated. ``block[rows]`` holds views of the arrays
-    if ``rows`` is a slice, and copies otherwise.
+    are rotated to ``position``, as in the cache. ``confirmed`` is not updated in a block. ``block[rows]`` holds views of the
+    arrays if ``rows`` is a slice, and copies otherwise.
     """
 
     key: NDArray[np.number]
@@ -64,7 +64,7 @@ def joined(blocks: Sequence[Block]) -> Block:
 
 
 class RecordHeader(NamedTuple):
-    """The header of a record. ``stamp``: differs for each write. ``nbytes``: the record's size with header and padding."""
+    """The header of a record. ``stamp``: unique to each write. ``nbytes``: the record's size with header and padding."""
 
     magic: bytes
     dtype: int
