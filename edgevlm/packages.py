@@ -21,8 +21,8 @@ def install(extra: str) -> str:
 def needs(what: str, extra: str | None = None) -> Iterator[None]:
     """Guard a block that imports optional packages: raise UserError if one is not installed.
 
-    ``what``: the subject of the error message, such as "exporting". ``extra``: the extra that the message tells the user to
-    install; if None, the missing package; if empty, neither.
+    ``what``: the subject of the error message, such as "exporting". The message tells the user to install ``extra``, or the
+    missing package if ``extra`` is None, or nothing if it is empty.
     """
     try:
         yield

@@ -20,7 +20,7 @@ SLOW_MS = 1000  # how long a message waits for a stuck reader
 
 
 class Lost(str):
-    """A line about a loss or possible loss of data, shown even with --quiet."""
+    """A message that data was lost or may be lost; it is shown even with --quiet."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Handle inputs for all backends: check them before memory is changed, group frames, embed tokens."""
+"""Check inputs, group frames and embed tokens, for all backends."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def nvml(machine: Machine) -> Meter | str:
-    """Return a meter for NVIDIA cards, which count joules or, if older, report watts."""
+    """Return a meter for NVIDIA cards. Newer cards count joules; older cards report watts."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -168,7 +168,7 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
     """Return the joules used between two readings ``seconds`` apart, or None if a reading is missing.
 
-    Watts are integrated by the trapezoidal rule. If a counter falls, it has restarted at 0.
+    Watts are integrated with the trapezoidal rule. If a counter falls, it has restarted at 0.
     """
     if before is None or after is None:
         return None

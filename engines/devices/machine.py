@@ -20,7 +20,7 @@ Outcome = tuple[Status, str] | tuple[Status, str, str]  # a check's status, its 
 
 
 def installed() -> dict[str, str]:
-    """Return the version of every installed distribution, keyed by its name in lower case."""
+    """Return the versions of all installed packages, by lower-case name."""
     return {str(found.metadata["Name"]).lower(): found.version for found in metadata.distributions() if found.metadata["Name"]}
 
 

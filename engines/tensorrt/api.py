@@ -1,7 +1,7 @@
 """All calls of TensorRT's Python API, version 10.3 or newer; only this module imports ``tensorrt``.
 
-Every variable that holds a TensorRT object is annotated with its class. The test tests/engines/test_tensorrt_api.py compares
-the classes, members and argument counts used here with each TensorRT version.
+Every variable that holds a TensorRT object is annotated with its class. The test tests/engines/test_tensorrt_api.py checks the
+classes, members and argument counts used here against each TensorRT version.
 """
 
 from __future__ import annotations

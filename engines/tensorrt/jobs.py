@@ -134,7 +134,7 @@ def build_need(weights: int, workspace: int) -> BuildNeed:
 
 
 def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
-    """Raise UserError, with advice, if building an engine from the graph ``name`` does not fit in free memory.
+    """Raise UserError, with advice, if there is too little free memory to build an engine from the graph ``name``.
 
     On a Jetson, host and device share memory. Swap can hold ``need.host``, but not ``need.device``.
     """
