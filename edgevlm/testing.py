@@ -120,7 +120,7 @@ def _speed(policy: str | Policy | type[Policy]) -> str:
 
 
 def check_source(source: str, frames: int = 64) -> list[str]:
-    """Check the types and times of up to ``frames`` frames, then the source's end. ``source``: a value for ``--camera``."""
+    """Check up to ``frames`` frames of a source, their types and times, and its end. ``source``: a value for ``--camera``."""
     opened = open_source(source, None, SourceOptions())
     try:
         found = list(islice(opened, frames))

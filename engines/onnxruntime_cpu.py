@@ -55,7 +55,7 @@ def has_vnni() -> bool:
 class Calls:
     """The run options that all sessions of an engine share.
 
-    Normally a session keeps the memory of its largest call. While memory is ``short``, each call frees its memory.
+    Normally a session keeps the memory of its largest call. While memory is ``short``, each call frees what it used.
     """
 
     def __init__(self, shrunk: str = "cpu:0") -> None:

@@ -29,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class FigureSource:
-    """A document that figures come from. ``address`` is None if the figures are computed or estimated."""
+    """A document that we took figures from. ``address`` is None if the figures are computed or estimated."""
 
     document: str
     address: str | None
@@ -51,7 +51,7 @@ class DeviceProfile:
 
     @property
     def usable_bytes(self) -> int:
-        """Return the bytes of memory that the system leaves to a program."""
+        """Return how much memory a program can use, in bytes."""
         return int(self["usable_mib"] - self["system_mib"]) << 20
 
 
