@@ -15,7 +15,7 @@ from edgevlm.runtime.positions import rope_tables
 
 
 def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *, held_out: bool) -> list[list[int]]:
-    """Return the beginnings of help topics as token ids, ``length`` tokens each and ``tokens`` in total.
+    """Return the first ``length`` tokens of help topics as token ids, ``tokens`` tokens in total.
 
     ``held_out``: choose from the half of the topics that calibration does not use.
     """
@@ -37,7 +37,7 @@ LARGEST = np.float32(65504)  # float16's largest number, to which a passage's hu
 
 
 def sample_activations(bundle: Bundle) -> dict[str, Float16]:
-    """Return input rows ``[n, in]`` of an fp32 bundle's matrices ``layer{l}.qkv``, ``.output``, ``.gate_up`` and ``.down``."""
+    """Return the inputs ``[n, in]`` of an fp32 bundle's matrices ``layer{l}.qkv``, ``.output``, ``.gate_up`` and ``.down``."""
     model = Model.load(bundle.path)
     texts = passages(TOKENS, min(LENGTH, bundle.limit), model.encode, held_out=False)
     session = _with_inputs_of_matrices(bundle)
@@ -64,7 +64,7 @@ def _with_inputs_of_matrices(bundle: Bundle) -> Any:
 
 
 def _run(session: Any, bundle: Bundle, embeds: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """Append ``embeds [S, hidden]`` to an empty cache; return the inputs ``[S, in]`` of every layer's matrices."""
+    """Run the decoder on ``embeds [S, hidden]`` and return the inputs ``[S, in]`` of every layer's matrices."""
     spec, count = bundle.decoder, len(embeds)
     rows = np.zeros((count, spec.row_width), np.float32)
     rows[:, : spec.hidden] = embeds

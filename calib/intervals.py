@@ -30,10 +30,10 @@ class Estimate:
 
 
 def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
-    """Return the fraction of questions answered right, with Wilson's interval. ``clusters``: one per stream.
+    """Return the fraction of questions answered right, with Wilson's interval. Each stream is a cluster.
 
-    The interval uses the effective number of questions (from :func:`ratio_variance`), which is at most the number of questions.
-    If all answers are right or all are wrong, the effective number of questions is the number of streams.
+    To allow for the clusters, the interval is computed for fewer questions than were asked (see :func:`ratio_variance`). If all
+    answers are right or all are wrong, it is computed for one question per stream.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())
@@ -55,7 +55,7 @@ def mean(clusters: Sequence[Values]) -> Estimate:
 
 
 def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimate:
-    """Return by how much ``ours`` exceeds ``theirs`` on average: the :func:`mean` of the paired differences.
+    """Return the :func:`mean` of the paired differences ``ours - theirs``.
 
     Raises ValueError unless ``ours`` and ``theirs`` have the same number of questions in each stream.
     """
@@ -65,7 +65,7 @@ def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimat
 
 
 def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
-    """Return whether Student's 95 % interval of the mean paired difference excludes 0; False if there is only one cluster."""
+    """Return whether the mean paired difference is significant (Student's t, 95 %); never with a single cluster."""
     found = mean_difference(ours, theirs)
     return abs(found.value) > half_width(found)
 
@@ -80,13 +80,13 @@ def half_width(found: Estimate) -> float:
 
 
 def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:
-    """Return the difference between two fractions of right answers to the same questions; clip its interval to [-1, 1]."""
+    """Return the difference between two fractions of right answers to the same questions, with an interval within [-1, 1]."""
     found = mean_difference(ours, theirs)
     return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
 def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:
-    """Return the variance of the ratio ``sum(sums) / sum(sizes)`` if clusters are drawn at random; 0 for a single cluster."""
+    """Return the variance of ``sum(sums) / sum(sizes)`` over randomly drawn clusters, or 0 for a single cluster."""
     units = len(sums)
     if units < 2:
         return 0.0
@@ -95,6 +95,6 @@ def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:
 
 
 def _totals(clusters: Sequence[Values]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum and the number of each stream's values as float64 arrays, leaving out streams without questions."""
+    """Return each stream's sum and number of values as float64 arrays, without streams that have no questions."""
     asked = [cluster for cluster in clusters if len(cluster)]
     return np.array([float(sum(c)) for c in asked]), np.array([float(len(c)) for c in asked])

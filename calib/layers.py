@@ -28,8 +28,8 @@ CANDIDATES = 6  # the number of lowest layers tried as PureKV's CLIE layer
 def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Notify | None = None) -> Calibration:
     """Watch each clip under full KV and measure every layer, averaging over the clips.
 
-    ``frames``: number of frames to watch of each clip; None takes as many frames as the model's positions hold, up to 6,000
-    tokens. Raises UserError if a clip is too short, or if full KV cannot hold its frames.
+    ``frames``: frames to watch of each clip, by default as many as the model has positions for, up to 6,000 tokens. Raises
+    UserError if a clip is too short, or if full KV cannot hold its frames.
     """
     questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))
     tracer = ClipTracer(model, frames, questions)
@@ -71,7 +71,7 @@ def _mean_of_known(cells: Sequence[float | None]) -> float | None:
 
 
 def _over_clips(fractions: Sequence[Float64]) -> list[float]:
-    """Average each age's fraction over the clips with that age, and normalise the means: ``[frames of the longest clip]``."""
+    """Average the clips' attention by age, and scale the result to a sum of 1: ``[frames of the longest clip]``."""
     means = [_mean(fraction for fraction in of_age if fraction is not None) for of_age in zip_longest(*fractions)]
     return [mean / sum(means) for mean in means]
 
@@ -81,7 +81,7 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def ages(attention: Float64, frames: int) -> Float64:
-    """Sum the vision tokens' attention ``[n]`` by frame; return each frame's fraction ``[frames]``, newest first."""
+    """Return the fraction of the attention ``[n]`` that each frame gets, ``[frames]``, newest first."""
     mass = attention.reshape(frames, -1).sum(1)[::-1]
     return mass / max(mass.sum(), 1e-300)
 
@@ -97,10 +97,10 @@ def recency(age: Float64) -> float:
 
 
 def periodicity(attention: Float64, frames: int) -> float:
-    """Return the autocorrelation of detrended log attention ``[n]`` at lag p = n / frames.
+    """Return how similar attention ``[n]`` is from frame to frame: its autocorrelation at a lag of n / frames tokens.
 
-    The result is 1 if the pattern is the same in all frames, and 0 if there is no pattern. The trend, a centred moving mean
-    over one frame, is subtracted so that decay with age does not count.
+    The result is 1 if the pattern is the same in all frames, and 0 if there is no pattern. A moving mean over one frame is
+    subtracted from the logarithm first, so that decay with age does not count.
     """
     period = len(attention) // frames
     if period < 2:
@@ -116,10 +116,10 @@ def periodicity(attention: Float64, frames: int) -> float:
 
 
 def classify(recent: float, flat: float, periodic: float) -> LayerClass:
-    """Classify a layer by ``recent``, the fraction of its attention that the newest tenth of the frames gets.
+    """Classify a layer by ``recent``, the fraction of its attention on the newest tenth of the frames.
 
-    A layer is ``shallow`` if ``recent`` is above one half. A layer is ``deep`` if ``recent`` is at most twice ``flat``, the
-    fraction under even attention, and the attention pattern repeats from frame to frame. All other layers are ``middle``.
+    A layer is ``shallow`` if ``recent`` is above one half. A layer is ``deep`` if attention repeats from frame to frame and
+    ``recent`` is at most twice ``flat``, its value under even attention. All other layers are ``middle``.
     """
     if recent > DOMINATED:
         return "shallow"
@@ -127,9 +127,9 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 
 
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
-    """Return the depths (middle_from, deep_from) that split the layers into three runs that agree best with ``classes``.
+    """Return the first middle layer and the first deep layer, chosen so that the three runs of layers best match ``classes``.
 
-    Confusing shallow with deep counts as two errors. Ties go to the pair nearest to HERMES's depths, .1 L and .7 L.
+    A shallow layer among the deep ones, or the reverse, counts as two errors. Ties go to the pair nearest to HERMES's depths.
     """
     layers = len(classes)
     ranks = np.array([CLASSES.index(name) for name in classes])
@@ -144,10 +144,10 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
 
 
 def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
-    """Return tau1 < tau2 < tau3, which split the layers at the quartiles of their CV.
+    """Return tau1 < tau2 < tau3, which split the layers into quarters by their CV.
 
     The quarter of the layers that varies least gets window 7, the next quarters 5, 3 and 1. Each tau is half way between two
-    layers' CVs, so that no layer is on a border. With fewer than 4 layers, or with equal CVs, some windows are not used.
+    CVs. With fewer than 4 layers, or with equal CVs, some windows are not used.
     """
     ordered = np.sort(np.asarray(cv, np.float64))
     borders: list[float] = []
@@ -170,10 +170,9 @@ def spearman(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
 def layer_rank_correlation(
     mass: Sequence[NDArray[np.floating]], norms: Sequence[NDArray[np.floating]]
 ) -> list[list[float | None]]:
-    """Correlate ``S^c ||V^l||`` (PureKV's eq. 4) with ``S^l ||V^l||`` (eq. 3) for every candidate c and layer l.
+    """Correlate ``S^c ||V^l||`` (PureKV's eq. 4) and ``S^l ||V^l||`` (eq. 3) for each candidate c and layer l above c.
 
-    The result is None for layers l that are not above c. ``mass``: each layer's attention mass S, ``[kv_heads, n]``. ``norms``:
-    each layer's value norms ||V||.
+    ``mass``: each layer's S, ``[kv_heads, n]``. ``norms``: each layer's ||V||.
     """
     layers, (heads, n) = len(mass), mass[0].shape
     norms = [of_layer[:, :n] for of_layer in norms]
@@ -186,5 +185,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """Return the candidate layer with the highest mean correlation with the layers above all candidates."""
+    """Return the candidate whose scores correlate best with the scores of the layers above all candidates."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

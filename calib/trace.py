@@ -38,10 +38,10 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class ClipTrace:
-    """Each layer's measurements of a clip's n vision tokens, in stream order.
+    """Measurements of each layer on a clip's n vision tokens, in stream order.
 
-    ``attention``: the questions' attention ``[n]``, averaged over heads, rows and questions. ``norms``: the L2 norms of values,
-    ``[kv_heads, n]``. ``mass``: the sums of PureKV's eq. 2, ``[kv_heads, n - w]``.
+    ``attention``: the questions' attention, averaged over heads, rows and questions, ``[n]``. ``norms``: the L2 norms of
+    values, ``[kv_heads, n]``. ``mass``: the sums of PureKV's eq. 2, ``[kv_heads, n - w]``.
     """
 
     frames: int
@@ -52,7 +52,7 @@ class ClipTrace:
 
 @dataclass
 class TracedFull(Full):
-    """The full policy, extended to record every layer's rotated queries of the newest WINDOW vision rows."""
+    """Full KV that also records every layer's rotated queries for the newest WINDOW vision rows."""
 
     def __post_init__(self) -> None:
         self.queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
@@ -70,7 +70,7 @@ class TracedFull(Full):
 
 
 class ClipTracer:
-    """Watches clips with one model. ``frames``: how many frames to watch; None takes at most MOST_TOKENS vision tokens.
+    """Watches clips with one model. ``frames``: how many frames to watch, by default up to MOST_TOKENS tokens.
 
     Raises UserError if the model cannot hold ``frames`` frames in full.
     """

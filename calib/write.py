@@ -23,7 +23,7 @@ from edgevlm.runtime.model import Model
 
 @contextmanager
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
-    """Yield the checkpoint folder for ``settings``, next to ``target``, with any files that an interrupted run left.
+    """Yield a folder next to ``target`` that keeps the measurements of an interrupted run with the same ``settings``.
 
     The folder is removed when the ``with`` block succeeds. Raises UserError if the folder is in use or cannot be created.
     """
@@ -50,7 +50,7 @@ def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[
 
 
 def check_writable(bundle: Bundle, out: Path | None) -> None:
-    """Raise UserError if :func:`write_calibration` could not write its files; call this function before measuring."""
+    """Raise UserError if :func:`write_calibration` could not write its files. Call this before you measure."""
     if out is not None:
         check_target(out, force=False)
         return
@@ -68,10 +68,10 @@ def write_calibration(
     *,
     out: Path | None = None,
 ) -> Path:
-    """Write measurements into the bundle, or with ``out`` into a copy, and list them in ``bundle.json``; return the folder.
+    """Write measurements into the bundle, or into a copy in ``out``, and return the folder.
 
-    The bundle keeps measurements that are not given, but its ``choices`` are removed if ``calibration`` or ``scales`` are given
-    without new choices. Without ``out``, a folder of hard links replaces the bundle's folder; weights are not copied. Raises
+    Measurements that are not given stay in the bundle, except that new ``calibration`` or ``scales`` without ``choices`` remove
+    the old choices. Without ``out``, weights are not copied: a folder of hard links replaces the bundle's folder. Raises
     UserError if the files have changed since ``bundle`` was loaded, or if a file cannot be written.
     """
     source = bundle.path.resolve()
@@ -105,14 +105,14 @@ def _link(source: str, target: str) -> None:
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Replace a file; if it is a hard link to the old bundle's file, the old file does not change."""
+    """Replace a file, without changing other hard links to it."""
     path.unlink(missing_ok=True)
     path.write_bytes(raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBundle(Bundle):
-    """A bundle with measurements not yet written to its files; a measurement that is None is read from the files."""
+    """A bundle with new measurements in memory. A measurement that is None is read from the files."""
 
     measured: Calibration | None
     scales: KVScales | None

@@ -1,8 +1,8 @@
-"""Make the demo world's suites: streams, questions asked after a stream's last frame, and the tokens that show the answers.
+"""Make the demo world's suites: streams, questions after the last frame, and the tokens that show the answers.
 
-``streamqa`` asks one question of each kind. ``streamqa-hard`` has a moving background and nearly twice as many events.
+``streamqa`` asks a question of each kind. ``streamqa-hard`` has a moving background and nearly twice as many events.
 ``longstream`` asks about objects last shown tens, hundreds or thousands of frames ago. A token's number is its place in the
-stream, ``frame * tokens_per_frame + patch``, whether or not a policy keeps the token.
+stream, ``frame * tokens_per_frame + patch``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    ``evidence``: the numbers of the tokens that show the answer, ascending int64; empty if the answer is "no". Questions about
-    now have evidence only in the newest frame. ``last``: the last frame with evidence, or None if there is no evidence.
+    ``evidence``: the numbers of the tokens that show the answer, ascending int64; empty if the answer is "no". For questions
+    about now, they are all in the newest frame. ``last``: the last frame with evidence, or None.
     """
 
     kind: str
@@ -66,11 +66,11 @@ class Case:
     questions: list[CaseQuestion]
 
     def quarter(self, question: CaseQuestion) -> int | None:
-        """Return the quarter of the stream, 1 to 4, in which the evidence was last seen; None if there is no evidence."""
+        """Return the quarter of the stream, 1 to 4, in which the evidence was last seen, or None without evidence."""
         return None if question.last is None else 1 + question.last * 4 // len(self.frames)
 
     def gap(self, question: CaseQuestion) -> int | None:
-        """Return how many frames before the newest one the evidence was last seen; None if there is no evidence."""
+        """Return how many frames ago the evidence was last seen, or None without evidence."""
         return None if question.last is None else len(self.frames) - 1 - question.last
 
 
@@ -86,10 +86,10 @@ def seed_words(text: str) -> Words:
 def make_case(
     words: Words, stream: int, frames: int, suite: str = "streamqa", noise: float = 0.0, crf: int | None = None
 ) -> Case:
-    """Make stream number ``stream`` of the seed ``words``; equal arguments give equal streams.
+    """Make a stream. The same arguments always give the same stream.
 
-    ``noise``: the standard deviation of the noise added to each pixel, on a scale of 255. ``crf``: see :func:`through_h264`;
-    None skips H.264.
+    ``noise``: the standard deviation of the noise added to each pixel, on a scale of 255. ``crf``: for :func:`through_h264`, or
+    None for no H.264.
     """
     rng = np.random.default_rng([*words, stream, 1])
     seed, is_long = [*words, stream], suite == LONGSTREAM
@@ -130,7 +130,7 @@ def _drawn(kinds: Iterable[str], world: World, rng: np.random.Generator) -> list
 
 
 def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
-    """Draw questions about each visit, colour-shape pairs that were never shown, the first object and the newest frame."""
+    """Draw questions about each visit, about objects that never came, about the first object and about the newest frame."""
     drawn: list[Drawn] = []
     for visit, kind in product(world.visits, OF_A_VISIT):
         phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
@@ -156,7 +156,7 @@ def make_question(asked: demo.Question, answer: str, world: World, owners: NDArr
 
 
 def carriers(asked: demo.Question, world: World) -> list[int]:
-    """Return the numbers of the objects that show the answer: the question's subject, or all objects to be counted."""
+    """Return the numbers of the objects that show the answer: the subject of the question, or everything it counts."""
     history = world.history
     thing = demo.subject(asked, history)
     if thing is not None:
@@ -169,9 +169,9 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
 class EvidenceScore:
     """How well the evidence reported with an answer matches the true evidence.
 
-    ``hit1``: whether the first reported frame shows the answer. ``hit3``: whether any of the reported frames shows the answer.
-    ``overlap``: intersection over union of the first reported box and the patches that show the answer. ``held``: whether any
-    layer holds a token that shows the answer. ``said_held``: the reported value of ``held``, or None.
+    ``hit1``: whether the first reported frame shows the answer. ``hit3``: whether any reported frame does. ``overlap``:
+    intersection over union of the first reported box and the patches that show the answer. ``held``: whether any layer holds a
+    token that shows the answer. ``said_held``: what the answer reported for ``held``, or None.
     """
 
     hit1: bool

@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def enters(self) -> float:
-        """Return the accuracy that the ceiling must reach on a kind of question for the kind to be scored."""
+        """Return the accuracy that the ceiling needs on a kind of question; kinds below it are not scored."""
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:

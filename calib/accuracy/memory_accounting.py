@@ -30,7 +30,7 @@ class PeakBytes:
 
 
 def bytes_per_token(bundle: Bundle) -> int:
-    """Return the bytes that one more token in every layer adds to a cache, on average."""
+    """Return how many bytes a cache grows with one more token in every layer, on average."""
     spec = bundle.decoder
     shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
     few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq, dtype=spec.kv) for rows in (1024, 2048))
@@ -40,9 +40,8 @@ def bytes_per_token(bundle: Bundle) -> int:
 def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
     """Return the largest budget up to ``tokens`` at which a policy takes at most ``allowed`` bytes.
 
-    ``per_token``: the bytes of one more token in every layer. ``least``: the number of tokens in a frame. ``peak_bytes``
-    returns the policy's bytes at a budget; a larger budget must take more. Raises UserError if ``allowed`` bytes are too few
-    for one frame.
+    ``per_token``: the bytes of a token in all layers. ``least``: the tokens of a frame. ``peak_bytes`` returns the policy's
+    bytes at a budget, and must grow with it. Raises UserError if ``allowed`` bytes are too few for one frame.
     """
     low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)
@@ -75,7 +74,7 @@ class WrappedEngine:
 
 
 class NullEngine(WrappedEngine):
-    """An engine and decoder that compute nothing, write no keys or values, and return zeros."""
+    """An engine that computes nothing and returns zeros."""
 
     kv_device: KVDevice = "host"
     by_layer = True
@@ -103,9 +102,9 @@ class NullEngine(WrappedEngine):
 def peak_bytes(
     model: Model, policy: Policy, tokens: int, prefix: Sequence[int], text_rows: int, frames: int, chunk: int
 ) -> int:
-    """Return the most bytes that the cache and the policy take together at |M| = ``tokens``, in a stream of ``frames`` frames.
+    """Return the most bytes that the cache and the policy take together in a stream, with a budget of ``tokens``.
 
-    Raises UserError if the policy cannot run at |M| = ``tokens``.
+    Raises UserError if the policy cannot run at this budget.
     """
     spec, per_frame = model.bundle.decoder, model.bundle.vision.tokens_per_frame
     null = replace(model, engine=cast(Engine, NullEngine(model.engine, spec)))

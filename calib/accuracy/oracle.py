@@ -1,7 +1,7 @@
-"""Define the oracle, a policy that knows the questions in advance, as a reference for all other policies.
+"""Define the oracle, a policy that knows the questions in advance.
 
-The oracle keeps the tokens that show the answers. Another policy can still beat the oracle, because the oracle does not know
-from which tokens the model reads an answer.
+The oracle keeps the tokens that show the answers. Another policy can still beat the oracle, because the model may read an
+answer from other tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("sp
 class Oracle(Policy):
     """Keep the ``recent`` newest frames and the tokens with the highest priority, the same tokens in all layers and heads.
 
-    ``priority``: float32 ``[tokens of the stream]``. Priorities never change, so a dropped token is never wanted later.
+    ``priority``: float32 ``[tokens of the stream]``, fixed for the whole stream.
     """
 
     priority: NDArray[np.float32]
@@ -39,7 +39,7 @@ class Oracle(Policy):
 
     @property
     def max_append(self) -> int:
-        """Return the number of tokens in a frame: appending several frames at once would evict more tokens than necessary."""
+        """Return the size of a frame, because appending several frames at once would evict more tokens than necessary."""
         return self.shape.tokens_per_frame
 
     def score(self, layer: Layer) -> NDArray[np.float32]:
@@ -56,8 +56,8 @@ def make_oracle(name: str, case: Case) -> Oracle:
 def ranking(case: Case, order: Order) -> NDArray[np.float32]:
     """Return a distinct priority for each token of the stream.
 
-    Tokens of the questions' evidence rank first, then tokens of all other objects, then the background's tokens, newest first.
-    Objects take turns with one token each; the object with the most questions takes the first turn.
+    Tokens that show an answer come first, then those of other objects, then the background, newest first. Objects take turns,
+    one token at a time, starting with the object that has the most questions.
     """
     asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
     flat = case.owners.ravel()
@@ -75,7 +75,7 @@ def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
 
 
 def _spread(tokens: list[int]) -> list[int]:
-    """Return the last token, the first token, and then repeatedly the token in the middle of the widest gap."""
+    """Return the last token, the first, and then always the one in the middle of the widest gap."""
     if len(tokens) < 3:
         return tokens[::-1]
     taken, gaps = [tokens[-1], tokens[0]], [(0, len(tokens) - 1)]

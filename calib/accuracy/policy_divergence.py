@@ -1,4 +1,4 @@
-"""Compare policies by how far their next-token distributions are from full KV's; no right answers need to be known."""
+"""Compare policies by how far their next-token distributions are from full KV's, which needs no right answers."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip's features ``[F, tokens_per_frame, width]``, and full KV's answers, keyed by the number of frames watched."""
+    """A clip's features ``[F, tokens_per_frame, width]``, and full KV's answers after each number of frames."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]
 
 
 class DivergenceMeter:
-    """Streams clips through a model as a session would. Raises UserError if a question exceeds the text budget."""
+    """Streams clips through a model as a session would. Raises UserError if a question is too long."""
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
@@ -63,13 +63,13 @@ class DivergenceMeter:
         self.per_frame = model.rows_per_frame
 
     def longest(self) -> int:
-        """Return how many frames full KV can hold, given the model's positions and half of the free memory."""
+        """Return how many frames full KV can hold with the model's positions and half of the free memory."""
         positions = (self.model.bundle.limit - len(self._prefix) - self._text_rows) // self.per_frame
         memory = psutil.virtual_memory().available // 2 // (bytes_per_token(self.model.bundle) * self.per_frame)
         return min(positions, memory)
 
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
-        """Return the largest |M| at which a policy takes no more bytes than a sliding window of ``tokens`` tokens.
+        """Return the largest budget at which a policy takes no more bytes than a sliding window of ``tokens`` tokens.
 
         Raises UserError if a sliding window's bytes are too few for the policy to hold one frame.
         """
@@ -80,7 +80,7 @@ class DivergenceMeter:
         return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_rows, frames, CHUNK)
 
     def reference(self, clip: Clip, frames: int, beyond: int) -> FullKVReference:
-        """Watch a clip's first ``frames`` frames under full KV; ask at each moment with more than ``beyond`` tokens held."""
+        """Watch ``frames`` frames of a clip under full KV, and ask at each moment with more than ``beyond`` tokens."""
         pixels = list(map(Preprocessor(self.model.bundle.vision), islice(clip.frames, frames)))
         chunks = [np.stack(pixels[first : first + CHUNK]) for first in range(0, len(pixels), CHUNK)]
         features = np.concatenate(list(map(self.model.engine.encode, chunks)))
@@ -93,7 +93,7 @@ class DivergenceMeter:
     def measure(
         self, reference: FullKVReference, policy: Policy, tokens: int, budget: int, append: AppendChanged | None = None
     ) -> Record:
-        """Measure a policy at |M| = ``tokens``, at every moment when more than ``budget`` tokens have been watched.
+        """Measure a policy with a budget of ``tokens``, at each moment when more than ``budget`` tokens have been watched.
 
         ``kl``: KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``: whether policy and full
         KV have the same most probable token, in lists like those of ``kl``. ``appended``: the fraction of tokens appended.
@@ -116,15 +116,15 @@ class DivergenceMeter:
         }  # fmt: skip
 
     def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV with only changed tokens appended, in at most as many rows as ``frames`` whole frames take."""
+        """Measure full KV with only changed tokens appended. Its cache has room for ``frames`` whole frames."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 
     def measure_encode(self, encode: EncodeChanged, budget: int, reference: FullKVReference, clip: Clip) -> Record:
         """Measure full KV when only the changed patches of the clip's frames are encoded.
 
-        ``encoded``: the fraction of patches that were encoded. ``low_cosine``: the first percentile of the cosine similarity
-        between the resulting features and those of whole frames.
+        ``encoded``: the fraction of patches that were encoded. ``low_cosine``: the first percentile of the cosine between these
+        features and those of whole frames.
         """
         vision, features = self.model.bundle.vision, []
         preprocess, encoder = Preprocessor(vision), ChangedEncoder(self.model.engine, self.model.bundle, encode)
@@ -159,7 +159,7 @@ class DivergenceMeter:
         return ReferenceAnswer(question, answer, np.stack(logits))
 
     def _scored(self, stream: Stream, asked: ReferenceAnswer) -> Float32:
-        """Return the stream's logits before each token of full KV's answer, computed in one call."""
+        """Return the stream's logits for each token of full KV's answer, computed in one call."""
         rows = self._embeds(asked.question + asked.answer[:-1])
         with stream.question():
             return stream.score_text(rows, range(len(rows) - len(asked.answer), len(rows))).copy()
@@ -170,7 +170,7 @@ class DivergenceMeter:
 
 
 def moments(frames: int) -> set[int]:
-    """Return the numbers of frames after which to ask: MOMENTS evenly spaced points of a clip, rounded up to chunk ends."""
+    """Return after how many frames to ask: at MOMENTS evenly spaced points of a clip, rounded up to whole chunks."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 

@@ -20,9 +20,9 @@ _worker: PoolWorker | None = None  # set in worker processes only
 
 
 def in_processes(workers: int, here: PoolWorker, make: Callable[[], PoolWorker], tasks: Iterable[Any]) -> Iterator[Any]:
-    """Run the tasks and yield each result when it is ready, in any order. Raises UserError if a worker is killed.
+    """Run the tasks and yield the results as they arrive, in any order. Raises UserError if a worker is killed.
 
-    With ``workers`` 1, ``here`` performs the tasks in this process; otherwise each worker process calls ``make`` for a worker.
+    With one worker, ``here`` performs the tasks in this process. Otherwise each process calls ``make`` to get its worker.
     """
     if workers == 1:
         yield from map(here.perform, tasks)

@@ -1,6 +1,6 @@
 """Compare the policies on a model at equal bytes, and select the policies and settings that ``auto`` uses.
 
-The ``append`` and ``encode`` settings selected are those that save most while changing few of full KV's next tokens.
+For ``append`` and ``encode``, the selected setting saves the most while changing few of full KV's next tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """The comparison to make. ``budgets``: fractions of a clip or token counts, by default :func:`usual_budget` and LOW."""
+    """What to compare. ``budgets``: by default :func:`usual_budget` and LOW."""
 
     policies: Sequence[str]
     budgets: Sequence[Budget] = ()
@@ -52,7 +52,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonInput:
-    """The model, the clips, and the number of ``frames`` to watch of each clip. Measurements are kept in ``folder``."""
+    """The model and the clips. ``frames``: how many to watch of each clip. ``folder``: keeps the measurements."""
 
     model: Model
     clips: Sequence[Clip]
@@ -63,14 +63,14 @@ class ComparisonInput:
 
 
 class MeasuredCandidate(NamedTuple):
-    """A candidate policy and its negated KL divergences, one list per cluster, so that larger values are better."""
+    """A candidate policy and its KL divergences, one list per cluster. They are negated, so larger is better."""
 
     candidate: Candidate
     values: Sequence[Values]
 
 
 class Compared(NamedTuple):
-    """Each budget's candidates and skipped policies, and the choices for ``append`` and ``encode``."""
+    """The candidates and skipped policies of each budget, and the choices for ``append`` and ``encode``."""
 
     measured: dict[int, list[MeasuredCandidate]]
     skipped: dict[int, list[tuple[str, str]]]
@@ -79,7 +79,7 @@ class Compared(NamedTuple):
 
 
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
-    """Measure every policy at every budget, and select one policy per budget. Raises UserError.
+    """Measure every policy at every budget, and select one for each budget. Raises UserError.
 
     Policies are compared by how far their next tokens diverge from full KV's. All clips are cut to the shortest clip's length.
     """
@@ -101,7 +101,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
 
 
 def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
-    """Yield a choice for each budget at which some policy can run, in ascending order.
+    """Yield a choice for each budget at which any policy can run, smallest budget first.
 
     Raises UserError if no policy can run at any budget.
     """
@@ -118,10 +118,10 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Return the policy that compresses fastest among those as good as the best policy; None stands for FALLBACK.
+    """Return the fastest policy of those that are as good as the best, or None for FALLBACK.
 
-    A policy is as good as the one with the largest mean if the interval of their mean paired difference includes 0. FALLBACK is
-    selected if it, or each of several measured policies, is as good as the best policy.
+    A policy is as good as the best if the interval of their paired difference includes 0. If FALLBACK is as good as the best,
+    or if all of several policies are, FALLBACK is selected.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -131,13 +131,13 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
 
 
 def usual_budget(model: Model) -> int:
-    """Return the |M| that a session gets if no budget is requested."""
+    """Return the budget that a session gets by default."""
     text, prefix = TextBudget.fitting(model.bundle.limit), Chat(model.bundle.chat, model.tokenizer).prefix
     return default_budget(model, create_policy(PLAIN.policy), model.bundle.limit - len(prefix) - text.rows(model))
 
 
 def budgets_of(request: ComparisonRequest, model: Model, clip_tokens: int) -> list[int]:
-    """Return the |M| of each budget in tokens, in ascending order.
+    """Return the budgets in tokens, smallest first.
 
     Raises UserError if a requested budget holds a whole clip, or if no default budget suits the clip's length.
     """
@@ -159,9 +159,9 @@ def compare_by_divergence(
     meter: DivergenceMeter, clips: Sequence[Clip], frames: int, policies: Sequence[str], budgets: Sequence[int],
     journal: Path, progress: Notify,
 ) -> Compared:  # fmt: skip
-    """On each clip's first frames, compare policies at all budgets, and ``append`` and ``encode`` settings, with full KV.
+    """Compare all policies at all budgets, and all ``append`` and ``encode`` settings, with full KV.
 
-    ``budgets``: ascending. Measurements already in ``journal`` are not repeated. Raises UserError.
+    ``budgets``: smallest first. Measurements that are in ``journal`` are not repeated. Raises UserError.
     """
     jobs: dict[tuple[str, int], Callable[[FullKVReference, Clip], Record]] = {}  # by label and budget
     least, skipped = budgets[0], {budget: list[tuple[str, str]]() for budget in budgets}
@@ -199,7 +199,7 @@ def _measure_policy(
 
 
 def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
-    """Summarise a policy's records, one per clip, as a candidate. The values of one moment of a clip form a cluster."""
+    """Summarise a policy's records, one per clip. The values of a clip's moment form a cluster."""
     nats = [moment for record in records for moment in record["kl"]]
     top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
     found = mean(nats)
@@ -212,9 +212,9 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 
 
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
-    """Return the trial with the smallest ``taken`` of those that save at least SAVING and lose at most BOUND, or None.
+    """Return the trial that takes least, of those that save at least SAVING and lose at most BOUND, or None.
 
-    ``taken``: the field to compare, ``appended`` or ``encoded``. ``losses``: each trial's losses, one list per cluster.
+    ``taken``: the field ``appended`` or ``encoded``. ``losses``: for each trial, one list per cluster.
     """
     fit = [
         (getattr(trial, taken), trial)
@@ -227,21 +227,21 @@ def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], take
 def _surely_within(losses: Sequence[Values]) -> bool:
     """Return whether the upper end of Student's 95 % interval of the mean loss is at most BOUND.
 
-    A loss of 1 is added to the measured losses, so that a few measurements without loss do not suffice.
+    One loss of 1 is added, so that a few measurements without any loss are not enough.
     """
     found = mean([[1.0, *losses[0]], *losses[1:]])
     return found.value + half_width(found) <= BOUND
 
 
 def select_append(records: Sequence[Sequence[Record]]) -> AppendChoice:
-    """Select the setting for ``append`` from each tau's records, one per clip."""
+    """Select the setting for ``append``. ``records``: for each tau, one record per clip."""
     trials = [AppendTrial(tau, *_estimates("appended", of)) for tau, of in zip(TAUS, records, strict=True)]
     best = best_trial(trials, list(map(_lost_tokens, records)), "appended")
     return AppendChoice(best.tau if best else None, BOUND, tuple(trials))
 
 
 def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
-    """Select the setting for ``encode`` from each of SETTINGS' records, one per clip."""
+    """Select the setting for ``encode``. ``records``: for each of SETTINGS, one record per clip."""
     trials = [
         EncodeTrial(str(way), *_estimates("encoded", of), min(record["low_cosine"] for record in of))
         for way, of in zip(SETTINGS, records, strict=True)
@@ -251,7 +251,7 @@ def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
 
 
 def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, float, float]:
-    """Return the mean of the field ``taken`` (appended or encoded), the mean loss, and the ends of the loss's 95 % interval."""
+    """Return the mean of the field ``taken``, and the mean loss with the ends of its 95 % interval."""
     found = mean(_lost_tokens(records))
     return (
         round(fmean(record[taken] for record in records), 4),
@@ -262,5 +262,5 @@ def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, flo
 
 
 def _lost_tokens(records: Sequence[Record]) -> list[list[float]]:
-    """Return one list per moment, with 1 for each next token that differs from full KV's and 0 for all others."""
+    """Return a list per moment: 1 for each next token that differs from full KV's, 0 for the others."""
     return [[1.0 - same for same in moment] for record in records for moment in record["top1"]]

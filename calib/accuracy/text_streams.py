@@ -1,7 +1,7 @@
 """Make the suites text-facts and text-scenes: streams of text that a language model reads instead of frames.
 
-A frame consists of whole sentences, ``TOKENS`` tokens in total. The tokens' embeddings enter the cache as one row of patches.
-Each question gives the first words of its answer, as in RULER (arXiv 2404.06654).
+A frame consists of whole sentences, ``TOKENS`` tokens in total, and enters the cache as one row of patches. Each question gives
+the first words of its answer, as in RULER (arXiv 2404.06654).
 
 In text-facts, a few frames name a visitor. The visitors' sentences differ only in the name, like RULER's multi-key needles. In
 text-scenes, each frame describes the whole scene; most of the scene stays the same from one frame to the next.
@@ -60,7 +60,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class TextQuestion(CaseQuestion):
-    """A question about text. ``text`` is the question and, on the next line, the first words of its answer."""
+    """A question about text. ``text``: the question and, on a second line, the first words of the answer."""
 
     def is_right(self, answer: str) -> bool:
         """Return whether ``answer`` contains the right answer as a whole word."""
@@ -68,7 +68,7 @@ class TextQuestion(CaseQuestion):
 
 
 class TokenRows(WrappedEngine):
-    """An engine whose vision tower embeds the token ids that :func:`pixels_of` stores in pixels."""
+    """An engine whose vision tower reads token ids from pixels (see :func:`pixels_of`) and returns their embeddings."""
 
     def __init__(self, engine: Engine, width: int) -> None:
         super().__init__(engine)
@@ -93,12 +93,12 @@ def text_model(model: Model) -> Model:
 
 
 def pixels_of(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Turn token ids ``[T, TOKENS]`` into frames ``[T, 1, TOKENS, 3]``: a pixel's three channels are an id's three bytes."""
+    """Turn token ids ``[T, TOKENS]`` into frames ``[T, 1, TOKENS, 3]``. The three bytes of an id are a pixel's colours."""
     return np.stack([ids >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8)[:, None]
 
 
 def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
-    """Make stream number ``stream`` of text-facts for a seed, and a question about each visitor.
+    """Make a stream of text-facts and a question about each visitor.
 
     Raises UserError if the stream is too short for all visitors.
     """
@@ -128,10 +128,10 @@ def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 
 
 def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
-    """Make stream number ``stream`` of text-scenes for a seed, and a question about each person.
+    """Make a stream of text-scenes and a question about each person.
 
-    Questions ask alternately for a family name and for a city. Every frame in which a person is present has one sentence that
-    names the person. Raises UserError if the model's tokenizer splits most names into several tokens.
+    Questions ask in turn for a family name and for a city. In each frame, a sentence names each person who is there. Raises
+    UserError if the tokenizer splits most names into several tokens.
     """
     rng = np.random.default_rng([*words, stream, 4])
     given, family, city = (_draw_names(rng, names, encode) for names in (GIVEN, FAMILY, CITY))
@@ -164,14 +164,14 @@ def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 
 
 def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> TextQuestion:
-    """Make a question about a scene. ``shows``: whether each token shows the answer, bool ``[T, TOKENS]``."""
+    """Make a question about a scene. ``shows``: the tokens that show the answer, bool ``[T, TOKENS]``."""
     shows[:-1] &= not kind.startswith("now")
     evidence = np.flatnonzero(shows)
     return TextQuestion(kind, f"Who was there?\n{ALWAYS[1:]} {start}", answer, evidence, int(evidence[-1]) // TOKENS)
 
 
 def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[str]:
-    """Draw PEOPLE names of a single token each. Raises UserError if the tokenizer splits too many of the names."""
+    """Draw PEOPLE names that are one token each. Raises UserError if there are too few."""
     short = [name for name in names.split() if len(encode(f" {name}")) == 1]
     if len(short) < PEOPLE:
         raise UserError(
@@ -181,14 +181,14 @@ def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[st
 
 
 def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
-    """Draw SENTENCES sentences that name no visitor, as token ids."""
+    """Draw SENTENCES sentences about other people than visitors, as token ids."""
     parts = [[" ".join(part.split()) for part in of.split("|")] for of in (WHO, DID, WHAT, WHERE)]
     drawn = ([of[rng.integers(len(of))] for of in parts] for _ in range(SENTENCES))
     return [encode(f" {' '.join(filter(None, words))}.") for words in drawn]
 
 
 def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> list[list[int]]:
-    """Draw sentences of ``tokens`` tokens in total. Raises UserError if no combination of sentences has this many tokens."""
+    """Draw sentences of ``tokens`` tokens in total. Raises UserError if none add up to this number."""
     reach, lengths = {0}, set(map(len, sentences))
     for end in range(1, tokens + 1):
         reach |= {end} if any(end - length in reach for length in lengths) else set()

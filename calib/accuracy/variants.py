@@ -25,9 +25,9 @@ _PARTS = re.compile(rf"(.*?)(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?", re.DO
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A policy with its settings, written ``name:setting=value,..``.
+    """A policy with its settings, such as ``hermes:summary=off``.
 
-    Suffixes: ``@eager`` re-indexes eagerly, ``@changed:..`` appends only changes, ``@encode:changed:..`` encodes only changes.
+    The suffix ``@eager`` re-indexes eagerly, ``@changed:..`` appends and ``@encode:changed:..`` encodes only changes.
     """
 
     label: str
@@ -67,7 +67,7 @@ class Variant:
         return self.label.removeprefix(self.on_full_frames.label)
 
     def under(self, append: str, encode: str = ALL) -> Variant:
-        """Return this variant with the given ``append`` and ``encode``, each ``all``, ``changed[:...]`` or ``auto``.
+        """Return this variant with other ``append`` and ``encode`` settings: ``all``, ``changed[:...]`` or ``auto``.
 
         Raises UserError for an invalid setting.
         """
@@ -90,7 +90,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """A run at |M| = ``tokens``. Cache and policy may take at most ``allowed`` bytes together; 0 means no limit."""
+    """A run with a budget of ``tokens``. Cache and policy may take ``allowed`` bytes together; 0 means no limit."""
 
     label: str
     budget: str
@@ -117,10 +117,10 @@ def equal_byte_runs(
     variants: Sequence[Variant], budget: str, tokens: int, per_token: int, least: int,
     peak_bytes: Callable[[Variant, int], int], unlimited: Collection[Variant] = (),
 ) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
-    """For each variant, yield a run that takes no more bytes than a sliding window of ``tokens`` tokens, or a SkippedRun.
+    """Yield a run for each variant, with at most the bytes of a sliding window of ``tokens`` tokens, or a SkippedRun.
 
-    Each run gets the largest |M| that the sliding window's bytes allow. Variants in ``unlimited`` run at |M| = ``tokens``.
-    ``per_token``, ``least``: see :func:`equal_byte_budget`. ``peak_bytes``: returns the bytes that a variant takes at a budget.
+    Each variant gets the largest budget that fits in these bytes; those in ``unlimited`` get ``tokens``. ``peak_bytes`` returns
+    a variant's bytes at a budget. ``per_token``, ``least``: see :func:`equal_byte_budget`.
     """
     try:
         allowed = peak_bytes(PLAIN, tokens)
@@ -140,14 +140,14 @@ def equal_byte_runs(
 
 
 def reason_of(error: UserError) -> str:
-    """Return the reason why a policy cannot run at a budget: the error's text without the advice on ``--budget``."""
+    """Return an error's text without the advice on ``--budget``."""
     return re.sub(r"; \w+ a larger --budget.*", "", str(error))
 
 
 def parse_variants(texts: list[str]) -> list[Variant]:
     """Parse ``--policy`` values: ``all``, ``auto``, ``oracle`` or policies, separated by commas; drop ``full``.
 
-    A ``setting=value`` after a comma belongs to the preceding policy. Raises UserError for an unknown policy or setting, and
+    A ``setting=value`` after a comma belongs to the policy before it. Raises UserError for an unknown policy or setting, and
     for a policy that holds whole streams.
     """
     labels: list[str] = []

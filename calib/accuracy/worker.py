@@ -48,7 +48,7 @@ CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 
 @dataclass(frozen=True, slots=True)
 class AccuracySettings:
-    """Settings that all results of a comparison share. ``seed``: a number or ``test``."""
+    """The settings of a comparison. ``seed``: a number or ``test``."""
 
     model: str = "demo"
     frames: int = 64
@@ -66,7 +66,7 @@ class CaseTask:
 
 
 class FeatureCache(WrappedEngine):
-    """An engine that encodes each chunk of a stream only once for all sessions that watch the stream."""
+    """An engine that remembers the features of a stream's chunks, so that each chunk is encoded only once."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -83,7 +83,7 @@ class FeatureCache(WrappedEngine):
 
 
 class Worker:
-    """Makes cases and runs policies on them. ``model``: a loaded model, by default the one that the settings name.
+    """Makes cases and runs policies on them. ``model``: by default, the one named in the settings.
 
     Raises UserError if the suite's frames do not have as many patches as the model has tokens per frame.
     """
@@ -128,13 +128,13 @@ class Worker:
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """For each variant, yield a run that takes no more bytes than a sliding window at ``budget``, or a SkippedRun."""
+        """Yield a run for each variant, with at most the bytes of a sliding window at ``budget``, or a SkippedRun."""
         tokens, per_token = budget.tokens(self.settings.frames * self.per_frame), bytes_per_token(self.model.bundle)
         oracles = [variant for variant in variants if variant.is_oracle]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
 
     def ceiling(self) -> VariantRun:
-        """Return the run that decides which kinds of question are scored: full KV or, on long streams, an oracle.
+        """Return the run that shows which kinds of question can be answered at all: full KV, or an oracle on long streams.
 
         Raises UserError if full KV is needed and the model has too few positions for a whole stream.
         """
@@ -149,7 +149,7 @@ class Worker:
         return VariantRun(FULL, "100%", frames * self.per_frame)
 
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """Return the most bytes that the cache and the variant's policy take in one stream."""
+        """Return the most bytes that the cache and the policy take in a stream."""
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
         if self._text:
             prefix, rows = Chat(self.model.bundle.chat, self.model.tokenizer).prefix, self._text_budget.rows(self.model)
@@ -160,12 +160,12 @@ class Worker:
 
 
 def policy_of(variant: Variant, model: Model, tokens: int) -> Policy:
-    """Create the variant's policy; for ``auto``, the policy that was chosen for the model at |M| = ``tokens``."""
+    """Create the variant's policy. ``auto`` gives the policy chosen for the model at a budget of ``tokens``."""
     return chosen_policy(model.bundle, tokens)[0] if variant.policy == AUTO else create_policy(variant.policy)
 
 
 def model_identity(model: Model) -> str:
-    """Return 16 hex digits of the SHA-256 of the model's manifest, which lists the hashes of the model's files."""
+    """Return the first 16 hex digits of the SHA-256 of the model's manifest, which covers all of the model's files."""
     return hash_file(model.bundle.path / MANIFEST).sha256[:16]
 
 
@@ -180,10 +180,10 @@ def open_variant(model: Model, policy: Policy, tokens: int | None, variant: Vari
 def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, variant: Variant = PLAIN, text_budget: TextBudget = TEXT_BUDGET
 ) -> Record:
-    """Watch a stream at |M| = ``tokens``, then ask and score all of its questions.
+    """Watch a stream with a budget of ``tokens``, then ask and score all of its questions.
 
-    The record's ``bytes`` is the largest number of bytes that cache and policy took together. ``results``: see :func:`ask`.
-    Raises UserError if the policy cannot run at |M| = ``tokens``.
+    In the record, ``bytes`` is the most that the cache and the policy took together, and ``results`` are from :func:`ask`.
+    Raises UserError if the policy cannot run at this budget.
     """
     with open_variant(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)
@@ -199,7 +199,7 @@ def run_case(
 
 
 def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]]) -> PeakBytes:
-    """Show a session all frames, uint8 ``[H, W, 3]``, and measure the bytes of cache and policy after each chunk."""
+    """Show frames, uint8 ``[H, W, 3]``, to a session and measure the cache and the policy after each chunk."""
     peak = PeakBytes()
     for number, frame in enumerate(frames, 1):
         session.watch(frame)
@@ -225,9 +225,8 @@ def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[n
 def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.bool_]) -> Record:
     """Ask a question and score the answer.
 
-    The record's ``quarter`` and ``gap`` tell when the evidence was last seen (see :class:`Case`). ``held``, ``any``: see
-    :func:`overlap`. ``moved``: the number of bytes that retrieval fetched for the answer. ``seen``: the score of the evidence
-    reported with the answer; None if the question has no evidence or none is reported.
+    For ``quarter`` and ``gap`` see :class:`Case`, for ``held`` and ``any`` :func:`overlap`. ``moved``: the bytes that retrieval
+    fetched for the answer. ``seen``: the score of the evidence reported with the answer, or None if there is none.
     """
     before = moved_bytes(session)
     answer = session.ask(question.text)
@@ -249,7 +248,7 @@ def moved_bytes(session: Session) -> int:
 
 
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
-    """Return the mean fraction of the evidence that a layer's KV head holds, and the fraction of heads that hold any of it.
+    """Return how much of the evidence a KV head holds on average, and the fraction of heads that hold any of it.
 
     Returns (None, None) for a question without evidence.
     """

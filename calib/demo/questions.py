@@ -40,7 +40,7 @@ def truth(question: Question, history: History) -> str | None:
 
 
 def subject(question: Question, history: History) -> Thing | None:
-    """Return the one object whose patches show the answer, or None; for ``before`` questions, the object asked about."""
+    """Return the object whose patches show the answer, or None. For ``before`` questions, return the object asked about."""
     if question.kind == "left_last":
         return max(history.gone, key=lambda thing: thing.left or 0, default=None)
     if question.kind.startswith("first_"):
@@ -60,7 +60,7 @@ def is_about_now(kind: str) -> bool:
 
 
 def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, str]]:
-    """For every offered kind, draw a question with an answer after the newest frame, as (kind, text, answer)."""
+    """Draw a question of each offered kind that has an answer after the newest frame, as (kind, text, answer)."""
     asked = ((kind, draw(kind, history, rng)) for kind in OFFERED)
     return [(kind, question.text, answer) for kind, pair in asked if pair for question, answer in [pair]]
 
@@ -101,7 +101,7 @@ def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator
 
 
 def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    """Yield a colour-shape pair that was never shown; in half of the calls, its colour and its shape were each shown."""
+    """Yield a pair of colour and shape that was never shown. Half of the time, both were shown on different objects."""
     things = history.things
     if things and rng.random() < 0.5:
         pairs = {(a.color, b.shape) for a in things for b in things} - history.shown
@@ -113,7 +113,7 @@ def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, i
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A question about an object that left the world at ``left_s`` seconds, and the answer."""
+    """A question and its answer, about an object that left at ``left_s`` seconds."""
 
     name: str
     question: str
@@ -133,13 +133,13 @@ class DemoScene:
         return truth(known, self.history) if known else None
 
     def sample(self, random: np.random.Generator) -> list[str]:
-        """Draw up to two questions that have an answer at this frame, one about now and one about before."""
+        """Draw a question about now and one about before, if any have an answer at this frame."""
         asked = sample(self.history, random)
         groups = [[text for kind, text, _ in asked if is_about_now(kind) is now] for now in (True, False)]
         return [str(random.choice(group)) for group in groups if group]
 
     def departed(self) -> list[Fact]:
-        """Return one question per departed object, about where it was; the object that left last comes first."""
+        """Return a question for each object that left, about where it was, starting with the last to leave."""
         questions = [(thing, ask("past_where", 0, thing.color, thing.shape)) for thing in self.history.gone]
         known = [(thing, question.text, truth(question, self.history)) for thing, question in questions]
         facts = [Fact(thing.name, text, answer, ((thing.left or 0) + 1) / WORLD_FPS) for thing, text, answer in known if answer]

@@ -93,7 +93,7 @@ class World:
     size = SIZE  # a frame's height and width in pixels
 
     def __init__(self, seed: int | list[int] = 0, event_rate: float | None = None, hard: bool = False):
-        """Start a stream with ``event_rate`` events per frame, by default EVENT_RATE.
+        """Start a stream with ``event_rate`` events per frame.
 
         If ``hard``, the background moves and is sometimes replaced, and the default rate is HARD_EVENT_RATE.
         """
@@ -107,7 +107,7 @@ class World:
 
     @property
     def owners(self) -> np.ndarray:
-        """Return which object each patch of the newest frame shows: its number or -1, int32 [16], row-major."""
+        """Return the number of the object in each patch of the newest frame, or -1: int32 [16], row-major."""
         owners = np.full(GRID * GRID, -1, dtype=np.int32)
         for thing in self.history.present:
             owners[thing.cell] = thing.number
@@ -147,7 +147,7 @@ class World:
         self._texture = np.roll(self._texture, self._glide, axis=(0, 1))
 
     def _event(self, present: list[Thing]) -> None:
-        """Let a random event happen: an entry, or the departure or hop of an object in ``present``."""
+        """Let an object enter at random, or let one in ``present`` leave or hop."""
         leavers = [thing for thing in present if self.history.now - thing.entered >= MIN_STAY]
         weights = np.array([0.42 * (len(self.history.present) < self._most), 0.38 * bool(leavers), 0.2 * bool(present)])
         if not weights.any():
@@ -252,7 +252,7 @@ class Visit:
 
 
 class LongWorld(World):
-    """A world for long streams, with planned ``visits`` one after another; all other objects come and go as in :class:`World`.
+    """A world for long streams, with planned ``visits``. All other objects come and go as in :class:`World`.
 
     A visitor's shape is unique, so a question about the visitor has one answer however long ago the visit was.
     """
@@ -287,7 +287,7 @@ class LongWorld(World):
 
 
 def plan_visits(rng: np.random.Generator, frames: int) -> list[Visit]:
-    """Plan the first object's visit, and a visit for each of the longest GAPS that the stream has room for.
+    """Plan the visit of the first object, and one for each of the longest GAPS that fit in the stream.
 
     Raises ValueError if the stream is too short for the smallest of GAPS.
     """
