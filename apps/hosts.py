@@ -28,7 +28,7 @@ class AllowedHosts:
     """
 
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
-        """Parse ``allowed``. Raises ValueError. ``also`` is a host that is always allowed.
+        """Parse ``allowed``. Raises ValueError. The host ``also`` is always allowed.
 
         If ``allowed`` is None, ``private`` decides whether private networks are allowed.
         """

@@ -146,7 +146,7 @@ class Backbone:
         )
 
     def matrices(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, tuple[int, int]]]:
-        """Map each projection of a layer, such as ``q``, to the canonical name and the shape (out, in) of its matrix."""
+        """Return the name and the shape (out, in) of each matrix in a layer, keyed by projection, such as ``q``."""
         sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}
         sizes |= {"o": (s.hidden, s.heads * s.head_dim)}
         sizes |= {"gate": (s.intermediate, s.hidden), "up": (s.intermediate, s.hidden), "down": (s.hidden, s.intermediate)}
@@ -154,7 +154,7 @@ class Backbone:
         return {part: (f"text.layers.{layer}.{block[part]}.{part}_proj", size) for part, size in sizes.items()}
 
     def vectors(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, int]]:
-        """Map each norm and bias of a layer, such as ``q.bias``, to the canonical name and the size of its tensor."""
+        """Return the name and the size of each norm and bias in a layer, keyed by its place, such as ``q.bias``."""
         place, matrices = f"text.layers.{layer}", self.matrices(s, layer)
         found = {"input": (f"{place}.input_layernorm.weight", s.hidden)}
         found["mlp"] = (f"{place}.post_attention_layernorm.weight", s.hidden)

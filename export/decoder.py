@@ -7,10 +7,10 @@ A traced decoder would concatenate its cache; edgevlm's graphs append to the cal
     outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
-The first K layers get DeepStack features: the output of layer ``l`` is increased by columns ``(1 + l) E`` to ``(2 + l) E`` of
-the input rows. A row of text has zeros there. ``total_len[l]`` is the number of valid rows in layer ``l`` after the call. A
-layer has three parts: ``project`` computes q, k and v, ``attend`` uses the cache, and ``finish`` updates the residual. A graph
-can end after any part. docs/internals/engines.md lists TensorRT's inputs and outputs.
+The first K layers get DeepStack features: columns ``(1 + l) E`` to ``(2 + l) E`` of the input rows are added to the output of
+layer ``l``. Rows of text have zeros in these columns. ``total_len[l]`` is the number of valid rows in layer ``l`` after the
+call. A layer has three parts: ``project`` computes q, k and v, ``attend`` uses the cache, and ``finish`` updates the residual.
+A graph can end after any part. docs/internals/engines.md lists TensorRT's inputs and outputs.
 
 All graphs share one weights file. The graph ``full`` is the whole decoder. ``st-spattn`` prefills frames with sparse attention
 in later layers (:mod:`edgevlm.export.st_spattn`). ``per-layer0`` to ``per-layer{L}`` are ``full`` cut at each layer's
@@ -291,7 +291,7 @@ class DecoderGraph:
 
 @dataclass(slots=True)
 class PerLayerGraphs:
-    """Builds a decoder's dense parts as L + 1 graphs; the caller computes attention between two graphs.
+    """Builds a decoder as L + 1 graphs without attention, which the caller computes between two graphs.
 
     ``graph(name)`` makes an empty graph. ``per-layer0`` projects the input rows to layer 0's query, key and value.
     ``per-layer{l}`` reads the attention of layer ``l - 1``, finishes that layer and projects layer ``l``. ``per-layer{L}``

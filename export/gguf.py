@@ -49,7 +49,10 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{path}: reading GGUF needs the package gguf: {install('gguf')}") from None
 
         class Reader(GGUFReader):
-            """A reader that stops at the end of the file. GGUFReader itself trusts the lengths of arrays given in the file."""
+            """A GGUF reader that never reads past the end of the file.
+
+            GGUFReader itself trusts the array lengths in the file.
+            """
 
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> NDArray[Any]:
                 if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
@@ -89,7 +92,7 @@ class GgufCheckpoint(Checkpoint):
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
         """Describe a tensor without reading it.
 
-        llama.cpp stores the two rows of a rotary pair next to each other. With ``heads``, they are moved half a head apart.
+        llama.cpp stores the two rows of a rotary pair next to each other. With ``heads``, the rows move half a head apart.
         """
         from gguf.quants import dequantize
 

@@ -39,7 +39,7 @@ def tensor_type(dtype: np.dtype) -> int:
 
 
 def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
-    """Write an array that comes in slices, ``length`` rows in total, to one .npy file. Return the offset of its data.
+    """Write an array that comes in slices, ``length`` rows in total, to one .npy file; return the data's offset.
 
     ``np.save`` is not used because it does not report a full disk.
     """
@@ -102,7 +102,7 @@ class WeightsFile:
         stream.truncate()
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """Return an initializer for ``array``, which is appended to the file unless ``name`` has been written already.
+        """Return an initializer for ``array``. Append the array to the file unless ``name`` has been written already.
 
         float16, uint8, int8 and int4 arrays are stored unchanged, all others as float32.
         """
@@ -163,7 +163,7 @@ class GraphBuilder:
         return name
 
     def shared(self, name: str) -> bool:
-        """Return whether the weights file already has ``name``. If it does, add the tensor to this graph's initializers."""
+        """Return whether the weights file already has ``name``. If so, make the tensor an initializer of this graph."""
         if (tensor := self.weights.written.get(name)) is not None:
             self.initializers.append(tensor)
         return tensor is not None

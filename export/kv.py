@@ -1,4 +1,4 @@
-"""Build the cache's part of a decoder graph: inputs and outputs in its KV precision, dense attention, and conversions.
+"""Build the part of a decoder graph that uses the cache: inputs and outputs, dense attention, and type conversions.
 
 Attention over an ``fp32`` or ``fp16`` cache computes in the cache's type, because otherwise each call would convert the whole
 cache. For an int8 cache, GroupQueryAttention has two more inputs per layer, ``key_scale{l}`` and ``value_scale{l}``

@@ -1,4 +1,4 @@
-"""Define the options of an export, and the fingerprint of options, checkpoint files and exporter."""
+"""Define the options of an export, and a fingerprint of everything that determines its bundle."""
 
 from __future__ import annotations
 

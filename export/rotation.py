@@ -2,8 +2,8 @@
 
 A rotation is ``R = diag(signs) (A kron B)``. ``A`` is a Hadamard matrix; ``B`` is the Kronecker product of a Hadamard matrix
 and a cosine transform for the odd part of the width. Rows of the same width use the same rotation. If a matrix ``W [out, in]``
-takes rotated rows, the export stores ``W R``, which is ``rotation.rows(W)``. If its output must be rotated, the export stores
-``R.T W``, which is ``rotation.rows(W.T).T``, and the bias ``rotation.rows(bias)``.
+takes rotated rows, the export stores ``W R``, which is ``rotation.rows(W)``. If the output of ``W`` must be rotated, the export
+stores ``R.T W``, which is ``rotation.rows(W.T).T``, and the bias ``rotation.rows(bias)``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """A rotation of blocks of ``a * b`` columns by the Kronecker product of ``outer`` ``[a, a]`` and ``inner`` ``[b, b]``."""
+    """Rotates each block of ``a * b`` columns by the Kronecker product of ``outer`` ``[a, a]`` and ``inner`` ``[b, b]``."""
 
     outer: Float32
     inner: Float32
@@ -46,7 +46,7 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return a rotation by Hadamard matrices of the largest power-of-two size up to ``largest`` that divides ``width``."""
+        """Return a rotation by Hadamard matrices. Their size is a power of two that divides ``width``, up to ``largest``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
@@ -107,7 +107,7 @@ class DecoderRotations:
     """A decoder's rotations.
 
     ``residual`` is for the residual stream, ``head`` for each head's values, ``gated`` for the input of ``down``. The cache
-    stores rotated values. In a layer, only the input of ``down`` is rotated at run time; weights include the rest.
+    stores rotated values. In a layer, only the input of ``down`` is rotated at run time; the weights include the others.
     """
 
     residual: Rotation

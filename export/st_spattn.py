@@ -2,8 +2,8 @@
 
 A call appends F whole frames of p tokens, but never frame 0. A token sees the prefix and frame 0 in slots ``[0, m)`` of its
 layer and KV head. The token also sees its own frame up to itself, and the previous frame's token at the same patch. For the
-call's first frame, ``previous[l]`` lists the cache slots of these previous tokens (-1: absent). For later frames, they are in
-the call itself.
+call's first frame, ``previous[l]`` lists the cache slots of the previous frame's tokens (-1: absent). For later frames, the
+previous frame is part of the call.
 
 Attention is dense over m + p keys and one extra key, whose logit is that of the previous token. Queries are ``[logit, q]``,
 keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; its softmax weight multiplies the
@@ -120,7 +120,7 @@ class SparseAttention:
         g.node("Where", [later, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["mask"])
 
     def _previous(self) -> None:
-        """Make ``slots [L, H, p, 1]``, with 0 for absent tokens, and the mask ``absent [L, H, S]``, with UNSEEN for them."""
+        """Make ``slots [L, H, p, 1]`` (0: absent) and the mask ``absent [L, H, S]``, with UNSEEN for absent tokens."""
         g = self.graph
         zero = g.constant("int64.zero", np.array(0, np.int64))
         slots = g.node("Max", ["previous", zero], ["previous.slots"])
@@ -146,7 +146,7 @@ class SparseAttention:
     def _written(self, layer: int, part: str, past: str, present: str, rows: str) -> str:
         """Write new rows ``[1, S, H D]`` after the cached rows. ``present`` must be bound to the address of ``past``.
 
-        Returns the rows ``[1, H, S, D]`` as float32, rounded as they are stored.
+        Returns the rows ``[1, H, S, D]`` as float32, after rounding to the cache's type.
         """
         new = self.memory.stored(part, layer, self._by_head(f"layer{layer}.new_{part}", rows))
         self.graph.node("ScatterND", [past, self._slots(layer, part), new], [present])
@@ -187,7 +187,7 @@ class SparseAttention:
     def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
         """Return each frame's keys or values for dense attention, the extra one first.
 
-        They are ``[H, F, T, D]``; ``augmented`` keys are ``[H, F, T, 1 + D]``.
+        The result is ``[H, F, T, D]``, or ``[H, F, T, 1 + D]`` for ``augmented`` keys.
         """
         g, s, name = self.graph, self.shape, f"layer{layer}.{part}s"
         shared = g.node("Slice", [past, self.graph.integers(0), "shared", self.graph.integers(2)], [f"{name}.slots"])

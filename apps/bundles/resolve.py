@@ -48,7 +48,7 @@ class ExportChoice:
     plan: DevicePlan | None = None
 
     def options(self, folder: Path) -> dict[str, Any]:
-        """Choose options of ``export_checkpoint`` for a checkpoint, and report them with ``notify``. Raises UserError."""
+        """Choose how to export the checkpoint in ``folder``, and report the choice with ``notify``. Raises UserError."""
         model = plan_checkpoint(folder, DEFAULTS["camera"])
         if load_family(model.family, folder).keeps_aspect and (size := self.size):
             model = plan_checkpoint(folder, size)
@@ -116,7 +116,7 @@ def nearest_published(word: str) -> str | None:
 def resolve_model(
     model: str, progress: Report, notify: Notify, engine: str = DEFAULT_ENGINE, choice: ExportChoice | None = None
 ) -> str:
-    """Return the bundle for ``--model``. A hub model is downloaded, and a checkpoint is exported into the cache.
+    """Return the bundle for ``--model``. Download a hub model first, and export a checkpoint into the cache.
 
     A checkpoint is exported only if none of its cached bundles suits ``choice`` and runs on ``engine``. Raises UserError if
     several cached bundles match, the engine cannot run the export, or the hub has no such model.

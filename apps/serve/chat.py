@@ -160,7 +160,7 @@ class Message(Lenient):
 
 
 class Function(Lenient):
-    """A function that the answer may call. ``strict`` has no effect: a required call follows the schema in either case."""
+    """A function that the answer may call. ``strict`` has no effect: a required call always follows the schema."""
 
     name: ToolName
     description: Text | None = None
@@ -315,7 +315,7 @@ class ChatRequest(Asked):
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
-        """Prepare the newest pictures, up to the limit. Return them, and the fields of the older pictures, which are ignored.
+        """Prepare and return the newest pictures, up to the limit. Also return the fields of older pictures, which are ignored.
 
         Raises FieldError for a forbidden or unreadable picture, and if the last message has too many pictures.
         """

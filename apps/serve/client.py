@@ -79,7 +79,7 @@ def ask_server(
 
 
 def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """Ask a server to delete what it saw in a period; return the deletions by camera and kind. Raises a one-line UserError."""
+    """Make a server delete what it saw in a period; return how many items by camera and kind. Raises a one-line UserError."""
     with replied(url, key_file, "/v1/forget", {**body, "confirm": True}) as response:
         done = json.loads(response.read())
         if waiting := done.get("waiting"):

@@ -103,7 +103,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def _field(place: Sequence[Any]) -> str:
-    """Return a field's path without the names that pydantic inserts for a union's variants."""
+    """Return a field's path, without pydantic's names for the variants of a union."""
     first, *rest = [*map(str, place[1:])] or [""]
     return ".".join([first, *(part for part in rest if not re.search(r"^[A-Z]|\[|constrained-", part))])[:200]
 

@@ -71,7 +71,7 @@ Time = Annotated[float, BeforeValidator(wall_time), WithJsonSchema({"type": "str
 
 
 class NewStream(Strict):
-    """A camera to watch. `id` is an id, or a name in any script that is turned into an id; `name` is the displayed name."""
+    """A camera to watch. `id` may be a name in any script, which is turned into an id; `name` is the displayed name."""
 
     id: NamedId
     name: Name | None = None
@@ -204,7 +204,7 @@ class Server:
 
 
 class Reply(Response):
-    """A response with an answer, whole or streamed. The answer is cancelled if the client disconnects."""
+    """The response to a question: the whole answer, or a stream of it. The answer is cancelled if the client disconnects."""
 
     def __init__(self, server: Server, completion: Completion, streamed: bool) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 def add_openai(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", **COMPLETION)
     async def chat_completions(asked: ChatRequest) -> Response:
-        """Ask a question about a stream. `model` is the stream's name, or text that ends in `/NAME`."""
+        """Ask a question about a stream. `model` is the stream's name; text up to the last `/` is ignored."""
         return await server.ask(asked)
 
     @router.post("/v1/completions", **COMPLETION)
@@ -483,7 +483,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     def event_picture(
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
-        """Return one picture of an event's evidence. `place` is the picture's number, starting at 0."""
+        """Return one picture of an event's evidence. `place` counts the event's pictures from 0."""
         return as_picture(service.delivery.store.picture(event, place), "picture not found; it may have been deleted")
 
 

@@ -178,9 +178,8 @@ class Service:
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
         """Delete what a camera saw in a period. Without ``name``, delete what all cameras saw, even removed ones.
 
-        Deleting everything empties memories. It also pauses cameras that play video files, and a restart does not resume them.
-        Returns the number of deleted items by camera and kind. Raises UserError; what was deleted before the error stays
-        deleted.
+        Deleting everything empties all memories and pauses cameras that play video files, even after a restart. Returns the
+        number of deleted items by camera and kind. Raises UserError; what was deleted before the error stays deleted.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -379,7 +378,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return the counters of each watched stream's run loop and model. A stream is alive while one of them rises."""
+        """Return the counters of each watched stream's run loop and model. A stream is alive while either counter rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces

@@ -34,7 +34,7 @@ class TowerGeometry:
 
     ``parameters`` counts all stored numbers, including the graph's constants. All ``patches`` pass through the blocks
     (``block_parameters``), and ``projected`` rows pass through the projector (``projector_parameters``). A patch attends to
-    ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. A grid has ``text`` rows of text.
+    ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. ``text`` is the number of text rows per grid.
     """
 
     parameters: int
@@ -128,7 +128,7 @@ class Family:
 
 
 def load_family(model_type: str, where: object) -> Family:
-    """Return the family for a ``model_type`` or ``./file.py:Class``; an unknown type raises a UserError with ``where``."""
+    """Return the family for a ``model_type`` or ``./file.py:Class``. A UserError for an unknown type starts with ``where``."""
     if not is_file(model_type) and model_type not in (known := names("families")):
         raise UserError(f"{where}: model type {model_type!r} is not supported, only {', '.join(known)}")
     family: Family = load_class("families", model_type)()

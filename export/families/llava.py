@@ -28,7 +28,7 @@ class Llava(Family):
         return FamilyParts(vision, (vision.side, vision.side))
 
     def pooled(self, side: int, config: Config) -> tuple[int, int]:
-        """Return the number of rows that the projector reads for ``side`` x ``side`` patches, and the number of tokens."""
+        """Return how many rows enter the projector for ``side`` x ``side`` patches, and how many tokens a frame gets."""
         return side**2, side**2
 
     def patches(self, vision: VisionSpec) -> int:

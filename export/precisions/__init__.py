@@ -60,7 +60,7 @@ INT4_ZP = Precision(Layouts(Blocks(4, with_zeros=True), Blocks(8)), None)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A matrix of ``shape`` (out, in) in its stored form, rounded once for all graphs that share it."""
+    """A matrix of ``shape`` (out, in) as it is stored. All graphs that use the matrix share one copy."""
 
     layout: Layout
     parts: Parts

@@ -36,7 +36,7 @@ class Layout(ABC):
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Return whether products of many rows run at the processor's speed for 8-bit integers."""
+        """Return whether products of many rows use the processor's 8-bit arithmetic."""
         return False
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Blocks(Layout):
     padded with zeros. ``codes`` is uint8 ``[out, B, size * bits / 8]``; a byte has two 4-bit codes, the first in the low
     half. ``scales`` is float32 ``[out, B]``. If ``with_zeros``, there are also ``zeros``, uint8 ``[out, ceil(B * bits / 8)]``.
 
-    ``level`` is ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by block, and adds up integers;
+    ``level`` is ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by block, and sums in integers;
     level 0 computes in float32. Without prepacking, a session always computes in float32, which is slow.
     """
 

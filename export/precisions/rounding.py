@@ -86,9 +86,9 @@ def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
 def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
     """Round by GPTQ (arXiv 2210.17323, Alg. 1).
 
-    Columns are rounded one after another, and later columns compensate for the errors of earlier ones. Column ``q`` passes on
-    ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``, where ``U`` is the upper Cholesky factor of the damped Hessian's inverse. A block's
-    scale is computed just before its first column is rounded.
+    Columns are rounded one after another, and later columns compensate for the errors of earlier ones. The error that column
+    ``q`` passes on is ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``, where ``U`` is the upper Cholesky factor of the damped Hessian's
+    inverse. A block's scale is computed just before its first column is rounded.
     """
     remaining, width = weight.astype(np.float32), weight.shape[1]
     upper = _upper_factor(hessian)

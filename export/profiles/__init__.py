@@ -72,7 +72,7 @@ class Fused:
     def tables(self) -> None:
         """Add the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` and convert them to two-dimensional tables for RotaryEmbedding.
 
-        If layers with a window have their own rotary base, each input is ``[1, S, D]``: the other layers' table, then theirs.
+        If layers with a window have their own rotary base, each input is ``[1, S, D]``: their table comes last.
         """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):

@@ -23,9 +23,9 @@ class Tower:
     """A vision tower, which turns pixels ``[G, group * 3, H, W]`` into decoder rows ``[G, tokens, width]``.
 
     ``size`` is a frame's (height, width) in pixels; if ``is_sized``, frames of other sizes are accepted too. ``group`` frames
-    become a grid of ``patch_grid`` (rows, columns) patches. ``class_tokens`` extra rows come first. ``reach`` has two matrices
-    that show which patches a token depends on: ``[rows of tokens, rows of patches]`` and the same for columns. It is None if
-    each patch is a token. ``residual`` is the width of the residual stream, which int8 rotates. Leave it 0 unless
+    become a grid of ``patch_grid`` (rows, columns) patches, after ``class_tokens`` extra rows. ``reach`` has two matrices that
+    show which patches a token depends on: ``[rows of tokens, rows of patches]`` and the same for columns. ``reach`` is None if
+    each patch is a token. ``residual`` is the width of the residual stream, which int8 rotates. Leave ``residual`` 0 unless
     :meth:`add_nodes` passes ``reads`` and ``writes`` to its linears. Families implement :meth:`add_nodes`.
     """
 
@@ -61,7 +61,7 @@ def write_vision(
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
 
     ``precision`` applies to linears: fp32, fp16 (which needs ``standard``) or int8. With ``standard``, the graph uses only
-    standard ONNX operators and one frame size, and attention has the linears' precision. With ``changed``, also write
+    standard ONNX operators and one frame size, and attention has the same precision as linears. With ``changed``, also write
     ``vision-changed.onnx`` for the tower's frame size, and return its :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON
     values.
     """

@@ -1,10 +1,10 @@
 """Add the nodes of a vision tower to a graph: linears in each precision, norms, activations, attention, pooling.
 
-int8 linears (ONNX Runtime) multiply bytes and add up integers. Weights have one scale per output channel; activations have one
-scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Normed rows then have
-standard deviation 1 and no outlier channels, so they all share one constant scale. A projector that reads the residual stream
-stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the result back. The
-first convolution, norms, activations and sums stay float32.
+int8 linears (ONNX Runtime) multiply bytes and sum the products in integers. Weights have one scale per output channel;
+activations have one scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Normed
+rows then have standard deviation 1 and no outlier channels, so they all share one constant scale. A projector that reads the
+residual stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the
+result back. The first convolution, norms, activations and sums stay float32.
 
 For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a matrix
 product, a softmax and a second product, which TensorRT may merge into one kernel. A product takes at most QUERIES queries,
@@ -69,7 +69,7 @@ class VisionGraph:
     computed: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """Add a constant, kept in the graph if it is small or int64, otherwise in the weights file; return its name."""
+        """Add a constant to the graph if it is small or int64, otherwise to the weights file; return its name."""
         is_kept = array.size <= SMALL or array.dtype == np.int64
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
@@ -345,7 +345,7 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return a norm's gain and bias. A rotated graph folds them into linears instead and gets ones, unless ``apply``."""
+        """Return a norm's gain and bias. A rotated graph folds gain and bias into linears and gets ones, unless ``apply``."""
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -535,7 +535,7 @@ class ChangedGraph(VisionGraph):
         return found
 
     def _write_index(self, heads: int) -> str:
-        """Return the index ``[1, heads, n, 3]`` for ScatterND: the place of each row of each head."""
+        """Return the index ``[1, heads, n, 3]`` at which ScatterND writes each row of each head."""
         if not self.heads:
             self.heads = heads
             by_row = self.reshape("write.rows", "positions", 1, 1, -1, 1)
@@ -554,7 +554,7 @@ class ChangedGraph(VisionGraph):
     def _index(self, windows: list[tuple[int, int]]) -> None:
         """Add nodes that find, for each run of equal windows, the windows to compute and their queries' rows.
 
-        ``slots`` is the index of each changed row among the queries of all these windows.
+        ``slots`` is the index of each changed row among the queries of all windows to compute.
         """
         ones = self._expanded("positions.ones", "positions", np.float32(1))
         marks = self._scattered("positions.changed", "positions", np.float32, ones)

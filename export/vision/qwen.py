@@ -148,7 +148,7 @@ class QwenTower(Tower):
         return g.reorder("vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
-        """Add a block. Its input is ``rows + delta``, and its output is the sum of the two returned tensors."""
+        """Add a block to ``rows + delta``. The block's output is the sum of the two returned tensors."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
         attended = self.attention(g, name, normed, [] if layer in self.full else self.layout.windows)
@@ -183,7 +183,7 @@ class QwenTower(Tower):
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
-        """Add the block's attention, with rotated queries and keys. If there are ``windows``, attend inside each."""
+        """Add the block's attention, with rotated queries and keys. With ``windows``, attend inside each window."""
         width, name, norm = self.columns, f"{name}.attn", f"{name}.norm1"
         packed = g.linear(f"{name}.qkv", rows, width, 3 * width, reads=norm)
         query, key, value = g.split(f"{name}.parts", packed, [width] * 3)
