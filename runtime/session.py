@@ -77,7 +77,7 @@ class SessionMemory:
         return (self.frames - self.resumed) / elapsed if elapsed else 0.0
 
     def capture(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """Return a snapshot's header and arrays. The arrays are views; copy them before the session changes."""
+        """Return a snapshot's header and arrays. The arrays are views, so copy them before the session changes."""
         numbers, held = self.stream.state()
         counts, waiting = self.chunk.state()
         turns = {name: list(of) for name, of in self.conversations.turns.items()}
@@ -123,12 +123,12 @@ class Session:
             session.save                                    # (folder): Session.open(state=folder) continues from it
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
-    Any thread of the process that opened the session may call any method; a forked process may not. The model's own thread
-    (``model.scheduler``) does the work, questions first. A question waits at most until the next chunk boundary. A question
-    sees every frame watched before the question and no later frame, because ``watch`` waits while a question is open. Asking
-    does not change the memory, even in the middle of a chunk.
+    Any thread may call any method, but a forked process may not. The model's own thread (``model.scheduler``) does the work,
+    questions first. A question waits at most until the next chunk boundary. A question sees every frame watched before the
+    question and no later frame, because ``watch`` waits while a question is open. Asking does not change the memory, even in
+    the middle of a chunk.
 
-    The session calls ``notify`` with each one-line notice; by default, notices go to the logger ``edgevlm``. ``rate`` is the
+    The session calls ``notify`` with each one-line notice. By default, notices go to the logger ``edgevlm``. ``rate`` is the
     intended number of frames per second. The sessions of a model share the model's time in proportion to their rates. ``cache``
     and ``store`` may be read while the session is idle.
     """
@@ -219,11 +219,11 @@ class Session:
         or text like "6k". ``chunk``: the number of frames encoded and appended at once, by default 8. ``reindexing``: when to
         renumber the kept tokens' positions without gaps: ``lazy`` when needed, ``eager`` at every compression. ``append``:
         ``all`` appends every token of each frame; ``changed[:tau=T,refresh=N,present=N]`` appends only tokens that changed
-        since their patch was last appended. With ``present=N``, every question sees the newest N frames whole; N is 1 by
-        default. ``append="auto"`` is ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``:
-        ``all`` encodes every patch of each frame; ``changed[:interval=K,threshold=T]`` encodes only patches that changed since
-        they were last encoded, but every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the
-        bundle has none. ``store_bytes``, ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G".
+        since their patch was last appended. Questions see the newest N frames whole, by default 1. ``append="auto"`` is
+        ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``: ``all`` encodes every patch of
+        each frame; ``changed[:interval=K,threshold=T]`` encodes only patches that changed since they were last encoded, but
+        every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the bundle has none.
+        ``store_bytes``, ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G".
         ``max_question_tokens``: the maximum length of a question and its earlier turns, by default 8192; ignored if
         ``text_budget`` is given. The memory for a long question is allocated when the question is asked.
 
@@ -636,8 +636,8 @@ class Session:
 
         Tokens whose patch was visible in the period leave the memory, even if they are older. All conversations are forgotten.
         A new snapshot replaces all earlier snapshots. Later rows that attended to deleted rows still reflect the deleted
-        frames. Raises UserError for a period that ends before it begins and for a policy that keeps rows in a store. Also
-        raises UserError if the new snapshot cannot be written; the old snapshots then remain.
+        frames. Raises UserError for a period that ends before it begins and for a policy that keeps rows in a store. If the new
+        snapshot cannot be written, raises UserError and keeps the old snapshots.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:
@@ -762,7 +762,7 @@ class Session:
 
     @property
     def is_torn(self) -> bool:
-        """Return whether an error has left the memory half changed; the session must then be opened again."""
+        """Return whether an error has left the memory half changed. Such a session must be opened again."""
         return self._stream.torn
 
     @property

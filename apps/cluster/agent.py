@@ -114,7 +114,7 @@ class NodeAgent(Hooks):
         return any(self.view["cameras"].get(name, {}).get("moves_to") for name in self.epochs)
 
     def ask(self) -> None:
-        """Ask the head once for orders; join first if the head does not know this process. Raises HeadAway and UserError."""
+        """Ask the head once for orders. Join first if the head does not know this process. Raises HeadAway and UserError."""
         with self._asking:
             asked, notes = self._clock(), self.notes
             try:
@@ -154,7 +154,7 @@ class NodeAgent(Hooks):
         }  # fmt: skip
 
     def heard(self) -> dict[str, float]:
-        """Return the seconds since each node's last request to the head; empty if the head does not answer."""
+        """Return the seconds since each node's last request to the head, or nothing if the head does not answer."""
         with suppress(HeadAway, UserError):
             return {} if self._told else dict(self.call("heard"))
         return {}
@@ -180,7 +180,7 @@ class NodeAgent(Hooks):
         self._told = line
 
     def _learn(self, model: str) -> None:
-        """Plan a model in this thread; plan a hub model in a new thread, because a download may take longer than a lease."""
+        """Plan a model. A hub model is planned in a new thread, because a download may take longer than a lease."""
         if hub_id(model) is None:
             self.needs[model] = self.plan(model)
         elif model not in self._fetching:
@@ -317,10 +317,10 @@ class NodeAgent(Hooks):
         return {**self._service.stream(name).describe(), "node": self.name, "epoch": self.epochs.get(name), "lost_s": lost}
 
     def change(self, name: str, policy: str | None, budget: str | int | None, paused: bool | None) -> None:
-        """Pause or resume a camera, or change its policy or budget; a new policy or budget empties the memory.
+        """Pause or resume a camera, or change its policy or budget. A new policy or budget empties the memory.
 
-        None leaves a setting unchanged. The change stays when the camera moves to another node. Raises HeadAway and UserError;
-        the camera then continues as before. Raises FieldError for a policy that clients may not name.
+        None leaves a setting unchanged. The change stays when the camera moves to another node. After HeadAway or UserError,
+        the camera continues as before. Raises FieldError for a policy that clients may not name.
         """
         change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
         if change:
@@ -398,7 +398,7 @@ class NodeAgent(Hooks):
     def _replaced(
         self, kind: str, old: Fields, new: Fields, known: Collection[str], replace: Callable[[str], str]
     ) -> list[str]:
-        """Replace changed cameras or watches, and retry those that failed before; return a line for each change."""
+        """Replace changed cameras or watches, and retry those that failed before. Return a line for each change."""
         done = []
         for name in {**old, **new}:
             if old.get(name) != new.get(name) or (name in new and name not in known):
@@ -454,7 +454,7 @@ class NodeAgent(Hooks):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Make all nodes forget what one camera, or every camera, saw in a period; return the number of the forget note.
+        """Make all nodes forget what one or all cameras saw in a period. Return the number of the forget note.
 
         Absent nodes forget the period when they return. Raises HeadAway, and UserError for a camera that never existed.
         """

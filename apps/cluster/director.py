@@ -84,7 +84,7 @@ class Director:
         *,
         now: float,
     ) -> list[str]:
-        """Add a node with its configured cameras and watches; return a line for each camera or watch that is refused.
+        """Add a node with its configured cameras and watches. Return a line for each camera or watch that is refused.
 
         ``about``: the ``memory_bytes`` and ``url`` of a :class:`Node`. ``cameras``: the fields of each camera, as for
         :meth:`add`. Unplaced cameras, and some cameras of full nodes, move to the new node. Raises UserError while another
@@ -272,7 +272,7 @@ class Director:
         self.keep()
 
     def watch(self, name: str, fields: Fields | None, *, now: float) -> None:
-        """Set a watch on all nodes; None removes the watch."""
+        """Set a watch on all nodes, or remove it if ``fields`` is None."""
         if fields is None:
             self.state.watches.pop(name, None)
             self.pause_watch(name, False, self.state.cameras, now=now)
@@ -281,7 +281,7 @@ class Director:
             self.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool, *, now: float) -> int:
-        """Save a forget note, which makes all nodes forget what one camera, or every camera, saw; return the note's number.
+        """Save a forget note, which makes all nodes forget what one or all cameras saw. Return the note's number.
 
         If ``everything`` is true, the cameras start with an empty memory. Raises UserError for a camera that never existed.
         """
@@ -389,5 +389,5 @@ class Lease:
         self._until, self.orders = asked + LEASE_S, orders
 
     def held(self, now: float) -> dict[str, int]:
-        """Return the cameras that may be watched now, with their epochs; none once the lease has ended."""
+        """Return the cameras that may be watched now, with their epochs. After the lease, none may be."""
         return self.orders if now <= self._until else {}

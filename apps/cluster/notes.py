@@ -111,7 +111,7 @@ class NoteFollower:
         self.kept = note["number"]
 
     def _forget_memory(self, name: str, note: Note, forget: Callable[[Span], Forgotten]) -> None:
-        """Delete rows and thumbnails of a period; if the policy can only forget everything, record its refusal."""
+        """Delete rows and thumbnails of a period. If the policy can only forget everything, record its refusal."""
         if not note["all"]:
             try:
                 self._count(note, {name: forget(span_of(note))})

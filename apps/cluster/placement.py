@@ -40,8 +40,8 @@ class Camera:
 
     A camera that is plugged into a node can run only there: ``only`` is that node's name. A moving camera goes to the node
     ``moves_to`` once ``node`` has written a last snapshot. ``epoch`` counts the camera's placements, so that late writes from
-    earlier placements can be ignored. The memory was last emptied at epoch ``begins``; older epochs are not read. ``problem``
-    is the reason why no node watches the camera. ``switched`` holds settings changed since the camera was added.
+    earlier placements can be ignored. The memory was last emptied at epoch ``begins``, and older epochs are not read.
+    ``problem`` is the reason why no node watches the camera. ``switched`` holds settings changed since the camera was added.
     """
 
     name: str
@@ -107,8 +107,8 @@ class Load:
 def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Assign each camera to a node. Return each placed camera's node, and the reason for each camera that fits nowhere.
 
-    A camera stays on its node in ``held`` if that node can run the camera; otherwise it goes to the node with the most room.
-    Larger cameras are placed first. A node must keep up with the frames of all its cameras.
+    A camera stays on its node in ``held`` if that node can run it. Other cameras go to the node with the most room. Larger
+    cameras are placed first. A node must keep up with the frames of all its cameras.
     """
     loads, placed, refused, waiting = {node.name: Load(node) for node in nodes}, {}, {}, []
     for camera in cameras:
@@ -129,7 +129,7 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 
 
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
-    """Choose cameras that should move from full nodes to emptier ones; return their new nodes.
+    """Choose cameras that should move from full nodes to emptier ones. Return their new nodes.
 
     A move costs a few seconds of the camera's stream. A camera therefore moves only to a node that is then less full than the
     old node was, by at least ``gain``.

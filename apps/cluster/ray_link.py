@@ -106,7 +106,7 @@ _node: RayNode | None = None  # set in the helper process only
 
 
 def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[str, Any]:
-    """Call the head from the helper process; the first call starts Ray.
+    """Call the head from the helper process. The first call starts Ray.
 
     Returns ``("answer", ANSWER)``, ``("away", WHY)`` if there is no answer yet, or ``("ended", WHY)`` if there will be none.
     Raises any UserError that the head raises.
@@ -159,7 +159,7 @@ class RayNode:
             return "away", type(error).__name__
 
     def _find(self) -> None:
-        """Connect to the head's actor; on the head's node, create the actor."""
+        """Connect to the head's actor, or create the actor on the head's node."""
         import ray
 
         options: dict[str, Any] = {

@@ -77,7 +77,7 @@ class ClusterRoutes:
             await self._app(scope, replayed(request), send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """Answer a request; return None if the node's usual application should answer it."""
+        """Answer a request, or return None if the node's usual application should answer it."""
         agent, is_first = self._agent, FROM not in request.headers
         match request.method, *request.url.path.split("/")[2:]:
             case "GET", "nodes":
@@ -233,7 +233,7 @@ class ClusterRoutes:
     async def _asked(
         self, request: Request, urls: Collection[str], body: bytes | None = None, seconds: float = LIST_S
     ) -> list[httpx.Response]:
-        """Send the request to each node in ``urls``; return the responses in that order, skipping nodes that do not answer."""
+        """Send the request to each node in ``urls``. Return the responses in that order, without nodes that do not answer."""
 
         async def one(url: str) -> httpx.Response | None:
             with suppress(httpx.HTTPError):
@@ -246,7 +246,7 @@ class ClusterRoutes:
         return [each for each in await asyncio.gather(*map(one, urls)) if each is not None]
 
     async def _merged(self, request: Request) -> Response:
-        """Merge the nodes' lists; each node's entries keep their order."""
+        """Merge the nodes' lists. Each node's entries keep their order."""
         own, *others = await self._asked(request, [HERE, *self._others().values()])
         if own.status_code != 200:
             return copied(own)

@@ -25,8 +25,8 @@ KEPT = 64  # number of unsent events to keep for each camera
 class Shared:
     """A cluster's shared storage.
 
-    Methods that delete raise no errors; all other methods raise OSError. Thumbnails are shared only if the storage is a folder;
-    otherwise they stay on the node that made them.
+    Methods that delete raise no errors. All other methods raise OSError. If the storage is not a folder, thumbnails stay on the
+    node that made them.
     """
 
     def __init__(self, where: str) -> None:

@@ -233,7 +233,7 @@ class EventStore(TimedDatabase):
         return sorted(shown, key=lambda opening: opening.event.opened)
 
     def picture(self, event_id: str, place: int) -> bytes | None:
-        """Return the JPEG of moment ``place`` of an event's evidence; None if there is none."""
+        """Return the JPEG of moment ``place`` of an event's evidence, or None if there is none."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"
         rows = self._rows(statement, event_id, place)
         return rows[0][0] if rows else None

@@ -69,7 +69,7 @@ class Program:
 class Sink:
     """A receiver of events.
 
-    A single thread calls :meth:`send`, in the order of the events; any thread may call the other methods. Packages add sinks
+    A single thread calls :meth:`send`, in the order of the events. Any thread may call the other methods. Packages add sinks
     with entry points in the group ``edgevlm.sinks``. The constructor gets the options from the sink's table of edgevlm.toml as
     keyword arguments. The constructor raises UserError for invalid options, and opens no connection.
     """
@@ -223,7 +223,7 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 
 
 class SinkSettings(BaseModel):
-    """A ``[[sinks]]`` table; other keys are options of the sink.
+    """A ``[[sinks]]`` table. Other keys are options of the sink.
 
     ``kind`` is stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. The default ``name`` is the
     kind.

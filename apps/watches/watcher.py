@@ -118,7 +118,7 @@ class Watcher:
         return worded
 
     def remove(self, name: str) -> None:
-        """Stop asking a watch; close it if it is open."""
+        """Stop asking a watch, and close it if it is open."""
         with self._lock:
             if (tracked := self._tracked.pop(name, None)) is None:
                 return
@@ -132,7 +132,7 @@ class Watcher:
                 self._end(tracked)
 
     def pause(self, name: str, paused: bool) -> None:
-        """Stop asking a watch until it is resumed; close it if it is open."""
+        """Stop asking a watch until it is resumed, and close it if it is open."""
         with self._lock:
             if (tracked := self._tracked.get(name)) is None:
                 return
@@ -249,7 +249,7 @@ class Watcher:
         self._record(tracked.watch, event, pictures)
 
     def _seen(self, time_s: float) -> SeenFrame | None:
-        """Return the newest frame not later than ``time_s``, waiting up to COME_S for it; None if no frame is kept."""
+        """Return the newest frame not later than ``time_s``, or None if no frame is kept. Waits up to COME_S for the frame."""
         with self._fresh:
             self._fresh.wait_for(lambda: self._closing or not self._frames or self._frames[-1].frame.time_s >= time_s, COME_S)
             before = (each for each in reversed(self._frames) if each.frame.time_s <= time_s)

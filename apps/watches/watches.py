@@ -90,7 +90,7 @@ class Watches:
         return found
 
     def attach(self, watcher: Watcher) -> None:
-        """Start asking the watches of a newly opened camera; report the watches that the camera's model cannot answer."""
+        """Start asking the watches of a newly opened camera. Report the watches that the camera's model cannot answer."""
         with self._lock:
             for watch in [each for each in self.watches.values() if not each.cameras or watcher.camera in each.cameras]:
                 try:
@@ -100,7 +100,7 @@ class Watches:
         self.announce()
 
     def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
-        """Replace a configuration's watches with those of a new configuration; return a line for each change."""
+        """Replace a configuration's watches with those of a new configuration. Return a line for each change."""
         old, new, done = list(before), list(after), []
         with self.held():
             for watch in old:

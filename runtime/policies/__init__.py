@@ -38,7 +38,7 @@ def evicting() -> list[str]:
 def find_policy(name: str) -> type[Policy]:
     """Return a policy's class. ``name``: a policy of edgevlm, an entry point in ``edgevlm.policies``, or ``./file.py:Class``.
 
-    Raises UserError for a class that is not a policy, and for an unknown name; the message suggests a similar name.
+    Raises UserError for a class that is not a policy. For an unknown name, the UserError suggests a similar one.
     """
     found = POLICIES.get(name) or load_class("policies", name)
     if not (isinstance(found, type) and issubclass(found, Policy)):

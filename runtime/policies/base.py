@@ -70,7 +70,7 @@ class StreamShape:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The vision rows just appended; ``seq`` ``[n]`` and ``position`` ``[n, axes]`` are the same in every layer and head.
+    """The vision rows just appended. ``seq`` ``[n]`` and ``position`` ``[n, axes]`` are the same in every layer and head.
 
     ``queries``: the rows' rotated queries in each probe layer, float32 ``[heads, n, head_dim]``. ``frame``: each row's frame,
     ``[n]``. ``features``: the mean of each frame's features, ``[frames, row_width]``, for policies that need them.

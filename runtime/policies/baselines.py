@@ -103,8 +103,8 @@ class Uniform(SteadyTarget):
     stream's first frame is evicted last. The last frame to be evicted loses only its oldest tokens, so that exactly the target
     number of tokens stays.
 
-    Ours: the paper selects frames at regular intervals from a complete video; edgevlm thins frames as the stream grows.
-    If only changed tokens are appended, no frame counts as incomplete.
+    Ours: the paper selects frames at regular intervals from a complete video. In edgevlm, frames are thinned as the stream
+    grows. If only changed tokens are appended, no frame counts as incomplete.
     """
 
     target: float = setting(0.75, TARGET, above=0, at_most=1)

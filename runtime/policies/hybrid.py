@@ -162,10 +162,10 @@ def _scales(width: int) -> int:
 class KeySketches(Stateful):
     """Compact sketches of keys for ranking tokens by a query. A sketch has two bits for each slow channel of a key.
 
-    Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels carry no content, because they make
-    several full turns within a stream; un-rotated, they would dominate the dot product. The first bit is the sign of z = (k -
-    middle) / spread. The second bit is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). ``middle``,
-    ``spread``: each channel's mean and standard deviation over the first tokens, float16 ``[layers, kv_heads, 1, head_dim]``.
+    Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels make several full turns within a stream,
+    so they carry no content but would dominate the dot product. The first bit is the sign of z = (k - middle) / spread. The
+    second bit is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). ``middle``, ``spread``: each
+    channel's mean and standard deviation over the first tokens, float16 ``[layers, kv_heads, 1, head_dim]``.
     """
 
     STEP, SMALL, LARGE = 0.9816, 0.4528, 1.5104

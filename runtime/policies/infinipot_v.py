@@ -21,10 +21,10 @@ WINDOWS = (7, 5, 3, 1)
 class InfiniPotV(FixedTarget):
     """Keep the r newest frames, the least redundant past tokens (TaR), and other tokens with large value norms (VaN).
 
-    Ours: keys are compared un-rotated, so a token's position does not affect similarity. Tokens keep their frame and patch; the
+    Ours: keys are compared un-rotated, so a token's position does not affect similarity. Tokens keep their frame and patch. The
     authors' code regroups the remaining tokens into pseudo-frames. A past token counts as least redundant if no recent frame
-    has its patch. VaN's mean over neighbouring patches skips missing patches. Recent frames stay, as in Alg. 1; Alg. 2 does not
-    mention them.
+    has its patch. VaN's mean over neighbouring patches skips missing patches. Recent frames stay, as in Alg. 1, although Alg. 2
+    does not mention them.
     """
 
     alpha: float = setting(0.5, "fraction of |C| for recent frames and the tokens selected by TaR", at_least=0, at_most=1)

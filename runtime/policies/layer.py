@@ -24,7 +24,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """New rows for one layer. key and value are ``[kv_heads, n, head_dim]``; the key is rotated to ``rows.position``."""
+    """New rows for one layer. key and value are ``[kv_heads, n, head_dim]``, with the key rotated to ``rows.position``."""
 
     key: Float32
     value: Float32
@@ -101,7 +101,7 @@ class Layer:
 
     @property
     def frame(self) -> NDArray[np.int32]:
-        """The number of each row's frame; -1 for text outside frames."""
+        """The number of each row's frame, or -1 for text outside frames."""
         return self.cache.frame(self.index)
 
     @property
@@ -121,7 +121,7 @@ class Layer:
 
     @cached_property
     def time(self) -> NDArray[np.float64]:
-        """The stream time of each row's frame in seconds; 0 for text outside frames."""
+        """The stream time of each row's frame in seconds, or 0 for text outside frames."""
         times = self._shared.times
         if times is None or not len(times.frame):
             return np.zeros(self.frame.shape)
@@ -290,6 +290,6 @@ def layers_of(cache: KVCache, shared: Compression | None = None) -> list[Layer]:
 
 
 def normalized(x: Float32) -> Float32:
-    """Return ``x`` with the vectors in its last axis scaled to length 1; a vector of zeros stays zero."""
+    """Scale the vectors in the last axis of ``x`` to length 1. Vectors of zeros stay zero."""
     scaled: Float32 = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.float32(1e-30))
     return scaled

@@ -107,8 +107,8 @@ def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple
 def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
     """Split rows ``[n, width]`` into two clusters by k-means with cosines. Return a mask of the second cluster, bool ``[n]``.
 
-    The first centre is the row least similar to the mean; the second centre is the row least similar to the first centre. If
-    all rows are parallel, the second cluster is empty.
+    The first centre is the row least similar to the mean, the second the row least similar to the first. If all rows are
+    parallel, the second cluster is empty.
     """
     unit = units(rows)
     first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
@@ -430,10 +430,10 @@ class Mosaic(Retrieval):
     Every query attends to the newest tokens and to a representative of each cluster. The budget |M| is split into a window of
     the newest tokens, the index, and a working set for representatives and fetched clusters.
 
-    Ours: partitions are not split; a frame that would push a partition over its threshold starts a new one. A query has no
-    image features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. The
-    index has a fixed size; when it is full, the nearest clusters merge. If a cluster is larger than the working set, its newest
-    rows and an even sample of its other rows are fetched.
+    Ours: partitions are not split. A frame that would push a partition over its threshold starts a new one. A query has no
+    image features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. When the
+    fixed-size index is full, the nearest clusters merge. If a cluster is larger than the working set, its newest rows and an
+    even sample of its other rows are fetched.
     """
 
     partitions: int = setting(8, "number of partitions that a query searches, per layer and KV head", at_least=1)

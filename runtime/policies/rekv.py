@@ -119,8 +119,8 @@ class ReKV(QuestionRetrieval):
     A frame's score is the sum over heads h of (mean of q_{h,i} over the question's rows i) . (mean of k_{h,j} over the frame's
     tokens j), both un-rotated. All heads of a layer fetch the same frames. New frames attend only to the window.
 
-    Ours: the window, the index and the working set share one budget. The index has a fixed size; when it is full, neighbouring
-    entries merge. The mean query covers the whole prompt, not only the question.
+    Ours: the window, the index and the working set share one budget. When the fixed-size index is full, neighbouring entries
+    merge. The mean query covers the whole prompt, not only the question.
     """
 
     frames: int = setting(64, "maximum number of frames that a question fetches per layer", at_least=1)

@@ -32,10 +32,9 @@ class HashClusters(Stateful):
     """Up to ``slots`` clusters of keys in each layer and KV head. Between calls, at least one slot is free.
 
     A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots hold open clusters. ``key``:
-    the mean of each cluster's keys, ``[layers, kv_heads, slots, head_dim]``. ``bits``: the mean key's hash, uint32; bit p is
-    set if the dot product with hyperplane p is above 0. ``count``: each cluster's number of tokens; 0 for a free slot.
-    ``position``: the mean position of each cluster's tokens, ``[..., axes]``. ``planes``: the hyperplanes, int8 ``[kv_heads,
-    head_dim, 32]``, rounded normal random numbers.
+    the mean of each cluster's keys, ``[layers, kv_heads, slots, head_dim]``. ``bits``: the mean key's hash, uint32. ``count``:
+    each cluster's number of tokens; 0 for a free slot. ``position``: the mean position of each cluster's tokens, ``[...,
+    axes]``. ``planes``: the hyperplanes, int8 ``[kv_heads, head_dim, 32]``, rounded normal random numbers.
     """
 
     state_fields = ("key", "bits", "count", "open", "position", "planes")

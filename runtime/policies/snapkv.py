@@ -21,7 +21,7 @@ class SnapKV(FixedTarget):
     A token's score is the sum of softmax(q_i K^T / sqrt(D))_t over the newest rows i and a KV head's query heads. Scores are
     max-pooled along ``seq``. Each KV head keeps the tokens with its highest scores (InfiniPot-V, appendix D.1, eq. 1).
 
-    Ours: each KV head chooses once, by scores summed over its query heads; the authors' code chooses for each query head.
+    Ours: each KV head chooses once, by scores summed over its query heads. The authors' code chooses for each query head.
     Pooling leaves out the prefix and the newest rows. If |C| is less than ``window``, the newest |C| tokens stay.
     """
 
@@ -61,7 +61,7 @@ class SnapKV(FixedTarget):
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:
     """Return for each row in ``among`` the largest ``score`` of the ``kernel`` rows nearest by ``seq``, ``[kv_heads, n]``.
 
-    ``among`` must select the same number of rows in each head. Neighbours beyond the first or last row are skipped; rows not in
+    ``among`` must select the same number of rows in each head. Neighbours beyond the first or last row are skipped. Rows not in
     ``among`` get 0.
     """
     count = int(among[0].sum())

@@ -39,7 +39,7 @@ LATER = (  # fields of the chat and the decoder that earlier versions did not ha
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
-    """Return the settings, as JSON values, that a resumed session must have; only ``name`` may differ."""
+    """Return the settings, as JSON values, that a resumed session must have. Only ``name`` may differ."""
     bundle = stream.model.bundle
     height, width = bundle.vision.size
     return {
@@ -132,7 +132,7 @@ class Captured(Protocol):
 class SnapshotWriter:
     """A writer of one session's snapshots to a directory that no other process writes to.
 
-    ``every``: the seconds between snapshots; a snapshot is skipped if the session has not changed. ``notify``: a function that
+    ``every``: the seconds between snapshots. A snapshot is skipped if the session has not changed. ``notify``: a function that
     any thread calls with one line when a snapshot is resumed or refused, or when writing fails or works again; by default the
     line is logged. ``source``: the name of the session's source, without secrets. ``key``: the key that encrypts the snapshots.
     ``begin_again``: whether to start a new session if the snapshots belong to a different one. By default, :meth:`attach`

@@ -104,7 +104,7 @@ class StoreFile:
             os.posix_fadvise(self._handle, extent.offset, extent.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, extent: Extent) -> bytes:
-        """Return a record's bytes; fewer if the file is too short or cannot be read."""
+        """Return a record's bytes, or fewer if the file is too short or cannot be read."""
         data = b""
         with suppress(OSError):
             while (left := extent.nbytes - len(data)) and (part := os.pread(self._handle, left, extent.offset + len(data))):

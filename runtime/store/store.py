@@ -109,7 +109,7 @@ class BlockTable:
         return extent if extent is not None and extent.offset else None
 
     def place(self, number: int, extent: Extent | None) -> None:
-        """Set a block's place in the file; None means that the block is not in the file."""
+        """Set a block's place in the file. None means that the block is not in the file."""
         at = self._find(number)
         self.live += (extent.nbytes if extent else 0) - int(self._place[at]["nbytes"])
         self._place[at] = extent or (0, 0, 0)
@@ -190,7 +190,7 @@ class Store:
         return self._table.nbytes
 
     def put(self, block: Block) -> int:
-        """Keep a copy of a block, and return the block's number; numbers count from 0. Disk errors do not raise exceptions."""
+        """Keep a copy of a block. Return the block's number, which counts from 0. Disk errors do not raise exceptions."""
         record = BlockRecord.of(block)
         with self._changed:
             self._make_room(record.buffer.nbytes)
