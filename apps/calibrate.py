@@ -65,7 +65,7 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Frames, uint8 RGB ``[H, W, 3]``, of ``video`` or, if it is None, of a demo world. They can be read more than once."""
+    """Iterates over the frames, uint8 RGB ``[H, W, 3]``, of ``video`` or, if ``video`` is None, of a demo world."""
 
     video: str | None
     seed: int = 0
@@ -228,7 +228,7 @@ def describe(written: Path, found: Findings) -> str:
 
 
 def table(records: list[dict[str, Any]]) -> Iterator[str]:
-    """Lay out records as a table of aligned lines."""
+    """Format records as a table with aligned columns."""
     names = list(dict.fromkeys(name for record in records for name in record))
     cells = [names]
     for record in records:

@@ -1,4 +1,4 @@
-"""The journal: lines in which the model describes what it saw, with full-text search."""
+"""The journal: descriptions by the model of what it saw, with full-text search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = 64  # maximum number of words in a search
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line about what a camera saw at ``time`` (seconds since 1970). ``evidence`` is as in an answer's JSON."""
+    """A line about what a camera saw at ``time`` (seconds since 1970). ``evidence`` has the format of an answer's JSON."""
 
     camera: str
     time: float

@@ -112,7 +112,7 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
 
 
 def open_run(start: Start) -> RunLoop:
-    """Open a run's model, source, session and output. If one of them fails to open, the others are closed."""
+    """Open a run's model, source, session and output. Closes everything again if any part cannot be opened."""
     settings, plan = start.settings, start.plan
     with ExitStack() as opened:
         writer = None
@@ -214,7 +214,7 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:
-    """Skip a recording to the time of the resumed snapshot. A camera continues from now.
+    """Skip a recording to the time of the resumed snapshot. A live source continues with its current frame.
 
     Questions planned for an earlier time are dropped.
     """

@@ -1,4 +1,4 @@
-"""Make ids of programs, cameras and watches from names in any script."""
+"""Make ids for programs, cameras and watches from names in any script."""
 
 from __future__ import annotations
 

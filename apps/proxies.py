@@ -14,7 +14,7 @@ LOCAL = (".local", ".lan", ".internal", ".home.arpa")
 
 
 def is_private(host: str) -> bool:
-    """Return whether a host is this machine or on a private network. Such hosts need no proxy."""
+    """Return whether a host is this machine or on a private network, and therefore needs no proxy."""
     if host.lower().endswith(LOCAL):
         return True
     with suppress(OSError, UnicodeError):

@@ -21,7 +21,7 @@ class Shown(NamedTuple):
 def parse_size(text: Any, option: str = "") -> Any:
     """Parse ``1280x720`` as (width, height) and ``auto`` as None.
 
-    Raises UserError for any other text. Its message begins with ``option``.
+    For invalid text, raises a UserError that begins with ``option``.
     """
     if not isinstance(text, str) or text == "auto":
         return None if text == "auto" else text
@@ -31,7 +31,7 @@ def parse_size(text: Any, option: str = "") -> Any:
 
 
 def parse_ask_at(text: str) -> tuple[float, str]:
-    """Parse ``60:Who came in?`` as a question at 60 seconds. Raises UserError for any other text."""
+    """Parse ``60:Who came in?`` as a question at 60 seconds. Raises UserError for invalid text."""
     time_s, _, question = text.partition(":")
     if not re.fullmatch(r"\s*\d{1,12}(\.\d*)?\s*", time_s) or not question.strip():
         raise UserError(f"{text}: give seconds, a colon and the question, like 60:'who came in?'")

@@ -52,7 +52,7 @@ def look_around(root: Path = ROOT) -> list[CameraEntry]:
 
 
 def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
-    """Take one picture; return the problem, or None, and the camera's mode."""
+    """Take one picture. Return the problem, if any, and the camera's mode."""
     try:
         connection = UsbConnection(str(path), SourceOptions(), root)
     except UserError as error:

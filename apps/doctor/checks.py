@@ -57,7 +57,7 @@ JETPACK = "sudo apt install nvidia-jetpack"
 
 
 def has_gpu(machine: Machine) -> bool:
-    """Return whether an NVIDIA GPU can be seen."""
+    """Return whether this machine has an NVIDIA GPU."""
     return is_jetson(machine) or machine.read("proc/driver/nvidia/version") is not None or _on_pci(machine)
 
 
@@ -170,7 +170,7 @@ def jetpack(machine: Machine) -> Outcome:
 
 
 def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None], fix: str) -> Outcome | None:
-    """Check that a package has the version that belongs to this Jetson Linux release."""
+    """Check that a package's version matches this Jetson Linux release."""
     if (release := release_of(machine)) is None:
         return None
     found, wanted = find(machine), release[name]
@@ -217,7 +217,7 @@ def _rank(name: str) -> tuple[bool, bool, int]:
 
 
 def clocks(machine: Machine) -> Outcome:
-    """Return whether the GPU's clock is fixed at its maximum. If it is not, the first frames are slower."""
+    """Return whether the GPU's clock is fixed at its maximum. A varying clock makes the first frames slower."""
     place = next((place for place in GPU_CLOCKS if machine.path(place).exists()), None)
     low, high = (machine.number(f"{place}/{name}") if place else None for name in ("min_freq", "max_freq"))
     if low is None or high is None:

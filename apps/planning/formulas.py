@@ -1,4 +1,4 @@
-"""Predict a model's memory by formulas, and its speed by a roofline model, from stated constants of a device."""
+"""Predict a model's memory by formulas and its speed by a roofline model, from a device's constants."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """Return a running stream's memory: the sum of all parts, because ONNX Runtime keeps working memory between calls."""
+        """Return a running stream's total memory. All parts count, because ONNX Runtime keeps working memory between calls."""
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
@@ -75,7 +75,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """The seconds that a call needs for arithmetic and for memory traffic. The call takes the longer of the two."""
+    """A model call's times for arithmetic and for memory traffic, in seconds. The call takes the longer of these times."""
 
     compute: float
     traffic: float
@@ -145,9 +145,9 @@ def policy_bytes(model: PlannedModel, budget: int) -> int:
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
     """Return the decoder's working memory in its largest call, which appends up to ``chunk`` frames to an empty memory.
 
-    I and E are the widths of the MLP and the residual stream. Q is the total width of the query heads, K of the key heads. On a
-    CPU, each row takes 6 I + 3 E + 3 Q + 4 K float32 numbers, plus three copies of its input. An input row has E (1 +
-    deepstack) numbers. On a GPU, each row takes 3 I + 4 E float16 numbers, plus one copy of its input.
+    I and E are the widths of the MLP and the residual stream. Q and K are the total widths of the query heads and of the key
+    heads. On a CPU, each row takes 6 I + 3 E + 3 Q + 4 K float32 numbers, plus three copies of its input. An input row has E (1
+    + deepstack) numbers. On a GPU, each row takes 3 I + 4 E float16 numbers, plus one copy of its input.
     """
     frame = model.tower.rows
     rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))
@@ -181,7 +181,7 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
 
 
 def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return the bytes of a snapshot: copies of the cache (prefix and ``budget`` rows) and of a chunk, and the thumbnails."""
+    """Return a snapshot's size in bytes: copies of the cache (prefix and ``budget`` rows) and of a chunk, and thumbnails."""
     row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
     return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk) + THUMBNAILS
 
@@ -215,7 +215,7 @@ class Roofline:
 
     @property
     def resident_weights(self) -> int:
-        """Return the bytes of memory that the weights take while a stream runs.
+        """Return the memory in bytes that the weights take while a stream runs.
 
         On a CPU, ONNX Runtime repacks matrices for its kernels (float16 as float32), including a tied head. The embedding
         stays on disk. TensorRT keeps weights in memory as they are stored.
@@ -244,7 +244,7 @@ class Roofline:
         )
 
     def _rate(self, integer: bool, wide: bool) -> float:
-        """Return the number of operations per second that the device performs in matrix products.
+        """Return the device's speed in matrix products, in operations per second.
 
         ``integer`` is true if a CPU multiplies the matrices as int8. ``wide`` is true if a GPU multiplies in float32, not
         float16.
@@ -292,7 +292,7 @@ class Roofline:
         return RooflineCall(seconds, read / self.bandwidth)
 
     def kv_bytes(self, rows: int) -> float:
-        """Return the bytes of keys and values of ``rows`` rows in all layers."""
+        """Return the size in bytes of ``rows`` rows of keys and values in all layers."""
         return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * DTYPES[self.kv].itemsize
 
     def token(self, held: int) -> RooflineCall:

@@ -1,4 +1,4 @@
-"""Read the numbers that a plan needs from a bundle's files, or from only the JSON files of a checkpoint."""
+"""Read the numbers that a plan needs from a bundle's files or a checkpoint's JSON files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe this machine as a device to plan for: memory, cores and clock from Linux; other figures are marked as assumed."""
+"""Describe this machine as a device to plan for. Linux reports memory, cores and clock; other figures are assumed."""
 
 from __future__ import annotations
 

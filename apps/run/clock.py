@@ -1,4 +1,4 @@
-"""Parse and format wall-clock times in the form that people use: ``10m``, ``14:03``, ``14:03:22 (6 min ago)``."""
+"""Parse and format times as people write them: ``10m``, ``14:03``, ``14:03:22 (6 min ago)``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLACK_S = 1.0  # added at both ends of a period to delete, because a frame is wa
 def moment(text: str, now: float | None = None) -> float:
     """Convert a time to seconds since 1970: a duration counted back from now (``90s``), a local time or an RFC 3339 timestamp.
 
-    Raises UserError, including for a local time that does not exist or occurs twice on that day.
+    Raises UserError for invalid text, and for a local time that does not exist or occurs twice on that day.
     """
     now, text = time.time() if now is None else now, text.strip()
     if re.fullmatch(r"([0-9]+(\.[0-9]+)?[smhd])+", text):
@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Convert a local time to seconds since 1970. Raises UserError if clock changes skip it, or repeat it before ``latest``."""
+    """Convert a local time to seconds since 1970. Raises UserError if the time was skipped, or repeated before ``latest``."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:
@@ -75,14 +75,14 @@ def split_window(text: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A period of wall-clock time, in seconds since 1970, both ends included; by default all time."""
+    """A period of wall-clock time in seconds since 1970, including both ends. The default is all time."""
 
     since: float = -math.inf
     until: float = math.inf
 
     @classmethod
     def typed(cls, since: str | None = None, until: str | None = None) -> Span:
-        """Parse ``since`` and ``until`` with :func:`moment`; an empty text leaves that end open. Raises UserError."""
+        """Parse ``since`` and ``until`` with :func:`moment`. Empty text leaves an end open. Raises UserError."""
         now, found = time.time(), dict[str, float]()
         for name, text in (("since", since), ("until", until)):
             if text:
@@ -105,12 +105,12 @@ class Span:
 
     @property
     def open_ended(self) -> tuple[float | None, float | None]:
-        """Return ``since`` and ``until``; None for an open end."""
+        """Return ``since`` and ``until``, with None for an open end."""
         return None if math.isinf(self.since) else self.since, None if math.isinf(self.until) else self.until
 
     @property
     def with_slack(self) -> Span:
-        """Return the period with ``SLACK_S`` more at each end, to use for deletions."""
+        """Return the period with ``SLACK_S`` added at each end, for deletions."""
         return Span(self.since - SLACK_S, self.until + SLACK_S)
 
     def of_stream(self, offset: float) -> TimeWindow:

@@ -1,4 +1,4 @@
-"""The loop of ``edgevlm run``: pass a source's frames to a session and write its answers."""
+"""Pass a source's frames to a session and write the answers: the loop of ``edgevlm run``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REMEMBERED = 64  # keep the right answers of this many frames, for questions tha
 class RunPlan:
     """The questions planned for a run, and its limits. ``at`` lists questions with their stream times in seconds.
 
-    ``end`` lists the questions for the end of the stream.
+    ``end`` lists the questions to ask at the end of the stream.
     """
 
     frames: int | None = None
@@ -65,7 +65,6 @@ class RunLoop:
     ``stats_every`` is the interval between statistics, in seconds.
     ``alone`` is true for a process's only run. Such a run closes the session, and ends when stdout loses its reader.
     ``may_watch`` is called before each frame; the run ends when it returns False.
-    ``frame`` is the newest watched frame.
     ``listing`` is the command that lists the demo model's questions.
     """
 
@@ -124,7 +123,7 @@ class RunLoop:
                     self._close()
 
     def _close(self) -> None:
-        """Write the last snapshot, then the summary, even if the source's ``close`` does not return."""
+        """Write the last snapshot, then the summary, even if closing the source hangs."""
         failed: list[UserError] = []
 
         def close() -> None:
@@ -191,11 +190,11 @@ class RunLoop:
 
     @property
     def fits(self) -> bool:
-        """Return False if the demo model watches anything except the demo world."""
+        """Return False if the demo model watches any source except the demo."""
         return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:
-        """Return current statistics. ``since`` holds the time and the frame count at which the interval for ``fps`` began."""
+        """Return current statistics. ``since`` is the time and the frame count from which ``fps`` is measured."""
         session, source = self.session.stats, self.source
         self._last = now, frames = time.monotonic(), session.frames
         drops = dict(source.drops)

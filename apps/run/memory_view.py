@@ -30,8 +30,7 @@ FACTS = 8  # number of departed objects that a comparison asks about
 class MemoryView:
     """A session's memory.
 
-    ``frames`` holds the numbers of the frames in memory, ascending. For frames that are encoded together, only the first is
-    listed.
+    ``frames`` holds the numbers of the frames in memory, ascending. If frames are encoded together, only the first is listed.
     ``groups`` holds the first and last layer of each group of layers.
     ``patches``, ``[frames, groups, tokens]``, is the fraction of a group's KV heads that hold each token.
     ``waiting`` is the number of frames in the unfinished chunk.
@@ -112,7 +111,7 @@ class MemoryWatch:
 
 
 class LaneView(NamedTuple):
-    """One policy's memory at one moment. ``right`` counts its correct answers to the ``asked`` questions.
+    """One policy's memory at one moment. ``right`` counts the correct answers to ``asked`` questions.
 
     ``stopped_s`` is the stream time at which a memory without eviction became full.
     """
@@ -133,7 +132,7 @@ class Lane:
 
     @contextmanager
     def stopping(self) -> Iterator[Session]:
-        """Yield the session. If its cache becomes full, stop only this memory."""
+        """Yield the session. A full cache stops this memory, but not the comparison."""
         try:
             yield self.session
         except UserError:

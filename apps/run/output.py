@@ -22,10 +22,10 @@ NO_FIT = "a guess: the demo model knows only its own world; edgevlm models lists
 class AnswerEvent:
     """A finished answer about the stream up to ``time_s``.
 
-    ``truth`` is the right answer, in the demo world only.
+    ``truth`` is the right answer, known only in the demo.
     ``evidence`` lists the moments that the answer is based on.
     ``offset`` is the wall-clock time of stream time 0; None for a recording.
-    ``fits`` is False if the demo model watches anything except the demo world.
+    ``fits`` is False if the demo model watches any source except the demo.
     """
 
     time_s: float
@@ -63,13 +63,13 @@ class AnswerEvent:
 
 
 class StatsEvent(Stats):
-    """A run's figures at one moment. In a summary, ``fps`` is the mean of the whole run."""
+    """A run's statistics at one moment. In a summary, ``fps`` is the mean of the whole run."""
 
     def __str__(self) -> str:
         return self.words()
 
     def words(self, span: str = "") -> str:
-        """Return the figures in one line. ``span``, such as ``64 frames in 32.0 s``, replaces the number of frames."""
+        """Return the statistics in one line. ``span``, such as ``64 frames in 32.0 s``, replaces the number of frames."""
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         memory = f"memory {counted(self.cache_tokens, 'token')}, {self.cache_bytes / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""Run as a process: handle signals and closed streams, and notify a service manager and the user."""
+"""Handle signals and closed streams, and report to the service manager and the user."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Shutdown:
     """Calls ``stop`` at the first signal, and interrupts a :meth:`waiting` block.
 
-    A second signal raises KeyboardInterrupt in the main thread. SIGHUP and the signal from :meth:`ask` do not count as second
-    signals, because a closing terminal causes both. An ignored SIGHUP stays ignored, as under nohup. Works only in the main
-    thread.
+    A second signal raises KeyboardInterrupt. SIGHUP and the signal from :meth:`ask` do not count as second signals, because a
+    closing terminal causes both. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -60,7 +59,7 @@ class Shutdown:
             self._waiting = False
 
     def ask(self) -> None:
-        """End the run as if a signal had come; any thread may call it."""
+        """End the run as a signal would. Any thread may call this method."""
         if not self.asked and signal.SIGTERM in self._before:
             self._own = True
             os.kill(os.getpid(), signal.SIGTERM)
@@ -92,7 +91,7 @@ def is_gone(stream: TextIO) -> bool:
 
 
 def silence_if_gone() -> bool:
-    """Return whether stdout has lost its reader. If so, redirect it to the null device."""
+    """If stdout has lost its reader, redirect stdout to the null device and return True."""
     if gone := is_gone(sys.stdout):
         silence(sys.stdout)
     return gone

@@ -63,7 +63,7 @@ class Thumbnails(TimedDatabase):
             self._added = self._change("INSERT OR REPLACE INTO thumbnails VALUES (?, ?, ?, 1, ?)", *values) or self._added
 
     def keep(self, held: set[int], newest: int) -> None:
-        """Record which frames up to ``newest`` are in memory, then prune the thumbnails. May write to the disk."""
+        """Record which frames up to ``newest`` are in memory, then prune the thumbnails."""
         with self._lock:
             for (frame,) in self._rows("SELECT frame FROM thumbnails WHERE held AND frame <= ?", newest):
                 if frame not in held:
@@ -73,7 +73,7 @@ class Thumbnails(TimedDatabase):
                 self._attempt(self._flush, None)
 
     def begin(self, frame: int) -> None:
-        """Delete the thumbnails from ``frame`` on. The resumed memory ends before it."""
+        """Delete the thumbnails from ``frame`` on, because the resumed memory ends before ``frame``."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 

@@ -1,6 +1,6 @@
 """Open sources of frames: the built-in ones, those of installed packages, and classes in a user's file.
 
-A package adds a kind with an entry point in the group ``edgevlm.sources``. The entry point names a generator function, or a
+A package adds a source with an entry point in the group ``edgevlm.sources``. The entry point names a generator function, or a
 :class:`Source` class that takes the target and :class:`SourceOptions`. ``--camera name`` or ``name://rest`` opens a package's
 source; ``./file.py:Name[:rest]`` opens a source in a file.
 """
@@ -118,6 +118,6 @@ def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
 
 
 def comes_to_an_end(camera: str | None, video: str | None) -> bool:
-    """Return whether a source is a recording; the demo and cameras never end."""
+    """Return whether a source is a recording. The demo and cameras never end."""
     kind, _ = kind_of(camera, video)
     return kind in RECORDED if kind in OWN else not getattr(load_class("sources", kind), "live", False)

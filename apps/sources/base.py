@@ -98,7 +98,7 @@ class SourceOptions:
     ``seed`` is the random seed of the demo world and of the pauses between attempts.
     ``open_timeout_s`` limits an attempt to connect.
     A source is STALLED after ``stall_timeout_s`` seconds without a frame, and reconnects after ``read_timeout_s`` seconds.
-    ``hosts`` are the hosts that an address may reach, including by redirects and playlists; None allows any host.
+    ``hosts`` limits the hosts that addresses, redirects and playlists may reach. None allows any host.
     """
 
     fps: float = 2.0
@@ -134,7 +134,8 @@ class SourceOptions:
 class Source(ABC):
     """A source of frames, sampled at a given rate by their own timestamps.
 
-    A live source keeps capturing between reads, and ``rule`` decides whether it drops frames. Other sources wait to be read.
+    A live source keeps capturing between reads, and ``rule`` decides whether it drops frames. Sources that are not live wait
+    for their reader.
     """
 
     name: str
@@ -218,7 +219,7 @@ class Grabbed:
 
 
 class Connection(ABC):
-    """An open link to a camera; one thread reads the link until it breaks. A broken connection is replaced, not repaired.
+    """An open connection to a camera, read by one thread until it breaks. A broken connection is replaced, not repaired.
 
     Opening a connection raises SourceError, or SourceRefused if a retry would not help.
     """

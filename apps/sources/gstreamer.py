@@ -18,7 +18,7 @@ CSI_SIZE, CSI_FPS = (1920, 1080), 30.0  # the default mode, which every Jetson s
 
 
 def is_pipeline(text: str) -> bool:
-    """Return whether the text is a pipeline. Unlike a path or URL, a pipeline contains `` ! ``."""
+    """Return whether the text is a GStreamer pipeline rather than a path or URL."""
     return re.search(r"\s!\s", text) is not None
 
 
@@ -49,10 +49,10 @@ def csi_problem() -> str | None:
 
 
 class GstPipeline(Connection):
-    """A GStreamer pipeline, to which a conversion to RGB and an appsink are added. A file plays at its recorded speed."""
+    """Reads a GStreamer pipeline, after adding a conversion to RGB and an appsink. A file plays at its recorded speed."""
 
     def __init__(self, pipeline: str, options: SourceOptions, *, newest: bool = True) -> None:
-        """Start the pipeline. ``newest`` makes the appsink drop older pictures that were not read."""
+        """Start the pipeline. ``newest`` drops unread pictures when a newer one arrives."""
         self._gst = gst = load_gst()
         self._timeout = int(options.read_timeout_s * gst.SECOND)
         try:

@@ -95,8 +95,8 @@ class ThreadedSource(Source):
 class ReadAhead(ThreadedSource):
     """Reads another source in a separate thread, starting with the first :meth:`read`.
 
-    While one frame is watched, the next frame is decoded and prepared. ``paced`` limits the source to ``speed`` times the pace
-    of its timestamps.
+    The next frame is decoded and prepared while the current frame is watched. ``paced`` limits the source to ``speed`` times
+    the pace of its timestamps.
     """
 
     def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
@@ -280,7 +280,7 @@ class LiveSource(ThreadedSource):
         raise SourceError(f"camera {self.name}: {problem}" + ("" if link.refused else "; add --wait to keep trying"))
 
     def _supervise(self) -> None:
-        """Run the state machine until the source is closed or a recording was read to its end."""
+        """Run the state machine until the source is closed or the recording ends."""
         while not self._closing:
             link = self._link
             self._watch(link)
@@ -302,7 +302,7 @@ class LiveSource(ThreadedSource):
         self._slot.close()
 
     def _watch(self, link: Link) -> None:
-        """Wait until the link ends or is quiet for too long. Set the state to STALLED if it stalls."""
+        """Wait until the link ends or times out. Set the state to STALLED if no frames come."""
         options = self._options
         with self._changed:
             while not self._closing and not link.over:

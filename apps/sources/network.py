@@ -57,7 +57,7 @@ def connect(url: str, options: SourceOptions) -> Connection:
     """Open a connection to a network camera.
 
     Raises SourceError, or SourceRefused if a retry would fail. If ``options.hosts`` is set, redirects and playlists reach only
-    allowed hosts, FFmpeg gets IP addresses instead of host names, and redirects inside RTSP are refused.
+    allowed hosts. FFmpeg then gets IP addresses instead of host names, and RTSP redirects are refused.
     """
     parts, hosts = split_address(url), options.hosts
     if parts.scheme.lower() in ("http", "https"):
@@ -250,11 +250,11 @@ class PictureConnection(Connection):
 
 
 class FfmpegConnection(Connection):
-    """Decodes one video stream with FFmpeg. Raises SourceError, without the address in its text.
+    """Decodes one video stream with FFmpeg. Raises SourceError, whose message hides the address.
 
     A video file at a URL plays at its recorded speed, and then ends. If ``response`` is given, FFmpeg reads this HTTP response
     and opens no address. Addresses in an HTTP playlist are requested only on the camera's own host and on public hosts. If
-    ``options.hosts`` is set, only the hosts that it allows are requested.
+    ``options.hosts`` is set, only allowed hosts are requested.
     """
 
     def __init__(
@@ -367,7 +367,7 @@ class FfmpegConnection(Connection):
 
 
 def explain(error: Exception, camera: SplitResult) -> str:
-    """Explain an error of the operating system or of FFmpeg to a camera's owner."""
+    """Turn an error from the operating system or FFmpeg into a message for the camera's owner."""
     host, scheme = camera.hostname or "", camera.scheme.lower()
     if isinstance(error, socket.gaierror):
         return RAW if is_raw(camera) else unresolved(host, error)

@@ -53,7 +53,7 @@ class FrameCheck:
 
 
 class GeneratorSource(Source):
-    """A source whose frames a generator function yields, as ``image`` or ``(seconds, image)``.
+    """A source whose frames come from a generator function that yields ``image`` or ``(seconds, image)``.
 
     ``target``, ``fps`` and ``options`` are passed to the function if it declares them as parameters. Frames without times start
     at 0 and are ``1 / fps`` seconds apart. Frames with times are sampled at ``fps``.

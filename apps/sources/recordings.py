@@ -1,4 +1,4 @@
-"""Sources that end, and whose frames are read only on demand: video files, folders of pictures, and video from a pipe."""
+"""Sources that end and are read only on demand: video files, folders of pictures, and video from a pipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S = 0.2
 
 
 class Recording(Source):
-    """A source that ends, and whose frames are read only on demand."""
+    """A source that ends and is read only on demand."""
 
     given = 0  # frames read so far
 
@@ -134,7 +134,7 @@ class FolderSource(Recording):
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that compares digits as numbers, and other characters without regard to case."""
+    """Return a sort key that compares numbers by value and ignores case."""
     parts = re.findall(r"\d+|\D+", name)
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part.casefold()) for part in parts]
 

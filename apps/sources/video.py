@@ -267,9 +267,9 @@ class RecordedClock:
 def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[Image]:
     """Decode up to ``count`` pictures, evenly spaced in time.
 
-    The first of two passes gets the packets' times, because the container's length and index may be wrong or missing. The
-    second pass decodes each wanted picture from the preceding keyframe. Raises SourceError if no picture can be decoded, or
-    after ``limit_s`` seconds.
+    A first pass reads the packets' times, because the container's length and index may be wrong or missing. A second pass
+    decodes each wanted picture from the keyframe before it. Raises SourceError if no picture can be decoded, or after
+    ``limit_s`` seconds.
     """
     until = time.monotonic() + limit_s
 

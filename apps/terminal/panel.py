@@ -86,7 +86,7 @@ def timeline(memory: MemoryView, width: int) -> str:
 
 
 def fit(image: Image, columns: int, rows: int) -> tuple[int, int]:
-    """Return the largest size at which an image fits, in columns and rows of cells that are twice as high as wide."""
+    """Return the largest size, in columns and rows, at which an image fits. A cell is twice as high as wide."""
     height, width = image.shape[:2]
     scale = min(columns / width, 2 * rows / height)
     return max(1, round(width * scale)), max(1, round(height * scale / 2))

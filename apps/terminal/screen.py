@@ -70,7 +70,7 @@ class Screen:
         self._status = str(stats)
 
     def summary(self, stats: StatsEvent, span: str) -> None:
-        """Print the figures of this run, the scores of the compared memories, and what to do next."""
+        """Print the run's statistics, the scores of the compared memories, and the next steps."""
         if self._quiet:
             return
         self._print([("class:dim", stats.words(span))])
