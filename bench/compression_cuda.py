@@ -132,7 +132,7 @@ def _round(memory: FilledDeviceCache, cache: CudaCache) -> dict[str, int]:
 
 
 def _copy(kernels: Kernels, nbytes: int, rounds: int) -> float:
-    """Return the bandwidth, in GB/s read plus GB/s written, of copying half of ``nbytes`` within the device's memory."""
+    """Copy half of ``nbytes`` within the device's memory, and return the bandwidth in GB/s, reads plus writes."""
     driver, half, times = kernels.driver, max(nbytes // 2, 1), []
     memory = driver.allocate(2 * half)
 

@@ -55,7 +55,7 @@ def cameras(
 ) -> Iterator[dict[str, Any]]:
     """Yield lines with the total frames per second and the memory for each number of cameras, in one process and in several.
 
-    Rates are medians over ``rounds`` windows of ``seconds`` in which all other servers are stopped. The memory of each
+    Each rate is a median over ``rounds`` windows of ``seconds``, in which all other servers are stopped. The memory of each
     additional camera is compared with what ``edgevlm plan`` predicts. Raises UserError if a server does not start.
     """
     threads = threads or default_threads()
@@ -126,7 +126,7 @@ class Served:
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Let the servers run for at least ``seconds`` and one frame, then pause them. Return their total frames per second."""
+    """Let the servers run for at least ``seconds`` and one frame, then pause them. Return their summed frames per second."""
 
     def total() -> int:
         return sum(sum(server.frames()) for server in servers)

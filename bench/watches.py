@@ -96,8 +96,8 @@ def quality(
 ) -> Iterator[Line]:
     """Yield a line for each policy and rule. Streams are added until objects have appeared or left ``events`` times.
 
-    In each stream, WATCHES watches each ask, at every frame, whether an object is present. The policy ``still`` remembers only
-    the current frame. Raises UserError.
+    At every frame of a stream, WATCHES watches each ask whether an object is present. The policy ``still`` remembers only the
+    current frame. Raises UserError.
     """
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}
@@ -166,7 +166,7 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
 
 
 def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Iterator[Line]:
-    """Yield a line: frames per second with and without watches, and the ms of questions asked together and one by one."""
+    """Yield one line: frames per second with and without watches, and ms per question, asked together and one by one."""
     questions = are_there([f"{color} {shape}" for shape in SHAPES for color in COLORS][:WATCHES])
     pictures, _ = shown([0], COST_FRAMES)
     took: list[tuple[float, ...]] = []

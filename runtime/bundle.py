@@ -234,7 +234,7 @@ class VisionSpec:
     pixels: PixelBudget | None = None  # the frame sizes that the tower supports; None: only ``size``
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
-        """Return the spec for frames of a new size, without ``changed``, whose graph works only at the bundle's size.
+        """Return the spec for frames of a new size. ``changed`` is dropped, because its graph works only at the bundle's size.
 
         Returns this spec itself if the tower takes only one size. Raises UserError for an invalid size.
         """

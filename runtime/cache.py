@@ -212,7 +212,7 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return the position axis that rotates each of ``pairs`` rotary pairs, uint8 ``[pairs]``.
 
-    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. When axis 1 or 2 has all its pairs, axis 0 takes its turns.
+    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. Once axis 1 or 2 has all its pairs, axis 0 takes its place.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

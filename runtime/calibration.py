@@ -194,7 +194,7 @@ class Choices(JsonFile):
     """The policies and settings that ``edgevlm calibrate`` chose; ``budgets`` holds one choice per budget, in ascending order.
 
     ``watched``: the names of the measured clips, or the number of demo worlds and their seed. ``frames``: the number of frames
-    in the longest stream. ``known``: every bounded policy that the calibrating version had, measured or not.
+    in the longest stream. ``known``: every bounded policy that existed at calibration, measured or not.
     """
 
     _file = (2, "a valid list of choices")

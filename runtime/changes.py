@@ -117,12 +117,12 @@ class PatchChanges(Stateful):
     A patch has changed if its most different tenth of pixels differs on average by at least ``threshold`` levels and MARGIN
     times the noise. The patches around a changed patch are encoded too. The noise is estimated as the median patch's distance
     from the previous frame, but at most LOUDEST times the distance between neighbouring patches. A later frame with less noise
-    lowers the estimate. If many patches seem changed, the encoder looks for a shift of the picture or a new exposure. If such
-    an effect explains at least half of the changes, the explained patches do not count as changed.
+    lowers the estimate. If many patches seem changed, the encoder looks for a shift of the picture or a new exposure that
+    explains at least half of the changes. The explained patches do not count as changed.
 
     A whole frame is encoded every ``interval`` frames, when most of the picture has changed, and when the camera's frames
-    change size. With ``interval`` 0, the interval starts at 1. It grows by one every PROOF frames, up to INTERVAL, while whole
-    frames confirm the features that were kept. A whole frame that contradicts these features resets the interval to 1.
+    change size. With 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames
+    confirm the features that were kept. A whole frame that contradicts these features resets the interval to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")
@@ -226,7 +226,7 @@ def dilated(mask: Bool) -> Bool:
 
 
 def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
-    """Return the minimum and maximum around each pixel. A shift of less than a pixel stays within these levels."""
+    """Return the minimum and maximum around each pixel. After a shift of less than a pixel, levels stay within these."""
     return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
 
 

@@ -53,7 +53,7 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class FramePattern:
-    """The rows of the cache that a sparse call attends to. A sparse call appends whole frames of p rows.
+    """The rows of the cache that a sparse call attends to. A sparse call appends whole frames, each of p rows.
 
     A row sees the cache's first ``shared`` slots in every layer and KV head. In its own frame, a row sees the rows up to
     itself. In the previous frame, a row sees only the row of the same patch. Before the call's first frame, the previous frame

@@ -37,9 +37,9 @@ Integers = NDArray[np.integer]
 class Moment:
     """A frame that an answer was read from.
 
-    ``frame``: the frame's number. ``last_frame``: the last frame before the attended patches changed. ``time_s``, ``until_s``:
-    the times of ``frame`` and ``last_frame``, in seconds of the stream. ``weight``: this frame's fraction of the attention to
-    all frames, 0 to 1. ``box``: the left, top, right and bottom of the attended patches, as fractions of the picture.
+    ``last_frame``: the last frame before the attended patches changed. ``time_s``, ``until_s``: the times of ``frame`` and
+    ``last_frame``, in seconds of the stream. ``weight``: this frame's fraction of the attention to all frames, 0 to 1. ``box``:
+    the left, top, right and bottom of the attended patches, as fractions of the picture.
     """
 
     frame: int
@@ -187,8 +187,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    Above KNOTS times, a time is dropped if interpolation comes within CLOSE_S seconds of it. If interpolation can replace none,
-    every second time of the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
+    Above KNOTS times, a time is dropped if interpolation comes within CLOSE_S seconds of it. If interpolation can replace no
+    time, every second time of the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
     """
 
     state_fields = ("frame", "seconds")

@@ -166,8 +166,8 @@ def atomic_directory(
     ``check`` is called at the start and before the replacement; it raises UserError if ``out_dir`` must not be replaced. With a
     ``key``, the folder is kept if the ``with`` block is killed or ends with an error in ``keep``. The next call with this
     ``key`` yields the same folder again. The journal at :func:`journal_of` lists its finished files. Folders left by calls with
-    another ``key`` are removed. Raises UserError for every failure to write. A kill between the replacement's two renames
-    leaves nothing at ``out_dir``. :func:`put_back` then restores the old folder, in the next call or when the bundle is loaded.
+    another ``key`` are removed. Raises UserError for every failure to write. If the process is killed between the two renames,
+    ``out_dir`` is missing. :func:`put_back` then restores the old folder, in the next call or when the bundle is loaded.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -288,8 +288,8 @@ def _replace(folder: Path, target: Path) -> None:
 class JsonLines:
     """A file of JSON lines that only grows, written by one process, so that a stopped run can continue.
 
-    The first line is the header, if there is one. An incomplete last line, left by a kill, is dropped. ``records`` maps keys to
-    values, those of earlier runs first; it is empty without ``key``.
+    The first line is the header, if there is one. An incomplete last line, left by a killed process, is dropped. ``records``
+    maps keys to values, those of earlier runs first; it is empty without ``key``.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class JsonLines:
         ``header``: names the file's kind (``journal``) and all settings that its records depend on. ``key``: a function that
         returns a record's key; if it raises LookupError or TypeError, the record is invalid. ``sync``: flush each record to the
         disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, is
-        damaged or has a different header. Without ``resume``, any existing file raises UserError. A failure changes nothing.
+        damaged or has a different header. Without ``resume``, any existing file raises UserError. An error changes no file.
         """
         self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
         self._file: BinaryIO | None = None
@@ -379,7 +379,7 @@ class JsonLines:
 
 
 def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
-    """Return the values in a file of JSON lines. Empty lines and an incomplete last line, left by a kill, are skipped.
+    """Return the values in a file of JSON lines. Empty lines and a last line that a kill cut short are skipped.
 
     ``finite``: refuse NaN and infinities. Raises OSError, or a ValueError that names the first line that is not JSON.
     """

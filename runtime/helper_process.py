@@ -32,7 +32,7 @@ class Helper:
     """A process that runs ``module:function`` calls from all threads, one at a time. The first call starts the process.
 
     Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new process.
-    The helper's import path is the caller's without the current folder. Ctrl-C interrupts only the calling process.
+    The helper has the caller's import path, except the current folder. Ctrl-C interrupts only the calling process.
 
     ``memory``: the most bytes that the helper may map after its ``imports``. ``cpu_s``: the maximum processor time of a call,
     in seconds. ``wait_s``: the maximum wait for a line, in seconds.
@@ -156,7 +156,7 @@ def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
 
 
 def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
-    """Answer calls on stdin in the helper process. Text that calls print goes to stderr, or is dropped if ``memory`` is set."""
+    """Answer calls on stdin in the helper process. What a call prints goes to stderr, or is dropped if ``memory`` is set."""
     import resource
     import signal
 

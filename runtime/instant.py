@@ -19,7 +19,7 @@ def boot_id() -> str:
 
 
 class Instant(NamedTuple):
-    """A moment. ``boot``: the boot's id. ``boot_s``: seconds since boot, including sleep. ``wall``: seconds since 1970."""
+    """A moment. ``boot``: its boot's id. ``boot_s``: seconds since boot, including sleep. ``wall``: seconds since 1970."""
 
     boot: str
     boot_s: float

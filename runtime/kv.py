@@ -29,7 +29,7 @@ class KVScales:
 
     @classmethod
     def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
-        """Return scales, multiplied by ``headroom``, that can store keys up to ``key`` and values up to ``value``.
+        """Return scales for keys up to ``key`` and values up to ``value``, each multiplied by ``headroom``.
 
         ``key``: the largest length of each rotary pair, ``[layers, kv_heads, head_dim / 2]``. ``value``: the largest magnitude
         of each channel, ``[layers, kv_heads, head_dim]``. All channels of a head's values share the largest channel's scale,

@@ -106,7 +106,7 @@ class Model:
 
     @property
     def rows_per_frame(self) -> int:
-        """The maximum number of rows that a frame, or a group of merged frames, appends, including the text around it."""
+        """The most rows that a frame, or a group of merged frames, can append, including the text around it."""
         text = sum(len(self.encode(text)) for text in self.frame_text(FURTHEST, MOST_FRAMES) if text)
         return self.bundle.vision.tokens_per_frame + text
 

@@ -1,7 +1,7 @@
 """Answer questions about a time window: a question's rows attend only to rows in memory whose time is in the window.
 
-A row covers the time from its frame to the last frame that confirmed the row. A question always sees the prefix, and sees the
-text around each frame that it sees. Summary rows have no time, so a question about a time window never sees them.
+A row covers the time from its frame to the last frame that confirmed the row. A question always sees the prefix. A question
+also sees the text around each frame that it sees. Summary rows have no time, so a question about a time window never sees them.
 """
 
 from __future__ import annotations

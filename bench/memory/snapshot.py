@@ -1,7 +1,7 @@
 """Time how long a snapshot holds up the stream, compared with a frame's time, and how long writing it takes.
 
-Once the cache is full, the session watches a chunk and takes a snapshot in turn. The stream waits while a snapshot is copied,
-but not while it is written.
+Once the cache is full, the session watches a chunk, then takes a snapshot, and so on. The stream waits while a snapshot is
+copied, but not while it is written.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def attention(
     threads: int = 1,
     rounds: int = 5,
 ) -> Iterator[dict[str, Any]]:
-    """Time the attention of one token or of whole frames over ``held`` tokens of noise, in all layers of a model's shape.
+    """Time attention in all layers of a model's shape: one token, or whole frames, over ``held`` tokens of noise.
 
     ``frames``: frames per call; 0 for one token. ``ratio``: our time over GroupQueryAttention's on fp32. ``gb_s`` counts each
     key and value once. ``read``: the time of numpy's ``max`` over all keys and values. Raises UserError for an unknown shape.

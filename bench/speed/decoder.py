@@ -24,7 +24,7 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A call that decodes ``rows`` rows after ``held`` rows. ``frames``: how many frames the new rows are."""
+    """A call that decodes ``rows`` rows after ``held`` rows. ``frames``: the number of frames in these rows."""
 
     held: int
     rows: int = 1

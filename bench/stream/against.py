@@ -119,7 +119,7 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
 
 
 def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
-    """Show each chunk to all runtimes and ask each a question. Return their times, the baseline's last."""
+    """Show each chunk to all runtimes and ask each a question. Return each runtime's times, the baseline's last."""
     ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))

@@ -35,7 +35,7 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GrowthWork:
-    """What one process measures. ``marks``: after how many frames to measure. ``budget``: None for the default."""
+    """What one process measures. ``marks``: after how many frames to measure."""
 
     model: str
     policy: str

@@ -62,7 +62,7 @@ class Scores:
         return line
 
     def subtasks(self, names: Sequence[str], category: str) -> Iterator[Line]:
-        """Yield a column for each subtask with questions, first the subtasks in ``names``, in that order."""
+        """Yield a column for each subtask that has questions. The subtasks in ``names`` come first."""
         asked = dict.fromkeys(record["subtask"] for record in self._records if record["category"] == category)
         for name in sorted(asked, key=lambda name: names.index(name) if name in names else len(names)):
             yield self.accuracy(name, category, name)

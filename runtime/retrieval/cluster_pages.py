@@ -63,7 +63,7 @@ class ClusterPages(Stateful):
         return held
 
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
-        """Return the blocks for ``rows`` rows, by slot and then smallest run first. Also return how many rows are left out."""
+        """Return blocks for ``rows`` rows, by slot and then smallest run first, and the number of rows in other blocks."""
         blocks, left = [], 0
         for slot in slots.tolist():
             for run in self._runs(layer, head, slot):
