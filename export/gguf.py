@@ -49,10 +49,7 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{path}: reading GGUF needs the package gguf: {install('gguf')}") from None
 
         class Reader(GGUFReader):
-            """A GGUF reader that never reads past the end of the file.
-
-            GGUFReader itself trusts the array lengths in the file.
-            """
+            """A GGUF reader that never reads past the file's end. GGUFReader itself trusts the array lengths in the file."""
 
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> NDArray[Any]:
                 if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):

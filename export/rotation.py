@@ -46,7 +46,7 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return a rotation by Hadamard matrices. Their size is a power of two that divides ``width``, up to ``largest``."""
+        """Return a rotation by Hadamard matrices. Their size is the largest power of two in ``width``, at most ``largest``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:

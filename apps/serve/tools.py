@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-# keywords through which a schema may have more properties than it lists
+# keywords that can add properties to those that a schema lists
 JOINED = {"$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"}
 
 

@@ -36,7 +36,7 @@ class Layout(ABC):
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Return whether products of many rows use the processor's 8-bit arithmetic."""
+        """Return whether products of many rows are as fast as the processor's 8-bit arithmetic."""
         return False
 
     @abstractmethod
