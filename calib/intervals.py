@@ -33,7 +33,7 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
     """Return the fraction of questions answered right, with Wilson's interval. Each stream is a cluster.
 
     To allow for the clusters, the interval is computed for fewer questions than were asked (see :func:`ratio_variance`). If all
-    answers are right or all are wrong, it is computed for one question per stream.
+    answers are right or all are wrong, the interval is computed for one question per stream.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())
@@ -65,7 +65,7 @@ def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimat
 
 
 def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
-    """Return whether the mean paired difference is significant (Student's t, 95 %); never with a single cluster."""
+    """Return whether the mean paired difference is significant (Student's t, 95 %); False for a single cluster."""
     found = mean_difference(ours, theirs)
     return abs(found.value) > half_width(found)
 

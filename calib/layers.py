@@ -172,7 +172,7 @@ def layer_rank_correlation(
 ) -> list[list[float | None]]:
     """Correlate ``S^c ||V^l||`` (PureKV's eq. 4) and ``S^l ||V^l||`` (eq. 3) for each candidate c and layer l above c.
 
-    ``mass``: each layer's S, ``[kv_heads, n]``. ``norms``: each layer's ||V||.
+    ``mass``: each layer's attention mass S, ``[kv_heads, n]``. ``norms``: each layer's value norms ||V||.
     """
     layers, (heads, n) = len(mass), mass[0].shape
     norms = [of_layer[:, :n] for of_layer in norms]

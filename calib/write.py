@@ -50,7 +50,7 @@ def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[
 
 
 def check_writable(bundle: Bundle, out: Path | None) -> None:
-    """Raise UserError if :func:`write_calibration` could not write its files. Call this before you measure."""
+    """Raise UserError if :func:`write_calibration` could not write its files. Call this function before you measure."""
     if out is not None:
         check_target(out, force=False)
         return

@@ -39,8 +39,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    ``evidence``: the numbers of the tokens that show the answer, ascending int64; empty if the answer is "no". For questions
-    about now, they are all in the newest frame. ``last``: the last frame with evidence, or None.
+    ``evidence``: the numbers of the tokens that show the answer, ascending int64; empty if the answer is "no". Questions about
+    now have evidence only in the newest frame. ``last``: the last frame with evidence, or None.
     """
 
     kind: str
@@ -169,7 +169,7 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
 class EvidenceScore:
     """How well the evidence reported with an answer matches the true evidence.
 
-    ``hit1``: whether the first reported frame shows the answer. ``hit3``: whether any reported frame does. ``overlap``:
+    ``hit1``: whether the first reported frame shows the answer. ``hit3``: whether any reported frame shows it. ``overlap``:
     intersection over union of the first reported box and the patches that show the answer. ``held``: whether any layer holds a
     token that shows the answer. ``said_held``: what the answer reported for ``held``, or None.
     """

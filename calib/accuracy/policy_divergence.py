@@ -116,7 +116,7 @@ class DivergenceMeter:
         }  # fmt: skip
 
     def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV with only changed tokens appended. Its cache has room for ``frames`` whole frames."""
+        """Measure full KV with only changed tokens appended. The cache has room for ``frames`` whole frames."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 

@@ -63,7 +63,7 @@ class ComparisonInput:
 
 
 class MeasuredCandidate(NamedTuple):
-    """A candidate policy and its KL divergences, one list per cluster. They are negated, so larger is better."""
+    """A candidate policy and its negated KL divergences (larger is better), one list per cluster."""
 
     candidate: Candidate
     values: Sequence[Values]
@@ -120,8 +120,8 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the fastest policy of those that are as good as the best, or None for FALLBACK.
 
-    A policy is as good as the best if the interval of their paired difference includes 0. If FALLBACK is as good as the best,
-    or if all of several policies are, FALLBACK is selected.
+    A policy is as good as the best if the interval of their paired difference includes 0. FALLBACK is selected if it is as good
+    as the best policy, or if all of several policies are.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -199,7 +199,7 @@ def _measure_policy(
 
 
 def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
-    """Summarise a policy's records, one per clip. The values of a clip's moment form a cluster."""
+    """Summarise a policy's records, one per clip. The values of one moment of a clip form a cluster."""
     nats = [moment for record in records for moment in record["kl"]]
     top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
     found = mean(nats)
@@ -214,7 +214,7 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
     """Return the trial that takes least, of those that save at least SAVING and lose at most BOUND, or None.
 
-    ``taken``: the field ``appended`` or ``encoded``. ``losses``: for each trial, one list per cluster.
+    ``taken``: the field to compare, ``appended`` or ``encoded``. ``losses``: for each trial, one list per cluster.
     """
     fit = [
         (getattr(trial, taken), trial)

@@ -171,7 +171,7 @@ def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> Text
 
 
 def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[str]:
-    """Draw PEOPLE names that are one token each. Raises UserError if there are too few."""
+    """Draw PEOPLE names that are one token each. Raises UserError if too few names are."""
     short = [name for name in names.split() if len(encode(f" {name}")) == 1]
     if len(short) < PEOPLE:
         raise UserError(
@@ -181,14 +181,14 @@ def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[st
 
 
 def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
-    """Draw SENTENCES sentences about other people than visitors, as token ids."""
+    """Draw SENTENCES sentences that name no visitor, as token ids."""
     parts = [[" ".join(part.split()) for part in of.split("|")] for of in (WHO, DID, WHAT, WHERE)]
     drawn = ([of[rng.integers(len(of))] for of in parts] for _ in range(SENTENCES))
     return [encode(f" {' '.join(filter(None, words))}.") for words in drawn]
 
 
 def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> list[list[int]]:
-    """Draw sentences of ``tokens`` tokens in total. Raises UserError if none add up to this number."""
+    """Draw sentences of ``tokens`` tokens in total. Raises UserError if no sentences add up to this number."""
     reach, lengths = {0}, set(map(len, sentences))
     for end in range(1, tokens + 1):
         reach |= {end} if any(end - length in reach for length in lengths) else set()

@@ -27,7 +27,8 @@ _PARTS = re.compile(rf"(.*?)(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?", re.DO
 class Variant:
     """A policy with its settings, such as ``hermes:summary=off``.
 
-    The suffix ``@eager`` re-indexes eagerly, ``@changed:..`` appends and ``@encode:changed:..`` encodes only changes.
+    Suffixes: ``@eager`` (re-index eagerly), ``@changed:..`` (append only changes), ``@encode:changed:..`` (encode only
+    changes).
     """
 
     label: str

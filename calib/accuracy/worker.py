@@ -225,8 +225,8 @@ def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[n
 def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.bool_]) -> Record:
     """Ask a question and score the answer.
 
-    For ``quarter`` and ``gap`` see :class:`Case`, for ``held`` and ``any`` :func:`overlap`. ``moved``: the bytes that retrieval
-    fetched for the answer. ``seen``: the score of the evidence reported with the answer, or None if there is none.
+    ``quarter``, ``gap``: see :class:`Case`. ``held``, ``any``: see :func:`overlap`. ``moved``: the bytes that retrieval fetched
+    for the answer. ``seen``: the score of the evidence reported with the answer, or None if there is none.
     """
     before = moved_bytes(session)
     answer = session.ask(question.text)
