@@ -163,7 +163,7 @@ class GraphBuilder:
         return name
 
     def shared(self, name: str) -> bool:
-        """Return whether the weights file already has ``name``. If so, make the tensor an initializer of this graph."""
+        """Return True, and add the tensor to this graph's initializers, if the weights file already has ``name``."""
         if (tensor := self.weights.written.get(name)) is not None:
             self.initializers.append(tensor)
         return tensor is not None

@@ -46,7 +46,7 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return a rotation by Hadamard matrices. Their size is the largest power of two in ``width``, at most ``largest``."""
+        """Return a rotation of blocks of ``largest`` columns, or fewer: a power of two that divides ``width``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
@@ -82,8 +82,8 @@ class Rotation:
 class MeanKeeping:
     """A rotation that keeps each row's mean. Rotating before or after a LayerNorm without gain and bias gives the same rows.
 
-    Rows are rotated by ``rotation`` and reflected in the plane normal to ``mirror [width]``. Rows of equal numbers do not
-    change.
+    Rows are rotated by ``rotation`` and reflected in the plane normal to ``mirror [width]``. A row of equal numbers stays the
+    same.
     """
 
     rotation: Rotation
@@ -107,7 +107,7 @@ class DecoderRotations:
     """A decoder's rotations.
 
     ``residual`` is for the residual stream, ``head`` for each head's values, ``gated`` for the input of ``down``. The cache
-    stores rotated values. In a layer, only the input of ``down`` is rotated at run time; the weights include the others.
+    stores rotated values. At run time, a layer rotates only the input of ``down``; its weights include all other rotations.
     """
 
     residual: Rotation

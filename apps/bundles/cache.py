@@ -144,7 +144,7 @@ def is_complete(target: Path) -> bool:
 
 @contextmanager
 def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
-    """Lock a file beside ``made``. Send ``waiting`` to ``notify`` if another process holds the lock. Raises UserError."""
+    """Lock a file next to ``made``. If another process holds the lock, call ``notify(waiting)`` first. Raises UserError."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         file = open(made.with_name(f".{made.name}.lock"), "a")  # noqa: SIM115

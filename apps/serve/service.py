@@ -404,7 +404,7 @@ class Service:
                     torn.notice(f"cannot reopen: {torn.problem}")
 
     def close(self) -> None:
-        """Close each stream after a last snapshot. If all streams close within CLOSING_S seconds, close the models, too."""
+        """Close each stream after a last snapshot. If all streams close within CLOSING_S seconds, also close the models."""
         with self._lock:
             self.watches.close()
             streams, self.streams = self.streams, {}

@@ -2,7 +2,7 @@
 
 int8 linears (ONNX Runtime) multiply bytes and sum the products in integers. Weights have one scale per output channel;
 activations have one scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Normed
-rows then have standard deviation 1 and no outlier channels, so they all share one constant scale. A projector that reads the
+rows therefore have standard deviation 1 and no outlier channels, and share one constant scale. A projector that reads the
 residual stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the
 result back. The first convolution, norms, activations and sums stay float32.
 

@@ -69,8 +69,8 @@ class SquareTower(EncoderTower):
     """A tower that joins the hidden states of chosen layers, and projects them to decoder rows ``[F, tokens, width]``.
 
     Hidden states are numbered as in transformers: 0 is the embedding, and -1 is the last layer's output before the final norm.
-    The matrices ``before`` and ``after`` pool the projector's input and output along both edges. If you set either, set
-    ``tokens`` and ``reach`` too.
+    The matrices ``before`` and ``after`` pool the projector's input and output along both edges. If you set ``before`` or
+    ``after``, set ``tokens`` and ``reach`` too.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
