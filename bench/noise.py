@@ -39,7 +39,7 @@ def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The sizes of a cache that holds ``tokens`` vision tokens in each layer and KV head."""
+    """The size of a cache with ``tokens`` vision tokens in each layer and KV head."""
 
     layers: int = 36
     kv_heads: int = 2
@@ -64,7 +64,7 @@ class FilledCache:
         self._noise = as_stored(self.noise(shape.kv_heads, shape.tokens), self.cache.buffers()[0])
 
     def fill(self) -> Rows | None:
-        """Append rows until the fullest layer reaches the budget, and return them; return None if that layer is full."""
+        """Append rows until the fullest layer reaches the budget. Return the rows, or None if that layer is already full."""
         count = self.shape.tokens - int(self.cache.lengths.max())
         if count <= 0:
             return None

@@ -53,7 +53,7 @@ def cameras(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield lines with the total frames per second and the memory for each number of cameras, in one process and in several.
+    """Yield lines with the total frames per second and the memory, for each number of cameras, in one process and in several.
 
     Each rate is a median over ``rounds`` windows of ``seconds``, in which all other servers are stopped. The memory of each
     additional camera is compared with what ``edgevlm plan`` predicts. Raises UserError if a server does not start.

@@ -161,7 +161,8 @@ class ChangedTowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """Allowed frame sizes: sides are multiples of ``factor``; ``frames`` frames together have ``fewest`` to ``most`` pixels."""
+    """The allowed frame sizes. Sides are multiples of ``factor``; ``frames`` frames together have ``fewest`` to ``most``
+    pixels."""
 
     factor: Count
     fewest: int
@@ -205,11 +206,10 @@ class VisionSpec:
     with the rows, float32 ``[n, hidden]``, that follow a video's last frame.
 
     With ``positions="rows"``, each token takes the next position. With ``positions="video"``, the whole stream is one block of
-    (frame, row, column) positions. The block's frame coordinate advances by 1 per grid or, if ``tokens_per_second`` is set, by
-    that number per second of the stream. With ``positions="frame"``, each grid is a separate block.
-    ``positions="transformers"`` is like ``"video"`` but places the text after the video as transformers 5.23 and later do.
-    ``before`` and ``after`` are the texts before and after each grid. In both texts, ``{seconds}``, ``{minutes}`` and
-    ``{second}`` are replaced by the frame's time.
+    (frame, row, column) positions. In a block, the frame coordinate grows by 1 per grid or, if ``tokens_per_second`` is set, by
+    that number per second. With ``positions="frame"``, each grid is a separate block. ``positions="transformers"`` is like
+    ``"video"`` but places the text after the video as transformers 5.23 and later do. ``before`` and ``after`` are the texts
+    before and after each grid. In both texts, ``{seconds}``, ``{minutes}`` and ``{second}`` are replaced by the frame's time.
     """
 
     graph: str
@@ -364,7 +364,8 @@ class Bundle:
         return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
-        """Return the heads, calibrated or default, that find an answer's evidence. Raises BundleError for an invalid file."""
+        """Return the heads that show which frames an answer came from, calibrated or default. Raises BundleError for an invalid
+        file."""
         uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads, self.decoder.windows)
         return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 

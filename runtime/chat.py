@@ -104,7 +104,7 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the prompt as text, with the text ``video`` in the video's place. Raises UserError if the template omits the
+        """Return the prompt as text. The text ``video`` takes the video's place. Raises UserError if the template omits the
         video.
         """
         return video.join(self._parts(Dialogue.of(turns, question)))

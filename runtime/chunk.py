@@ -54,7 +54,7 @@ class Chunk:
         self._incomplete: Float32 | None = None
 
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
-        """Return, for a snapshot, the numbers of frames received and encoded, and views of the frames not in the memory.
+        """Return the state for a snapshot: the numbers of received and encoded frames, and views of frames not in the memory.
 
         The views include the features ``[G, tokens_per_frame, width]`` of complete groups, and the pixels and (height, width)
         of frames that are not encoded. The views also include each frame's float64 seconds and the encoder's state.

@@ -56,8 +56,8 @@ class FramePattern:
     """The rows of the cache that a sparse call attends to. A sparse call appends whole frames, each of p rows.
 
     A row sees the cache's first ``shared`` slots in every layer and KV head. In its own frame, a row sees the rows up to
-    itself. In the previous frame, a row sees only the row of the same patch. Before the call's first frame, the previous frame
-    is in the cache, in slots ``previous[l, head, place]``; -1 marks a missing row.
+    itself. In the previous frame, a row sees only the row of the same patch. The frame before the call's first frame is in the
+    cache, in slots ``previous[l, head, place]``; -1 marks a missing row.
     """
 
     shared: int

@@ -83,7 +83,7 @@ def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
 
 
 class QuestionAttention:
-    """A copy of the attention of one row of a question, which :meth:`evidence` evaluates on demand.
+    """The attention of one row of a question, copied so that :meth:`evidence` can evaluate it later.
 
     ``groups``: for each KV head, the queries ``[h, head_dim]`` and the rows that the head saw. ``grid``: the (rows, columns) of
     a frame's tokens. ``group``: the number of frames that share one grid. ``logits``: the logits ``[vocabulary]`` of the token

@@ -5,7 +5,7 @@ A name is looked up in a group of :data:`GROUPS`. Edgevlm and other packages dec
     [project.entry-points."edgevlm.policies"]
     my-policy = "my_package.policies:MyPolicy"
 
-Alternatively, ``./mine.py:MyPolicy`` names a class in a file that need not be installed. Every failure raises a one-line
+Alternatively, ``./mine.py:MyPolicy`` names a class in a file, which need not be installed. Every failure raises a one-line
 :class:`~edgevlm.errors.UserError`.
 """
 

@@ -39,7 +39,7 @@ def position_rule(rule: str, wanted: str) -> str:
 
 @dataclass(slots=True)
 class Positions:
-    """The rotary positions of one stream: a text row takes the next index on every axis, and a frame follows ``rule``.
+    """The rotary positions of one stream. Text takes the next position on every axis; frames follow ``rule``.
 
     ``limit``: the smaller of the model's limit and the trained length written in the bundle. ``grid`` and ``tokens_per_second``
     are those of :class:`~edgevlm.runtime.bundle.VisionSpec`, and ``rule`` is its ``positions``. ``next``: the first position

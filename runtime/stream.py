@@ -485,7 +485,7 @@ class Stream:
 
     @contextmanager
     def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
-        """Work on a copy of the memory with room for ``rows`` rows of text, if ``rows`` exceeds the reserved room.
+        """If ``rows`` rows of text do not fit in the reserved room, work on a copy of the memory with more room.
 
         ``frame_rows``: how many rows of frames are appended as well. If too few positions are left, the copy's rows get
         positions without gaps.
@@ -658,7 +658,7 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
 
 
 def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]) -> FramePattern:
-    """Return which rows in memory a prefill's frames see under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
+    """Return which rows in memory the frames of a prefill see in PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
 
     A token sees the prefix, frame 0, its own frame's tokens up to itself, and the token of the same patch in the previous
     frame. Eviction fills slots from the tail, so the same patch may be in a different slot in each head. The prefix and frame 0

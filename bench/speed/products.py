@@ -40,8 +40,7 @@ def products(
     threads: int = 1,
     rounds: int = 11,
 ) -> Iterator[dict[str, Any]]:
-    """Time the products of one row, or of all rows of whole frames, with each matrix of a random layer and with the whole
-    layer.
+    """Time each matrix of a random layer, and the whole layer, with one row or with all rows of whole frames.
 
     ``frames``: frames per call; 0 for one row. ``ratio``: the time divided by float32's time. ``gflop_s`` counts two operations
     per weight and row. ``gb_s`` counts each stored byte once. ``read``: the time of numpy's ``max`` over the float32 matrix.

@@ -69,7 +69,7 @@ def changed(
     """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios are relative to the clip's first line.
 
     Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the tower
-    and prefill took no time for what did not change. ``model``: a bundle or SEEDED. ``layers``: the number of layers in each of
+    and prefill took no time for what did not change. ``model``: a bundle or SEEDED. ``layers``: the number of layers of
     SEEDED's tower and decoder (default: all). Raises UserError for fewer than three chunks.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
@@ -132,7 +132,7 @@ def fill(session: Session, chunk: int) -> None:
 
 @contextmanager
 def bundle_of(name: str, precision: str, layers: int | None) -> Iterator[str | Path]:
-    """Yield ``name``, or for SEEDED the directory of a temporary bundle exported from SEEDED."""
+    """Yield ``name``. For SEEDED, export a temporary bundle and yield its directory."""
     if name != SEEDED:
         if layers is not None:
             raise UserError(f"--layers: is supported only with {SEEDED}, not {name}")
