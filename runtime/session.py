@@ -85,7 +85,7 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore a captured snapshot. If that fails, the snapshot does not fit and the memory is unusable."""
+        """Restore a captured snapshot. If restoring fails, the snapshot does not fit and the memory is unusable."""
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]
@@ -219,7 +219,7 @@ class Session:
         or text like "6k". ``chunk``: the number of frames encoded and appended at once, by default 8. ``reindexing``: when to
         renumber the kept tokens' positions without gaps: ``lazy`` when needed, ``eager`` at every compression. ``append``:
         ``all`` appends every token of each frame; ``changed[:tau=T,refresh=N,present=N]`` appends only tokens that changed
-        since their patch was last appended. Questions see the newest N frames whole, by default 1. ``append="auto"`` is
+        since their patch was last appended. Questions see the newest N frames whole (by default, one). ``append="auto"`` is
         ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``: ``all`` encodes every patch of
         each frame; ``changed[:interval=K,threshold=T]`` encodes only patches that changed since they were last encoded, but
         every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the bundle has none.
@@ -541,7 +541,7 @@ class Session:
         return reason
 
     def _give_way(self) -> None:
-        """Let sessions watch frames between two pieces of a long question. This session only fills its chunk."""
+        """Let other sessions work between two pieces of a long question. This session may only fill its chunk."""
         self._reading = True
         try:
             self.model.scheduler.give_way(self, lambda task: task.arguments[0] == self._add_frame and self._chunk.has_place)
@@ -762,7 +762,7 @@ class Session:
 
     @property
     def is_torn(self) -> bool:
-        """Return whether an error has left the memory half changed. Such a session must be opened again."""
+        """Return whether an error has left the memory half changed, so that the session must be opened again."""
         return self._stream.torn
 
     @property

@@ -137,7 +137,7 @@ class Director:
         """Return the cameras that a node must watch until LEASE_S seconds after its request.
 
         ``open``: the cameras that the node has open. ``needs``: the fields of a :class:`Need` for each model. ``forgot``: the
-        number of the last forget note carried out in the node's files. ``cameras_forgot``: that number for each camera's
+        number of the last forget note carried out in the node's files. ``cameras_forgot``: such a number for each camera's
         memory. ``mark`` identifies the node's view; if that is the newest, the reply's ``view`` is None. Raises UserError if
         the node must join again.
         """
@@ -389,5 +389,5 @@ class Lease:
         self._until, self.orders = asked + LEASE_S, orders
 
     def held(self, now: float) -> dict[str, int]:
-        """Return the cameras that may be watched now, with their epochs. After the lease, none may be."""
+        """Return the cameras that may be watched now, with their epochs, or none if the lease has ended."""
         return self.orders if now <= self._until else {}

@@ -79,7 +79,7 @@ class Head:
         self._refuse_if_replaced()
 
     def _read(self) -> ClusterState:
-        """Read the state file. If there is none, the state is empty. Raises UserError."""
+        """Read the state file, or return an empty state if there is none. Raises UserError."""
         try:
             state = STATE.validate_python(_upgraded(json.loads(self._shared.read(FILE))))
             for name, node in state.nodes.items():

@@ -46,7 +46,7 @@ class ClusterMember:
 
 
 def join(service: Service, port: int, notify: Notify) -> ClusterMember:
-    """Return the member that makes a service a cluster node. Raises UserError for settings that a node cannot have."""
+    """Return the member that makes a service a cluster node. Raises UserError for settings that do not work in a cluster."""
     config, wanted = service.config, service.config.cluster
     if service.key is None:
         raise UserError("--cluster accepts connections from other machines; give all nodes the same key with --key-file")

@@ -29,7 +29,7 @@ class NoteFollower:
 
     The agent calls methods while it holds its camera lock. Other threads read the fields without the lock. ``counts`` holds the
     number of deletions, by note and camera. ``refused`` holds the reason why a memory could not forget a note's period.
-    ``kept`` is the number of the last note carried out in files, ``cameras`` that of the last in each camera's memory.
+    ``kept`` is the number of the last note carried out in files, and ``cameras`` the number for each camera's memory.
     """
 
     node: str

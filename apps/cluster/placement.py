@@ -62,7 +62,7 @@ class Camera:
 
 @dataclass(slots=True)
 class Load:
-    """How much memory and time a node's cameras take. Time is a fraction of the node's."""
+    """The memory and the fraction of a node's time that its cameras take."""
 
     node: Node
     taken: int = 0

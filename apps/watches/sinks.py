@@ -225,7 +225,7 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 class SinkSettings(BaseModel):
     """A ``[[sinks]]`` table. Other keys are options of the sink.
 
-    ``kind`` is stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. The default ``name`` is the
+    ``kind`` is stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. ``name`` is by default the
     kind.
     """
 

@@ -104,7 +104,7 @@ class Watch(WatchSettings):
 
     @property
     def in_words(self) -> str:
-        """Return the question, followed by the answers that open the watch. A lone "yes" is left out."""
+        """Return the question, followed by the answers that open the watch unless "yes" is the only one."""
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:
@@ -153,7 +153,7 @@ class WatchState:
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:
-        """Return the answer by the newest probability, or None before the first."""
+        """Return the answer that the newest probability gives, or None if there is no probability yet."""
         if self.probability is None:
             return None
         above, below = self.probability > self.watch.open_above, self.probability < self.watch.close_below

@@ -203,7 +203,7 @@ class Kernels:
 
 
 def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
-    """Move rows from the end of each layer to the places of evicted rows. ``lengths``: each layer's former number of rows.
+    """Fill the places of evicted rows with rows from the end of each layer. ``lengths``: each layer's number of rows before.
 
     ``keep``: each layer's mask of rows to keep, bool ``[kv_heads, n_l]``, with the same number of rows in each head.
     """

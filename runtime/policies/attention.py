@@ -54,7 +54,7 @@ class QueryWindow(Stateful):
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
         """Return queries ``[heads, w, head_dim]``, rotated to their rows' current positions, and the rows' ``seq`` ``[w]``.
 
-        The w rows are newer than any row that a head of the layer has evicted. Raises ValueError if the layer has no queries.
+        Rows that a head has evicted, and all older rows, are left out. Raises ValueError if the layer has no queries.
         """
         if layer.index not in self._queries:
             what = f"the window has no queries for layer {layer.index}"

@@ -98,7 +98,7 @@ class SimpleStream(Policy):
 class Uniform(SteadyTarget):
     """Keep whole frames, evenly spaced over the stream and including the newest. All heads and layers keep the same frames.
 
-    While too many tokens are held, one frame at a time is evicted. A frame that an earlier compression left incomplete goes
+    Frames are evicted one at a time until few enough tokens are left. A frame that an earlier compression left incomplete goes
     first, then the frame whose neighbours are closest in time. The oldest frame wins ties. Apart from the newest frame, the
     stream's first frame is evicted last. The last frame to be evicted loses only its oldest tokens, so that exactly the target
     number of tokens stays.

@@ -145,8 +145,8 @@ def recency(order: Int64, k: float) -> Float64:
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
     """Return one row that replaces a layer's rows ``gone`` ``[n]``. All heads must hold the same tokens.
 
-    The new row takes its ``seq`` from the newest row in ``gone``, and its position too unless ``position`` is set. Its key and
-    value are means weighted by ``weight`` ``[n]`` (eqs. 10 and 13). Keys are first rotated to the new position. Raises
+    The new row takes its ``seq`` from the newest row in ``gone``, and its position too unless ``position`` is set. The new key
+    and value are means weighted by ``weight`` ``[n]`` (eqs. 10 and 13). Keys are first rotated to the new position. Raises
     CacheError if the cache has several axes and no ``pair_axis``.
     """
     cache = layer.cache

@@ -164,7 +164,7 @@ class KeySketches(Stateful):
 
     Slow channels belong to the rotary pairs with the lowest frequencies. Fast channels make several full turns within a stream,
     so they carry no content but would dominate the dot product. The first bit is the sign of z = (k - middle) / spread. The
-    second bit is set if abs(z) exceeds STEP, Max's threshold for a normal variable (1960). ``middle``, ``spread``: each
+    second bit is set if abs(z) exceeds STEP, the threshold for a normal variable (Max, 1960). ``middle``, ``spread``: each
     channel's mean and standard deviation over the first tokens, float16 ``[layers, kv_heads, 1, head_dim]``.
     """
 

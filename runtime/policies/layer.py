@@ -57,8 +57,8 @@ class Queries(Protocol):
 class Compression:
     """The data that all layers share during a compression.
 
-    ``coming``: the number of rows about to be appended. ``texts``: the guidance texts of the policy's ``needs``. ``times``: the
-    frames' times. ``first_frame``: whether frame 0 always stays. ``prepared``: the result of the policy's ``prepare``.
+    ``coming``: the number of rows about to be appended. ``first_frame``: whether frame 0 always stays. ``prepared``: the result
+    of the policy's ``prepare``.
     """
 
     coming: int = 0
@@ -200,7 +200,7 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` of all texts up to the last asked."""
+        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` that they may attend to."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise ValueError(f"attention_of: text {unknown[0]!r} is not in needs.guidance; add it")

@@ -125,7 +125,7 @@ def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
 
 
 def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: int) -> list[tuple[int, int]]:
-    """Return up to ``count`` pairs (lower, higher) of rows with the same label, most similar first. Pairs share no row."""
+    """Return up to ``count`` pairs (lower, higher) of rows with the same label, most similar first. No row is in two pairs."""
     similar = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
     pairs: list[tuple[int, int]] = []
     used = np.zeros(len(unit), np.bool_)

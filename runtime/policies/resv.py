@@ -146,7 +146,7 @@ class ReSV(Retrieval):
 
     Bit p of a key's hash is 1 if the key's dot product with hyperplane p is positive. A token joins the nearest open cluster
     within a Hamming distance, or starts a new cluster. By WiCSum, each query row takes clusters in descending order of the
-    score softmax(q K_cluster^T / sqrt D), until the sum of score times token count exceeds a fraction of its total.
+    score softmax(q K_cluster^T / sqrt D), until the sum of score times token count exceeds a fraction of the row's total.
 
     Ours: each layer chooses its clusters with its own query. A score is a softmax, because raw dot products may be negative.
     Clusters in the window count towards a row's total but are not fetched, because every call attends to the window. A KV head

@@ -1,7 +1,7 @@
 """Define the base of retrieval policies, which keep a window of rows on the device and older rows as blocks of a store.
 
-The budget |M| is divided among a window of the newest tokens, a working set for fetched blocks, and an index. A retrieval
-policy uses as many bytes as an eviction policy with the same budget.
+The budget |M| is divided among a window of the newest tokens, a working set for fetched blocks, and an index. With the same
+budget, a retrieval policy takes as much memory as an eviction policy.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def as_os_error() -> Iterator[None]:
 class SnapshotKey:
     """The age key that encrypts snapshots. ``text``: ``AGE-SECRET-KEY-1...``; lines that begin with ``#`` are ignored.
 
-    For an invalid key, raises UserError without the key in the message.
+    Raises UserError for an invalid key, without showing the key.
     """
 
     def __init__(self, text: str) -> None:
@@ -277,7 +277,7 @@ class SnapshotDirectory:
         """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
 
         ``take``: a function that restores a snapshot. If it raises SnapshotError, an older snapshot is tried. If no snapshot is
-        usable, those of a different version are renamed with the suffix OTHER. ``begin_again`` also renames those of a
+        usable, those of a different version are renamed with the suffix OTHER. ``begin_again`` also renames snapshots of a
         different session. Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different
         session.
         """

@@ -133,7 +133,7 @@ class SnapshotWriter:
     """A writer of one session's snapshots to a directory that no other process writes to.
 
     ``every``: the seconds between snapshots. A snapshot is skipped if the session has not changed. ``notify``: a function that
-    any thread calls with one line when a snapshot is resumed or refused, or when writing fails or works again; by default the
+    any thread calls with one line when a snapshot is resumed or refused, or when writing fails or works again. By default, the
     line is logged. ``source``: the name of the session's source, without secrets. ``key``: the key that encrypts the snapshots.
     ``begin_again``: whether to start a new session if the snapshots belong to a different one. By default, :meth:`attach`
     raises UserError for snapshots of a different session, or of a source other than ``source`` and :attr:`continues`.

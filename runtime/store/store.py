@@ -50,7 +50,7 @@ class StoreSettings:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters. ``hits``: blocks found in host memory. ``reads``: blocks read from the file. ``bytes_*``: sizes of blocks."""
+    """Counters. ``hits``: blocks found in host memory. ``reads``: blocks read from the file. ``bytes_*``: their bytes."""
 
     hits: int = 0
     bytes_host: int = 0
@@ -497,7 +497,7 @@ class Store:
         """Write the least recently used unwritten block to the file. Raises OSError.
 
         Blocks that the write would overwrite are read first, and written again later. If the file is nearly full, overwritten
-        blocks are lost instead.
+        blocks are lost.
         """
         with self._changed:
             if not self._dirty:
