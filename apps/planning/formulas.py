@@ -92,7 +92,7 @@ class RooflineCall:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A stream's speed at a budget.
+    """The predicted speed of a stream with a given budget.
 
     ``j_per_frame`` is an upper bound: the device's largest power budget times the time of a frame. ``bound_by`` names the
     largest part of a frame's time: vision, compute or memory bandwidth.

@@ -75,7 +75,7 @@ def split_window(text: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A period of wall-clock time in seconds since 1970, including both ends. The default is all time."""
+    """A period of wall-clock time in seconds since 1970, including both ends; by default, all time."""
 
     since: float = -math.inf
     until: float = math.inf

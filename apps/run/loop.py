@@ -63,7 +63,7 @@ class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
     ``stats_every`` is the interval between statistics, in seconds.
-    ``alone`` is true for a process's only run. Such a run closes the session, and ends when stdout loses its reader.
+    ``alone`` is true for a process's only run. The only run closes the session, and ends when stdout loses its reader.
     ``may_watch`` is called before each frame; the run ends when it returns False.
     ``listing`` is the command that lists the demo model's questions.
     """
@@ -95,7 +95,7 @@ class RunLoop:
         self._stopped.set()
 
     def ask_typed(self, text: str) -> None:
-        """Wait for the first frame, then ask a question that a person typed. The watching thread must not call this."""
+        """Wait for the first frame, then ask a question that a person typed. The watching thread must not call this method."""
         self.started.wait()
         self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model cannot hold a conversation
 

@@ -59,7 +59,7 @@ class Shutdown:
             self._waiting = False
 
     def ask(self) -> None:
-        """End the run as a signal would. Any thread may call this method."""
+        """End the run as SIGTERM would. Any thread may call this method."""
         if not self.asked and signal.SIGTERM in self._before:
             self._own = True
             os.kill(os.getpid(), signal.SIGTERM)

@@ -43,7 +43,7 @@ class StageTimer:
         self.captured_s = self._last
 
     def resume(self) -> None:
-        """Continue after a pause, without counting the pause."""
+        """Continue timing after a pause, without counting the pause."""
         now = time.monotonic()
         self.captured_s += now - self._last
         self._last = now
@@ -98,7 +98,7 @@ class SourceOptions:
     ``seed`` is the random seed of the demo world and of the pauses between attempts.
     ``open_timeout_s`` limits an attempt to connect.
     A source is STALLED after ``stall_timeout_s`` seconds without a frame, and reconnects after ``read_timeout_s`` seconds.
-    ``hosts`` limits the hosts that addresses, redirects and playlists may reach. None allows any host.
+    ``hosts`` limits the hosts that addresses, redirects and playlists may reach; None allows any host.
     """
 
     fps: float = 2.0

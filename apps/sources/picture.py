@@ -93,7 +93,7 @@ def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
     """Return (offset of the JPEG's end, True), or (offset to search from next, False) if the JPEG is incomplete.
 
     A negative offset means that a new JPEG begins there. ``at`` is the offset to search from: a segment's or the scan's.
-    Earlier searches covered the first ``seen`` bytes.
+    ``seen`` is the number of bytes already searched.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -19,7 +19,7 @@ MANY = 64
 
 
 class FrameCheck:
-    """Checks the frames of one source, made by the class or function ``made``. Error messages call the source ``what``."""
+    """Checks the frames of one source, made by the class or function ``made``. ``what`` names the source in error messages."""
 
     def __init__(self, what: str, made: Any) -> None:
         self._what, self._where, self._newest = what, f" ({place(made)})", -math.inf

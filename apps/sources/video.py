@@ -242,7 +242,7 @@ class RecordedClock:
         m[n] = max(s[n] + o, m[n-1] + LEAST_S)
 
     A step of more than ``JUMP_S`` forward or ``BACK_S`` back means that the clock was set, timestamps wrapped or recordings
-    were joined. In this case, ``m[n]`` is ``m[n-1] + period_s``, and ``o`` becomes ``m[n] - s[n]``. A picture without a
+    were joined. After such a step, ``m[n]`` is ``m[n-1] + period_s``, and ``o`` becomes ``m[n] - s[n]``. A picture without a
     timestamp is placed ``period_s`` after the previous picture.
     """
 
