@@ -46,7 +46,7 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return a rotation of blocks of ``largest`` columns, or fewer: a power of two that divides ``width``."""
+        """Return a rotation in blocks of ``min(largest, P)`` columns: P is the largest power of two that divides ``width``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
@@ -82,8 +82,7 @@ class Rotation:
 class MeanKeeping:
     """A rotation that keeps each row's mean. Rotating before or after a LayerNorm without gain and bias gives the same rows.
 
-    Rows are rotated by ``rotation`` and reflected in the plane normal to ``mirror [width]``. A row of equal numbers stays the
-    same.
+    Rows are rotated by ``rotation`` and reflected in the plane normal to ``mirror [width]``. Rows of equal numbers are kept.
     """
 
     rotation: Rotation

@@ -10,8 +10,7 @@ keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value
 previous token's value. All operators are standard operators of opset 18. ScatterND writes new rows without a copy if its output
 is bound to the address of its input.
 
-In the shapes below, H is the number of KV heads and g the number of query heads per KV head. S = F p is the number of new rows,
-and T = 1 + m + p the number of keys per frame.
+H is the number of KV heads, g of query heads per KV head, S = F p of new rows, and T = 1 + m + p of keys per frame.
 """
 
 from __future__ import annotations

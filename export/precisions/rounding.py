@@ -45,8 +45,8 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
     """Return scales and zero points for unsigned codes.
 
     With zero points, the codes cover the block's range of numbers, extended to 0 and then shrunk by ``ratio``. Without zero
-    points, the middle code stands for 0, and the number of largest magnitude gets code 0, the farthest from the middle. A scale
-    may be negative.
+    points, the middle code stands for 0, and the largest magnitude gets code 0, the farthest from the middle. A scale may be
+    negative.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:
