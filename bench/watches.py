@@ -96,8 +96,8 @@ def quality(
 ) -> Iterator[Line]:
     """Yield a line for each policy and rule. Streams are added until objects have appeared or left ``events`` times.
 
-    At every frame of a stream, WATCHES watches each ask whether an object is present. The policy ``still`` remembers only the
-    current frame. Raises UserError.
+    At every frame of a stream, each of WATCHES watches asks whether an object is present. The policy ``still`` remembers only
+    the current frame. Raises UserError.
     """
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}

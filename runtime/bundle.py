@@ -161,8 +161,8 @@ class ChangedTowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """The allowed frame sizes. Sides are multiples of ``factor``; ``frames`` frames together have ``fewest`` to ``most``
-    pixels."""
+    """The allowed frame sizes. Sides are multiples of ``factor``; ``frames`` frames have ``fewest`` to ``most`` pixels in
+    all."""
 
     factor: Count
     fewest: int
@@ -364,8 +364,7 @@ class Bundle:
         return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
-        """Return the heads that show which frames an answer came from, calibrated or default. Raises BundleError for an invalid
-        file."""
+        """Return the heads, calibrated or default, that show an answer's frames. Raises BundleError for an invalid file."""
         uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads, self.decoder.windows)
         return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 

@@ -203,8 +203,7 @@ class PatchChanges(Stateful):
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """Yield what the camera may have done to an unchanged scene, as levels, the bounds of unchanged levels, and the
-        gain."""
+        """Yield what the camera may have done to an unchanged scene: the levels, the bounds of unchanged levels, the gain."""
         gain = exposure / self._exposure
         gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
         gained = bool((np.abs(gain - 1) > 1 / 256).any())

@@ -169,8 +169,8 @@ class Engine(Protocol):
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to language-space features ``[G, tokens_per_frame, row_width]``.
 
-        G is F, or the number of groups for towers that merge ``group`` frames. The last frame is repeated to fill its group.
-        Frames have ``VisionSpec.size`` or, if ``VisionSpec.pixels`` is set, any size that it allows.
+        G is the number of groups if the tower merges ``group`` frames, otherwise F. The last frame is repeated to fill its
+        group. Frames have ``VisionSpec.size`` or, if ``VisionSpec.pixels`` is set, any size that it allows.
         """
         ...
 

@@ -149,7 +149,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 
 
 def find_bundle(name: str | Path, engine: str) -> Path:
-    """Return the folder of the bundle called ``name``, after exporting a checkpoint or downloading a hub model if needed.
+    """Return the folder of the bundle called ``name``. If needed, export a checkpoint or download a hub model first.
 
     A plugin of the group ``edgevlm.models`` exports and downloads. Raises UserError as :meth:`Model.load` does.
     """

@@ -146,8 +146,8 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
     """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and the reason. After its first ``; ``,
     the reason has details.
 
-    The policy is the one chosen at the measured budget nearest to ``budget``. The policy is FALLBACK if no budget was measured,
-    no policy is clearly better, or the chosen policy is not installed. Raises BundleError for invalid choices.
+    The policy is the one that calibration chose at the budget nearest to ``budget``. The policy is FALLBACK if no budget was
+    measured, no policy is clearly better, or the chosen policy is not installed. Raises BundleError for invalid choices.
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
     if not choices:
