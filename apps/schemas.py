@@ -357,7 +357,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_of(model: type[BaseModel], kind: dict[str, Any], name: str = "event") -> dict[str, Any]:
-    """Return the JSON Schema of a line. The field ``name`` gives the kind of line and has the schema ``kind``."""
+    """Return the JSON Schema of a line. ``kind`` is the schema of the field ``name``, which identifies the line."""
     schema = model.model_json_schema()
     version = {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."}
     schema["properties"] = {name: kind, "schema": version, **schema["properties"]}

@@ -76,7 +76,7 @@ class TimedDatabase:
             raise UserError(f"{self.path}: cannot be written ({error}); choose another --state") from None
 
     def delete(self, camera: str | None = None, since: float = -math.inf, until: float = math.inf) -> int:
-        """Erase the rows of a period, including both ends. Return the number of rows. Raises UserError."""
+        """Erase the rows of a period, including both ends, and return their number. Raises UserError."""
         of_time = " OR ".join(f"{column} BETWEEN ? AND ?" for column in self.TIMES)
         of_camera = "camera = coalesce(?, camera)" if self.HAS_CAMERA else "? IS NULL"
         values = (*(since, until) * len(self.TIMES), camera)

@@ -193,7 +193,7 @@ def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
 
 
 def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the cache's size in bytes during the longest question, or 0 if the cache cannot grow for it."""
+    """Return the size in bytes of a cache enlarged for the longest question, or 0 if no position is left for it."""
     set_aside, spare = model.text_rows - model.closing, model.most_budget - budget
     longer = min(LONGEST_QUESTION, set_aside + spare) - set_aside
     return arena_bytes(model, budget + longer, kv) if longer > 0 else 0
@@ -261,7 +261,7 @@ class Roofline:
         return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
 
     def vision(self) -> RooflineCall:
-        """Return the cost of encoding one grid with the vision tower.
+        """Return the cost of encoding one grid, the frames that the vision tower encodes together.
 
         The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. The B blocks
         have width W and together P_block parameters; each of N patches attends to A patches. The projector gets R rows.

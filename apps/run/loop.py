@@ -63,7 +63,7 @@ class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
     ``stats_every`` is the interval between statistics, in seconds.
-    ``alone`` is true for a process's only run. The only run closes the session, and ends when stdout loses its reader.
+    ``alone`` is true if the process has no other run. The run then closes the session, and ends when stdout loses its reader.
     ``may_watch`` is called before each frame; the run ends when it returns False.
     ``listing`` is the command that lists the demo model's questions.
     """
