@@ -2,8 +2,8 @@
 
 A call appends F whole frames of p tokens, but never frame 0. A token sees the prefix and frame 0 in slots ``[0, m)`` of its
 layer and KV head. The token also sees its own frame up to itself, and the previous frame's token at the same patch. For the
-call's first frame, ``previous[l]`` lists the cache slots of the previous frame's tokens (-1: absent). For later frames, the
-previous frame is part of the call.
+call's first frame, ``previous[l]`` lists the cache slots of the previous frame's tokens (-1: absent). The previous frame of
+each later frame is in the call.
 
 Attention is dense over m + p keys and one extra key, whose logit is that of the previous token. Queries are ``[logit, q]``,
 keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; its softmax weight multiplies the

@@ -38,7 +38,7 @@ def questions(typed: str | None) -> Iterator[str]:
 def ask_server(
     question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
 ) -> None:
-    """Print the answer as it arrives, then when its evidence was seen if that is some time ago. Raises UserError."""
+    """Print the answer as it arrives. If its evidence is not recent, also print when it was seen. Raises UserError."""
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:

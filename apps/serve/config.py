@@ -62,7 +62,7 @@ class Section(BaseModel):
 
 
 class CameraSettings(Section):
-    """One camera's settings. An omitted setting has the value of edgevlm.toml's top-level key of the same name.
+    """One camera's settings. An omitted setting defaults to edgevlm.toml's top-level key of the same name.
 
     ``source`` is written as for ``edgevlm run --camera``; ``username`` and ``password`` are the source's login. ``env:NAME`` or
     ``file:PATH`` keeps an address or a login out of edgevlm.toml. ``name`` is the displayed name, by default the name of the
@@ -134,9 +134,9 @@ class JournalSettings(KeptSettings):
     """Settings of the journal.
 
     Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. Each journal line answers ``prompt`` in at
-    most ``max_tokens`` tokens. With ``append = "changed"``, a line is written early once as many tokens have changed as
-    ``changed`` frames have. At least a tenth of ``every`` passes between journal lines. Before a question, the model reads up
-    to ``context`` tokens of journal lines that share words with the question.
+    most ``max_tokens`` tokens. With ``append = "changed"``, a line is written early once enough tokens have changed to fill
+    ``changed`` frames. At least a tenth of ``every`` passes between journal lines. Before a question, the model reads up to
+    ``context`` tokens of journal lines that share words with the question.
     """
 
     days: Days = Journal.DAYS

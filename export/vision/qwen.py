@@ -148,7 +148,7 @@ class QwenTower(Tower):
         return g.reorder("vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
-        """Add a block to ``rows + delta``. The block's output is the sum of the two returned tensors."""
+        """Add a block, whose input is ``rows + delta`` and whose output is the sum of the two returned tensors."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
         attended = self.attention(g, name, normed, [] if layer in self.full else self.layout.windows)
