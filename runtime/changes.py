@@ -244,7 +244,7 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
     """Return how far ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest`` per axis.
 
-    Phase correlation of the pictures' centres finds the shift, and a parabola refines it. Large pictures are halved first.
+    Phase correlation of the pictures' centres finds the shift, and a parabola refines it. Large pictures are used at half size.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)

@@ -306,7 +306,7 @@ class JsonLines:
         ``header``: names the file's kind (``journal``) and all settings that its records depend on. ``key``: a function that
         returns a record's key; if it raises LookupError or TypeError, the record is invalid. ``sync``: flush each record to the
         disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, is
-        damaged or has a different header. Without ``resume``, any existing file raises UserError. An error changes no file.
+        damaged or has a different header. Without ``resume``, any existing file raises UserError. No error changes the file.
         """
         self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
         self._file: BinaryIO | None = None

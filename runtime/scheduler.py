@@ -220,7 +220,7 @@ class Scheduler:
     def _returns(self) -> bool:
         """Return whether the session that just ran is next again, although its next task is not queued yet.
 
-        The scheduler waits RETURN_S for its next task. Without the wait, two sessions would alternate, whatever their rates.
+        The scheduler waits RETURN_S for that session. Without the wait, two sessions would alternate, whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False
