@@ -37,7 +37,7 @@ def show_power(
 ) -> Iterator[tuple[bool, str]]:
     """Yield a line every ``interval_s`` seconds and, after ``seconds`` or at ctrl-C, a summary.
 
-    Each line comes with a flag: True for data, False for a note. A line's watts are the mean since the previous line.
+    Each line comes with a flag: True for data, False for a note. A line gives the mean watts since the previous line.
     """
     machine = machine or Machine()
     meter, missing = find_meter(machine)

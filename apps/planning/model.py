@@ -38,8 +38,8 @@ class PlannedModel:
 
     ``matrices`` counts the parameters in the layers' matrices, ``vectors`` those in norms and biases. ``tied`` is true if the
     head shares the embedding's weights. ``limit`` is the largest number of positions in a stream. ``group`` is the number of
-    rounded weights that share a scale, or None. ``floats`` is the number of the matrices' parameters that a rounded checkpoint
-    stores as floats. ``files`` holds the sizes in bytes of a bundle's ``decoder``, ``embedding`` and ``vision`` weights.
+    rounded weights that share a scale, or None. ``floats`` counts the matrix parameters that a rounded checkpoint stores as
+    floats. ``files`` holds the sizes in bytes of a bundle's ``decoder``, ``embedding`` and ``vision`` weights.
     """
 
     name: str

@@ -31,7 +31,7 @@ class ChangeGate:
 def cell_means(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.float32]:
     """Return the mean colours ``[rows, columns, 3]`` of the cells of an image ``[H, W, 3]``.
 
-    At most ``SAMPLES`` x ``SAMPLES`` evenly spaced pixels of a cell are averaged.
+    A cell's mean uses at most ``SAMPLES`` x ``SAMPLES`` evenly spaced pixels.
     """
     across, down = _samples(columns, image.shape[1]), _samples(rows, image.shape[0])
     blocks = image[down.reshape(-1, 1), across.reshape(1, -1)].reshape(*down.shape, *across.shape, 3)

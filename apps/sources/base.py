@@ -88,7 +88,7 @@ class State(str, Enum):
 class SourceOptions:
     """Options for a source. Sources ignore options that do not apply to them. Raises SourceError for invalid values.
 
-    ``fps`` is the number of frames to take per second, measured by their timestamps.
+    ``fps`` is the number of frames to take per second, according to their timestamps.
     ``size`` (width, height), ``pixel_format`` (a FourCC like ``MJPG``) and ``camera_fps`` are requested from a camera.
     ``camera_fps`` is also the assumed frame rate of recordings without timestamps.
     ``realtime`` plays a recording at ``speed`` times its own pace.

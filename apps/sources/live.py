@@ -96,7 +96,7 @@ class ReadAhead(ThreadedSource):
     """Reads another source in a separate thread, starting with the first :meth:`read`.
 
     The next frame is decoded and prepared while the current frame is watched. ``paced`` limits the source to ``speed`` times
-    the pace of its timestamps.
+    its own pace.
     """
 
     def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:

@@ -168,7 +168,7 @@ class Unchanged(SourceError):
 
 
 class BoundHandler(http.AbstractHTTPHandler):
-    """Opens HTTP addresses, including redirects, but only on allowed hosts."""
+    """Opens HTTP addresses and follows redirects, but only on allowed hosts."""
 
     http_request = https_request = http.AbstractHTTPHandler.do_request_
 

@@ -69,7 +69,7 @@ def is_command(line: str) -> bool:
 
 @contextmanager
 def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None]:
-    """While the block runs, execute the lines on ``descriptor`` in a separate thread.
+    """Read and execute lines from ``descriptor`` in a separate thread while the block runs.
 
     Questions about a live source are asked at once; questions about other sources are asked at the end.
     """
