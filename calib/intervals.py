@@ -30,7 +30,7 @@ class Estimate:
 
 
 def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
-    """Return the fraction of questions answered right, with Wilson's interval. Each stream is a cluster.
+    """Return the fraction of questions answered right, with Wilson's interval. Each stream is one cluster.
 
     To allow for the clusters, the interval is computed for fewer questions than were asked (see :func:`ratio_variance`). If all
     answers are right or all are wrong, the interval is computed for one question per stream.
@@ -47,7 +47,7 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
 
 
 def mean(clusters: Sequence[Values]) -> Estimate:
-    """Return the mean of all values, with an interval of +- 1.96 standard errors of the ratio estimator."""
+    """Return the mean of all values, with an interval of +- 1.96 standard errors."""
     sums, sizes = _totals(clusters)
     value = float(sums.sum() / sizes.sum())
     half = Z * float(np.sqrt(ratio_variance(sums, sizes)))

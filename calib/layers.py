@@ -42,7 +42,7 @@ def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, pr
 
 
 def summarise(traces: Sequence[ClipTrace], clips: tuple[str, ...], questions: tuple[str, ...]) -> Calibration:
-    """Combine one model's traces of several clips into a calibration."""
+    """Combine a model's traces of several clips into a calibration."""
     layers = range(len(traces[0].norms))
     cv = [_mean(variation(seen.norms[layer]) for seen in traces) for layer in layers]
     age_fractions = [[ages(seen.attention[layer], seen.frames) for seen in traces] for layer in layers]
@@ -146,8 +146,8 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
 def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
     """Return tau1 < tau2 < tau3, which split the layers into quarters by their CV.
 
-    The quarter of the layers that varies least gets window 7, the next quarters 5, 3 and 1. Each tau is half way between two
-    CVs. With fewer than 4 layers, or with equal CVs, some windows are not used.
+    The quarter of the layers that varies least gets a window of 7, the next quarters 5, 3 and 1. Each tau is half way between
+    two CVs. With fewer than 4 layers, or with equal CVs, some windows are not used.
     """
     ordered = np.sort(np.asarray(cv, np.float64))
     borders: list[float] = []

@@ -1,4 +1,4 @@
-"""Watch a clip under full KV and record every layer's value norms, attention to vision tokens and attention mass."""
+"""Watch a clip under full KV and record value norms and attention in every layer."""
 
 from __future__ import annotations
 

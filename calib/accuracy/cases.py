@@ -75,7 +75,8 @@ class Case:
 
 
 def seed_words(text: str) -> Words:
-    """Return the integers that start all seeds of ``--seed text``. Raises UserError unless ``text`` is ``test`` or a number."""
+    """Return the first integers of every seed under ``--seed text``. Raises UserError unless ``text`` is ``test`` or a
+    number."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():
@@ -171,7 +172,7 @@ class EvidenceScore:
 
     ``hit1``: whether the first reported frame shows the answer. ``hit3``: whether any reported frame shows it. ``overlap``:
     intersection over union of the first reported box and the patches that show the answer. ``held``: whether any layer holds a
-    token that shows the answer. ``said_held``: what the answer reported for ``held``, or None.
+    token that shows the answer. ``said_held``: what the answer reported as ``held``, or None.
     """
 
     hit1: bool

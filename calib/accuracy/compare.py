@@ -85,13 +85,13 @@ def compare(
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """Replace ``oracle`` with every oracle, or with a single oracle on text-facts, where the oracles hardly differ."""
+    """Replace ``oracle`` with the names of all oracles. On text-facts, where they hardly differ, one is enough."""
     oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 
 
 def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
-    """Return one list per stream: whether each result that ``pick`` selects is right."""
+    """Return whether each result that ``pick`` selects is right, one list per stream."""
     return [[result["right"] for result in record["results"] if pick(result)] for record in records]
 
 

@@ -1,4 +1,4 @@
-"""Measure the bytes that a cache and its policy take, and find the budget at which they take no more than a sliding window."""
+"""Measure how many bytes a cache and its policy take, and find the budget at which they take no more than a sliding window."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from edgevlm.runtime.stream import Stream
 
 
 class PeakBytes:
-    """The most bytes that the cache and the policy's ``state_fields`` took together in any call of :meth:`measure`."""
+    """The most bytes that the cache and the policy's state took together, over all calls of :meth:`measure`."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
-        """Measure the bytes that cache and policy take now, plus the ``present`` bytes of frames held outside the cache."""
+        """Measure the bytes of the cache and the policy now, plus ``present`` bytes of frames kept outside the cache."""
         self.bytes = max(self.bytes, cache.nbytes + bytes_of(policy) + present)
 
 
@@ -64,7 +64,7 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
 
 
 class WrappedEngine:
-    """An engine that forwards every call to the engine that it wraps; a subclass can override single methods."""
+    """An engine that forwards every call to another engine; a subclass can override single methods."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -26,7 +26,7 @@ ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("sp
 
 @dataclass
 class Oracle(Policy):
-    """Keep the ``recent`` newest frames and the tokens with the highest priority, the same tokens in all layers and heads.
+    """Keep the ``recent`` newest frames and the tokens with the highest priority, the same in all layers and heads.
 
     ``priority``: float32 ``[tokens of the stream]``, fixed for the whole stream.
     """
@@ -54,7 +54,7 @@ def make_oracle(name: str, case: Case) -> Oracle:
 
 
 def ranking(case: Case, order: Order) -> NDArray[np.float32]:
-    """Return a distinct priority for each token of the stream.
+    """Return a priority for each token of the stream, no two the same.
 
     Tokens that show an answer come first, then those of other objects, then the background, newest first. Objects take turns,
     one token at a time, starting with the object that has the most questions.
@@ -69,7 +69,7 @@ def ranking(case: Case, order: Order) -> NDArray[np.float32]:
 
 
 def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
-    """Return each group's first token, then each group's second, and so on. ``groups``: lists of ascending tokens."""
+    """Return each group's first token, then each group's second, and so on. ``groups``: lists of tokens, oldest first."""
     rounds = zip_longest(*(tokens[::-1] if order == "newest" else _spread(tokens) for tokens in groups))
     return [token for turn in rounds for token in turn if token is not None]
 

@@ -71,7 +71,7 @@ class DivergenceMeter:
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
         """Return the largest budget at which a policy takes no more bytes than a sliding window of ``tokens`` tokens.
 
-        Raises UserError if a sliding window's bytes are too few for the policy to hold one frame.
+        Raises UserError if these bytes are too few for one frame under the policy.
         """
         allowed, measured = self._peak_bytes(PLAIN.policy, 0, tokens), partial(self._peak_bytes, policy, frames)
         return equal_byte_budget(tokens, allowed, bytes_per_token(self.model.bundle), self.per_frame, measured)
@@ -95,8 +95,8 @@ class DivergenceMeter:
     ) -> Record:
         """Measure a policy with a budget of ``tokens``, at each moment when more than ``budget`` tokens have been watched.
 
-        ``kl``: KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``: whether policy and full
-        KV have the same most probable token, in lists like those of ``kl``. ``appended``: the fraction of tokens appended.
+        ``kl``: KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``: whether the policy and
+        full KV agree on the most probable token, in the same lists. ``appended``: the fraction of tokens appended.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -165,7 +165,7 @@ class DivergenceMeter:
             return stream.score_text(rows, range(len(rows) - len(asked.answer), len(rows))).copy()
 
     def _embeds(self, ids: list[int]) -> Float32:
-        """Return the rows that end the video, followed by the embeddings of ``ids``."""
+        """Return the embeddings of ``ids``, after the rows that close the video."""
         return np.concatenate([self.model.closing, self.model.engine.embed(np.asarray(ids, np.int64))])
 
 

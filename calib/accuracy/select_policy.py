@@ -139,7 +139,7 @@ def usual_budget(model: Model) -> int:
 def budgets_of(request: ComparisonRequest, model: Model, clip_tokens: int) -> list[int]:
     """Return the budgets in tokens, smallest first.
 
-    Raises UserError if a requested budget holds a whole clip, or if no default budget suits the clip's length.
+    Raises UserError if a requested budget holds a whole clip, or if the clip is too short for the default budgets.
     """
     wanted = request.budgets or [Budget("", count=usual_budget(model)), *parse_budgets(LOW)]
     tokens = sorted({budget.tokens(clip_tokens) for budget in wanted})

@@ -181,7 +181,7 @@ def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[st
 
 
 def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
-    """Draw SENTENCES sentences that name no visitor, as token ids."""
+    """Draw SENTENCES sentences without names, as token ids."""
     parts = [[" ".join(part.split()) for part in of.split("|")] for of in (WHO, DID, WHAT, WHERE)]
     drawn = ([of[rng.integers(len(of))] for of in parts] for _ in range(SENTENCES))
     return [encode(f" {' '.join(filter(None, words))}.") for words in drawn]

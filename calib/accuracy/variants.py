@@ -146,7 +146,7 @@ def reason_of(error: UserError) -> str:
 
 
 def parse_variants(texts: list[str]) -> list[Variant]:
-    """Parse ``--policy`` values: ``all``, ``auto``, ``oracle`` or policies, separated by commas; drop ``full``.
+    """Parse ``--policy`` values (``all``, ``auto``, ``oracle`` or policies, separated by commas) and leave out ``full``.
 
     A ``setting=value`` after a comma belongs to the policy before it. Raises UserError for an unknown policy or setting, and
     for a policy that holds whole streams.

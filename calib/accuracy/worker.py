@@ -1,4 +1,4 @@
-"""Run policies on cases: a worker loads a model and shows it the streams; several workers may run in parallel."""
+"""Run policies on cases. A worker loads a model and shows it the streams; several workers can run in parallel."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Worker:
     def ceiling(self) -> VariantRun:
         """Return the run that shows which kinds of question can be answered at all: full KV, or an oracle on long streams.
 
-        Raises UserError if full KV is needed and the model has too few positions for a whole stream.
+        Raises UserError if the model has too few positions for full KV.
         """
         if self._long:
             return CEILING
@@ -211,7 +211,7 @@ def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]])
 
 
 def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which of a stream's tokens each layer and head holds, bool ``[layers, kv_heads, tokens]``."""
+    """Return which tokens of a stream each layer and head holds, bool ``[layers, kv_heads, tokens]``."""
     held = np.zeros((cache.layers, cache.kv_heads, tokens), np.bool_)
     rows, columns = grid
     for layer in range(cache.layers):

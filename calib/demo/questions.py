@@ -101,7 +101,7 @@ def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator
 
 
 def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    """Yield a pair of colour and shape that was never shown. Half of the time, both were shown on different objects."""
+    """Yield a pair of colour and shape that was never shown. Half of the time, the colour and the shape were each shown."""
     things = history.things
     if things and rng.random() < 0.5:
         pairs = {(a.color, b.shape) for a in things for b in things} - history.shown

@@ -2,7 +2,7 @@
 
 A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells. A cell is one patch of the vision tower and holds at most one
 object. Objects are 11-pixel sprites that drift inside their cell. In each frame, at most one object enters, leaves or hops to a
-free cell of its quadrant. At most three objects are shown at once. The background is still or, in a hard world, glides by a
+free cell of its quadrant. At most three objects are shown at once. The background is still. In a hard world it glides by a
 pixel per frame and is sometimes replaced.
 """
 
@@ -184,7 +184,7 @@ class World:
         return np.flatnonzero(~self.occupied).tolist()
 
     def _hop(self, thing: Thing) -> None:
-        """Move an object to a free cell of its quadrant, if there is one."""
+        """Move an object to another free cell of its quadrant, if there is one."""
         row, column = thing.cell // GRID // 2 * 2, thing.cell % GRID // 2 * 2
         cells = [(row + down) * GRID + column + right for down in (0, 1) for right in (0, 1)]
         free = [cell for cell in cells if not self.occupied[cell]]
@@ -242,7 +242,7 @@ AT_MOST = 5  # the largest number of visitors; three shapes remain for all other
 
 @dataclass(slots=True)
 class Visit:
-    """A visitor: an object that is shown only in frames ``[enters, leaves)``."""
+    """A visitor, an object shown only in frames ``[enters, leaves)``."""
 
     enters: int
     leaves: int
