@@ -1,4 +1,4 @@
-"""A cluster node, which opens and closes its service's cameras as the head orders, while its lease lasts."""
+"""Run a server as a node of a cluster: it opens and closes cameras as the cluster's head orders."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ Call = Callable[..., Any]
 class NodeAgent(Hooks):
     """Applies the head's orders to a service, in separate threads, from :meth:`start` to :meth:`close`.
 
-    The node's lease lists the cameras that the node may watch, each with an epoch number. A node that was frozen or cut off
-    does not watch cameras that may have moved to another node. Each epoch of a camera has a separate folder under ``shared``,
-    copied from the previous epoch's folder. A late write to an older epoch's folder has no effect.
+    With each answer, the head allows the node to watch certain cameras for some seconds. A node that was frozen or cut off
+    stops watching, because its cameras may have moved to another node. Each time a camera moves, its new node copies the
+    camera's folder in the shared storage. A late write to the old folder has no effect.
 
-    ``call`` calls a method of the head, and raises HeadAway or the head's UserError.
+    ``call``: calls a method of the head. It raises HeadAway or the head's UserError.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class NodeAgent(Hooks):
         service.hooks = self
 
     def start(self) -> None:
-        """Start. The service must be open and must not have cameras yet."""
+        """Start the threads. The service must be open and must not have cameras yet."""
         if self._local.is_symlink():
             self._local.unlink()
         shutil.rmtree(self._local, ignore_errors=True)  # delete an earlier process's thumbnails
@@ -154,7 +154,6 @@ class NodeAgent(Hooks):
         }  # fmt: skip
 
     def heard(self) -> dict[str, float]:
-        """Return the seconds since each node's last request to the head, or nothing if the head does not answer."""
         with suppress(HeadAway, UserError):
             return {} if self._told else dict(self.call("heard"))
         return {}
@@ -180,7 +179,6 @@ class NodeAgent(Hooks):
         self._told = line
 
     def _learn(self, model: str) -> None:
-        """Plan a model. A hub model is planned in a new thread, because a download may take longer than a lease."""
         if hub_id(model) is None:
             self.needs[model] = self.plan(model)
         elif model not in self._fetching:
@@ -188,7 +186,6 @@ class NodeAgent(Hooks):
             threading.Thread(target=self._fetch, args=(model,), daemon=True).start()
 
     def _fetch(self, model: str) -> None:
-        """Download a hub model, and retry until that succeeds. Until then, this node cannot run the model."""
         told = ""
         while not self._done.is_set():
             try:
@@ -204,7 +201,7 @@ class NodeAgent(Hooks):
                 return
 
     def plan(self, model: str) -> Planned:
-        """Return what ``edgevlm plan`` predicts for a local model. If the model cannot run, print why and return NOTHING."""
+        """Predict a local model's memory and speed. If the model cannot run, print why and return NOTHING."""
         config = self._service.config
         budget = None if config.budget is None else parse_budget(str(config.budget))
         try:
@@ -225,7 +222,7 @@ class NodeAgent(Hooks):
                 self._notify(f"cluster: unexpected {type(error).__name__}: {mask_credentials(str(error))}")
 
     def work(self) -> None:
-        """Close cameras that this node may no longer watch, open those it must watch, and apply the cluster's watches."""
+        """Close cameras that this node may no longer watch, and open those that it must watch. Also update the watches."""
         with self._working, self._service.watches.held():
             view = self.view
             held = self._lease.held(self._clock())  # read the lease after the view: the lease must not be older
@@ -273,7 +270,6 @@ class NodeAgent(Hooks):
             self.moves[name] = {"from_time": self._service.stream(name).resumed_at, "lost_s": None}
 
     def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
-        """Copy the newest folder since epoch ``begins`` to a new epoch's folder. Return the older epochs. Raises OSError."""
         shutil.rmtree(self._local / name, ignore_errors=True)
         known = self._shared.epochs(name)
         before = [each for each in known if each < epoch]
@@ -285,7 +281,6 @@ class NodeAgent(Hooks):
         return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
 
     def _tell_again(self, name: str) -> None:
-        """Record the events of the camera's previous node under the same ids, and send those not yet sent."""
         for event, unsent in self._events[name].events:
             watch = self._service.watches.watches.get(event.watch)
             sinks = (watch.sinks or None) if unsent and watch is not None and watch.on in (event.state, "both") else ()
@@ -349,7 +344,7 @@ class NodeAgent(Hooks):
         return self.view["cameras"].keys()
 
     def may_watch(self, name: str) -> bool:
-        """Return whether the lease is valid and lists the camera, in the epoch in which it was opened here."""
+        """Return whether this node is currently allowed to watch the camera."""
         epoch = self._lease.held(self._clock()).get(name)
         return epoch is not None and self.epochs.get(name) == epoch
 
@@ -369,11 +364,10 @@ class NodeAgent(Hooks):
         return where if isinstance(where, str) else None
 
     def _where(self, name: str) -> str | Path | None:
-        """Return where this node stores the snapshots of a camera that is open here."""
         return None if name not in self.epochs else self._shared.where(name, self.epochs[name])
 
     def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Make the cluster watch the cameras in this node's configuration. Return a line for each change."""
+        """Update the cluster after this node's configuration changed its cameras. Return a line for each change."""
         old, new, cameras = self._asked_for(before), self._asked_for(config), self.view["cameras"]
 
         def replace(name: str) -> str:
@@ -398,7 +392,6 @@ class NodeAgent(Hooks):
     def _replaced(
         self, kind: str, old: Fields, new: Fields, known: Collection[str], replace: Callable[[str], str]
     ) -> list[str]:
-        """Replace changed cameras or watches, and retry those that failed before. Return a line for each change."""
         done = []
         for name in {**old, **new}:
             if old.get(name) != new.get(name) or (name in new and name not in known):
@@ -454,7 +447,7 @@ class NodeAgent(Hooks):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Make all nodes forget what one or all cameras saw in a period. Return the number of the forget note.
+        """Make all nodes forget what one or all cameras saw in a period. Return the number of this request to forget.
 
         Absent nodes forget the period when they return. Raises HeadAway, and UserError for a camera that never existed.
         """
@@ -465,7 +458,7 @@ class NodeAgent(Hooks):
         return number
 
     def follow_notes(self, number: int) -> Fields:
-        """Carry out the head's forget notes. Return what note ``number`` deleted on this node, and what failed.
+        """Carry out all requests to forget. Return what request ``number`` deleted on this node, and what failed.
 
         Raises UserError and HeadAway.
         """
@@ -476,7 +469,7 @@ class NodeAgent(Hooks):
             return self.notes.answer(number)
 
     def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
-        """Carry out a forget note in the shared folders of cameras that no node has open.
+        """Carry out a request to forget in the shared folders of cameras that no node has open.
 
         Returns what was deleted, the failures, and the names of absent nodes and closed cameras that must still delete their
         data. Raises UserError and HeadAway.

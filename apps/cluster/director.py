@@ -1,4 +1,4 @@
-"""The state of a cluster's head: which node watches which camera."""
+"""Decide which node of a cluster watches which camera."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Fields = dict[str, Any]
 
 @dataclass(slots=True)
 class ClusterState:
-    """The head's saved state.
+    """The state that a cluster's head saves in a file.
 
-    ``notes`` holds each forget note until all nodes and cameras have carried it out. ``removed`` holds the epochs of removed
-    cameras, so that a new camera of the same name gets a later epoch. ``instances`` holds the id of each node's process.
-    ``nodes_forgot`` and ``cameras_forgot`` hold the number of the last forget note that each node and camera has carried out.
+    ``notes``: requests to forget, until all nodes and cameras have carried them out. ``removed``: the last epochs of removed
+    cameras, so that a new camera of the same name gets a later epoch. ``instances``: the id of each node's process.
+    ``nodes_forgot`` and ``cameras_forgot``: the number of the last request to forget that each node and camera has carried out.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -42,12 +42,12 @@ class ClusterState:
 class Director:
     """Places cameras on nodes. Uses no clock, network or disk, so tests can simulate a cluster exactly.
 
-    Every few seconds each node asks for its cameras and their epochs, and may watch them for LEASE_S seconds.
+    Every few seconds each node asks which cameras it must watch, and may then watch them for LEASE_S seconds.
 
-    A moving camera is given to its new node once the old node has closed the camera. A node that sends no request for
-    LEASE_S + GRACE_S seconds is lost, and its cameras move to other nodes. ``save`` stores the state after each change, before
-    any node sees the change. While ``save`` raises OSError, nodes keep the last saved state and no camera moves. Public methods
-    take and return JSON values.
+    A camera moves to its new node after the old node has closed the camera. A node that sends no request for LEASE_S + GRACE_S
+    seconds is lost, and its cameras move to other nodes. ``save`` stores the state after each change, before any node sees the
+    change. While ``save`` raises OSError, nodes keep the last saved state and no camera moves. Public methods take and return
+    JSON values.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class Director:
         """Return the cameras that a node must watch until LEASE_S seconds after its request.
 
         ``open``: the cameras that the node has open. ``needs``: the fields of a :class:`Need` for each model. ``forgot``: the
-        number of the last forget note carried out in the node's files. ``cameras_forgot``: such a number for each camera's
-        memory. ``mark`` identifies the node's view; if that is the newest, the reply's ``view`` is None. Raises UserError if
-        the node must join again.
+        number of the last request to forget that the node has carried out in its files. ``cameras_forgot``: such a number for
+        each camera's memory. ``mark``: the version of the state that the node has. If it is the newest, the reply's ``view`` is
+        None. Raises UserError if the node must join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"node {name} is no longer in the cluster; joining again")
@@ -204,7 +204,7 @@ class Director:
             self.keep()
 
     def gone(self, name: str, instance: str, *, now: float) -> None:
-        """Drop a node that has closed all its cameras, without waiting for its lease to end."""
+        """Remove a node that has closed all its cameras."""
         if self._is_member(name, instance):
             del self.state.instances[name]
             self.state.nodes[name].seen = -math.inf
@@ -253,10 +253,10 @@ class Director:
         self.keep()
 
     def change(self, name: str, fields: Fields, begins: int | None = None, *, now: float) -> None:
-        """Change ``paused`` or ``switched`` of a camera on any node.
+        """Pause or resume a camera on any node, or change its settings.
 
-        Raises UserError. New ``switched`` settings reopen the camera on its node. The memory is then empty, or the newest
-        memory since epoch ``begins``.
+        ``fields``: new values of :class:`Camera`'s ``paused`` or ``switched``. New settings reopen the camera with an empty
+        memory. ``begins``: if it is set, the camera keeps the newest memory since this epoch. Raises UserError.
         """
         camera = self._camera(name)
         vars(camera).update(fields)
@@ -281,7 +281,7 @@ class Director:
             self.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool, *, now: float) -> int:
-        """Save a forget note, which makes all nodes forget what one or all cameras saw. Return the note's number.
+        """Ask all nodes to forget what one or all cameras saw in a period. Return the number of this request.
 
         If ``everything`` is true, the cameras start with an empty memory. Raises UserError for a camera that never existed.
         """
@@ -298,7 +298,6 @@ class Director:
         return state.number
 
     def _end_notes(self) -> None:
-        """Drop the forget notes that all nodes and cameras have carried out."""
         nodes, cameras = self.state.nodes_forgot, self.state.cameras_forgot
         self.state.notes = [
             note for note in self.state.notes
@@ -308,7 +307,7 @@ class Director:
         self.keep()
 
     def keep(self) -> None:
-        """Save changes. If ``save`` fails, its error is raised, and the next :meth:`tick` tries again."""
+        """Save the state if it has changed. Raises the error of ``save``; the next :meth:`tick` then tries again."""
         self._is_changed, self._save_at = True, -math.inf
         self._save(self.state)
         self._is_changed, self._saves = False, self._saves + 1
@@ -334,7 +333,6 @@ class Director:
         return [node for node in self.state.nodes.values() if not node.leaving]
 
     def _spread(self) -> None:
-        """Place waiting cameras, and move cameras away from full nodes."""
         self._place()
         self._move(rebalance(self.state.cameras.values(), self._open_nodes(), self.placed()))
         self.keep()
@@ -363,7 +361,6 @@ class Director:
         self._is_changed = True
 
     def _renew(self, name: str, begins: int | None = None) -> None:
-        """Start a new epoch of a camera. The memory is then empty, or the newest memory since epoch ``begins``."""
         if name in self.state.removed:
             epoch = self.state.removed[name][0] + 1
             self.state.removed[name] = epoch, epoch
@@ -378,16 +375,19 @@ def minor(version: str) -> str:
 
 
 class Lease:
-    """How long a node may watch its cameras without an answer from the head, by the node's monotonic clock."""
+    """Tracks how long a node may watch its cameras without an answer from the head. Uses the node's monotonic clock."""
 
     def __init__(self) -> None:
         self._until = -math.inf
         self.orders: dict[str, int] = {}
 
     def renew(self, asked: float, orders: dict[str, int]) -> None:
-        """Renew the lease with the head's ``orders``, the answer to a request sent at ``asked``."""
+        """Allow the node to watch these cameras for LEASE_S more seconds.
+
+        ``asked``: when the node sent its request, in seconds. ``orders``: the head's answer, an epoch for each camera.
+        """
         self._until, self.orders = asked + LEASE_S, orders
 
     def held(self, now: float) -> dict[str, int]:
-        """Return the cameras that may be watched now, with their epochs, or none if the lease has ended."""
+        """Return the cameras that the node may watch now, with their epochs."""
         return self.orders if now <= self._until else {}

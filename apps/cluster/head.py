@@ -1,4 +1,4 @@
-"""The head of a cluster: a :class:`Director` with a clock and a state file."""
+"""Run the head of a cluster, which answers the nodes and saves its state in a file."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class HeadAway(Exception):
 
 
 def boot_time() -> float:
-    """Return the seconds of a monotonic clock that also runs while the machine sleeps."""
+    """Return the time since the machine started, in seconds. Includes time in which the machine slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Head:
     """Answers the nodes, one call at a time.
 
-    The head's state is in a file under ``where``. If two heads share ``where``, only the newer one answers. The older head
-    raises UserError. Raises UserError if the state file cannot be read or written.
+    The head's state is in a file in the folder ``where``. If two heads share this folder, only the newer one answers. The older
+    head raises UserError. Raises UserError if the state file cannot be read or written.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
@@ -62,7 +62,6 @@ class Head:
         return getattr(self.director, method)(*arguments, now=now)
 
     def _look_who_is_newest(self) -> None:
-        """Set ``_is_replaced`` if a newer head was started; ignore errors."""
         with suppress(OSError):
             self._is_replaced = self._is_replaced or self._shared.read(NEWEST) != self._id.encode()
 
@@ -71,7 +70,6 @@ class Head:
             raise UserError(f"another head was started on {self._where} and took over; stop this head and join the other")
 
     def _save(self, state: ClusterState) -> None:
-        """Write the state file atomically. Raises OSError, and UserError if a newer head was started."""
         self._look_who_is_newest()
         self._refuse_if_replaced()
         self._shared.write(FILE, STATE.dump_json(state))
@@ -79,7 +77,6 @@ class Head:
         self._refuse_if_replaced()
 
     def _read(self) -> ClusterState:
-        """Read the state file, or return an empty state if there is none. Raises UserError."""
         try:
             state = STATE.validate_python(_upgraded(json.loads(self._shared.read(FILE))))
             for name, node in state.nodes.items():

@@ -1,4 +1,4 @@
-"""A server that is a cluster node: ``edgevlm serve --cluster``."""
+"""Make a server a node of a cluster, for ``edgevlm serve --cluster``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NAME = re.compile(r"[^a-z0-9_-]+")
 
 
 class ClusterMember:
-    """The parts that make a service a cluster node: Ray, an agent and routes."""
+    """Connects a service to a cluster."""
 
     def __init__(self, service: Service, link: RayLink, agent: NodeAgent) -> None:
         self._service, self._link, self._agent = service, link, agent
 
     def open(self) -> None:
-        """Join. Raises UserError if no cluster answers."""
+        """Join the cluster. Raises UserError if no cluster answers."""
         self._link.wait()
         if self._service.config.sinks:
             _ = self._service.delivery
@@ -46,7 +46,7 @@ class ClusterMember:
 
 
 def join(service: Service, port: int, notify: Notify) -> ClusterMember:
-    """Return the member that makes a service a cluster node. Raises UserError for settings that do not work in a cluster."""
+    """Prepare a service to join a cluster. Raises UserError for settings that do not work in a cluster."""
     config, wanted = service.config, service.config.cluster
     if service.key is None:
         raise UserError("--cluster accepts connections from other machines; give all nodes the same key with --key-file")

@@ -1,4 +1,4 @@
-"""Carry out the head's forget notes in a node's files, memories and folders."""
+"""Carry out requests to forget in a node's files, memories and folders."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ Note = Mapping[str, Any]
 
 @dataclass(slots=True)
 class NoteFollower:
-    """Carries out the forget notes in ``view()``, the head's last answer.
+    """Carries out requests to forget on a node.
 
-    The agent calls methods while it holds its camera lock. Other threads read the fields without the lock. ``counts`` holds the
-    number of deletions, by note and camera. ``refused`` holds the reason why a memory could not forget a note's period.
-    ``kept`` is the number of the last note carried out in files, and ``cameras`` the number for each camera's memory.
+    The agent calls methods while it holds its camera lock. Other threads read the fields without the lock. ``view`` returns the
+    head's last answer. ``counts``: the number of deletions, by request and camera. ``refused``: why a memory could not forget a
+    request's period. ``kept``: the number of the last request carried out in files. ``cameras``: such a number for each
+    camera's memory.
     """
 
     node: str
@@ -46,7 +47,7 @@ class NoteFollower:
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and view of each camera that was closed
 
     def follow(self) -> None:
-        """Carry out forget notes in this node's files, in open cameras, and in recently closed cameras."""
+        """Carry out requests to forget in this node's files, in open cameras, and in recently closed cameras."""
         view = self.view()
         try:
             for note in view["notes"]:
@@ -64,11 +65,11 @@ class NoteFollower:
             self._closed = [each for each in self._closed if each[2] is view]
 
     def note_closed(self, name: str, epoch: int) -> None:
-        """Remember a closed camera, so that a forget note that arrives late is still carried out for the camera."""
+        """Remember a closed camera, so that it still forgets what a late request names."""
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Carry out forget notes, by default all waiting ones, for a closed camera. Raises UserError and OSError."""
+        """Carry out requests to forget, by default all waiting ones, for a closed camera. Raises UserError and OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))
@@ -77,7 +78,7 @@ class NoteFollower:
             self.cameras[name] = note["number"]
 
     def follow_shared(self, number: int) -> None:
-        """Carry out one forget note in the folders of cameras that no node has open. Raises UserError."""
+        """Carry out one request to forget in the folders of cameras that no node has open. Raises UserError."""
         view = self.view()
         for note in [note for note in view["notes"] if note["number"] == number]:
             for name in {*view["cameras"], *view["removed"]}:
@@ -90,11 +91,10 @@ class NoteFollower:
                     raise UserError(f"{name}: snapshots cannot be read ({error})") from None
 
     def answer(self, number: int) -> dict[str, Any]:
-        """Return a forget note's number of deletions on this node, by camera, and the reason for any refusal."""
         return {"streams": self.counts.get(number, {}), "refused": self.refused.get(number)}
 
     def waits_for(self, number: int) -> list[str]:
-        """Return the names of absent nodes and closed cameras that have not carried out a forget note yet."""
+        """Return the names of absent nodes and closed cameras that have not carried out the request yet."""
         view = self.view()
         notes = [note for note in view["notes"] if note["number"] == number]
         nodes = [name for name, done in view["nodes_forgot"].items() if notes and done < number]
@@ -111,7 +111,6 @@ class NoteFollower:
         self.kept = note["number"]
 
     def _forget_memory(self, name: str, note: Note, forget: Callable[[Span], Forgotten]) -> None:
-        """Delete rows and thumbnails of a period. If the policy can only forget everything, record its refusal."""
         if not note["all"]:
             try:
                 self._count(note, {name: forget(span_of(note))})
@@ -125,7 +124,6 @@ class NoteFollower:
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
 
     def _delete_emptied(self, name: str) -> None:
-        """Delete a camera's folders from before its memory was last emptied."""
         view = self.view()
         begins = view["cameras"].get(name, {}).get("begins", view["removed"].get(name, 0))
         with suppress(OSError):

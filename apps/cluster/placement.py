@@ -1,4 +1,4 @@
-"""Assign cameras to nodes, as a pure function of what ``edgevlm plan`` predicts."""
+"""Assign cameras to nodes by the memory and speed that ``edgevlm plan`` predicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model's predicted memory and speed on a node. The model's cameras share ``fps``, which is 0 if the model cannot run."""
+    """A model's predicted memory and speed on a node. ``fps``: for all cameras of the model; 0 if the model cannot run."""
 
     weights_bytes: int = 0  # a node's cameras share the weights of a model
     camera_bytes: int = 0
@@ -24,7 +24,7 @@ class Need:
 
 @dataclass
 class Node:
-    """A machine of the cluster. ``seen`` is the time of the node's last request. A ``leaving`` node gets no new cameras."""
+    """A machine of the cluster. ``seen``: the time of its last request. ``leaving``: whether it gets no new cameras."""
 
     name: str
     memory_bytes: int
@@ -38,10 +38,10 @@ class Node:
 class Camera:
     """A camera in the cluster, and the node that watches it.
 
-    A camera that is plugged into a node can run only there: ``only`` is that node's name. A moving camera goes to the node
-    ``moves_to`` once ``node`` has written a last snapshot. ``epoch`` counts the camera's placements, so that late writes from
-    earlier placements can be ignored. The memory was last emptied at epoch ``begins``, and older epochs are not read.
-    ``problem`` is the reason why no node watches the camera. ``switched`` holds settings changed since the camera was added.
+    ``only``: the node that the camera is plugged into, if any; no other node can watch it. ``moves_to``: the node that the
+    camera moves to once ``node`` has written a last snapshot. ``epoch``: how many times the camera was placed, so that late
+    writes from earlier nodes can be ignored. ``begins``: the epoch in which the memory was last emptied; older epochs are not
+    read. ``problem``: the reason why no node watches the camera. ``switched``: settings changed since the camera was added.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Camera:
 
 @dataclass(slots=True)
 class Load:
-    """The memory and the fraction of a node's time that its cameras take."""
+    """The memory and the fraction of a node's time that its cameras use."""
 
     node: Node
     taken: int = 0
@@ -73,11 +73,11 @@ class Load:
         return self.node.needs.get(camera.model, Need())
 
     def runs(self, camera: Camera) -> bool:
-        """Return whether an empty node could watch the camera."""
+        """Return whether the node could watch the camera if it had no others."""
         return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:
-        """Return the bytes that one more camera takes, with the model's weights if it is the first camera of the model."""
+        """Return the bytes that one more camera needs, with the model's weights if it is the first camera of the model."""
         need = self.need(camera)
         return need.camera_bytes + (0 if self.cameras[camera.model] else need.weights_bytes)
 
@@ -96,7 +96,7 @@ class Load:
         return max(self.taken / self.node.memory_bytes, self.time)
 
     def with_one_more(self, camera: Camera) -> float:
-        """Return :meth:`fullness` as it would be with one more camera; infinity if the camera does not fit."""
+        """Return :meth:`fullness` after adding a camera, or infinity if the camera does not fit."""
         if not self.runs(camera):
             return math.inf
         taken, time = self.taken + self.bytes_of(camera), self.time + camera.fps / self.need(camera).fps
@@ -107,8 +107,8 @@ class Load:
 def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Assign each camera to a node. Return each placed camera's node, and the reason for each camera that fits nowhere.
 
-    A camera stays on its node in ``held`` if that node can run it. Other cameras go to the node with the most room. Larger
-    cameras are placed first. A node must keep up with the frames of all its cameras.
+    A camera stays on its current node if that node can run it. Other cameras go to the node with the most room. Larger cameras
+    are placed first. A node must keep up with the frames of all its cameras. ``held``: the current node of each camera.
     """
     loads, placed, refused, waiting = {node.name: Load(node) for node in nodes}, {}, {}, []
     for camera in cameras:
@@ -131,8 +131,8 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
     """Choose cameras that should move from full nodes to emptier ones. Return their new nodes.
 
-    A move costs a few seconds of the camera's stream. A camera therefore moves only to a node that is then less full than the
-    old node was, by at least ``gain``.
+    A move costs a few seconds of the camera's stream. A camera therefore moves only if the new node will be less full than the
+    old node was. ``gain``: the least difference, as a fraction.
     """
     loads = {node.name: Load(node) for node in nodes}
     watched: dict[str, list[Camera]] = {name: [] for name in loads}
@@ -181,5 +181,4 @@ def why_not(loads: Collection[Load], camera: Camera) -> str:
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:
-    """Return the fraction of a node that a camera fills, on the node where it fills the least."""
     return min((load.with_one_more(camera) - load.fullness() for load in loads), default=0.0)

@@ -1,4 +1,4 @@
-"""Run this machine's part of a Ray cluster in a helper process, because Ray ends any process that loses its cluster."""
+"""Connect to a Ray cluster from a helper process, because Ray ends any process that loses its cluster."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """A node's settings for joining a Ray cluster.
+    """The settings with which a node joins a Ray cluster.
 
-    ``address`` is the head's HOST:PORT, ``ip`` this node's IP address. If ``is_head`` is true, this node starts the cluster.
-    The head keeps its state in ``folder``. All nodes share the key ``secret``.
+    ``address``: the head's HOST:PORT. ``ip``: this node's IP address. ``is_head``: whether this node starts the cluster.
+    ``folder``: where the head keeps its state. ``secret``: the key that all nodes share.
     """
 
     address: str
@@ -50,7 +50,7 @@ class Joining:
 
 
 class RayLink:
-    """Calls the head of a cluster. A helper process starts Ray, and is replaced if it ends."""
+    """Calls the head of a cluster through a helper process that runs Ray. A helper process that ends is replaced."""
 
     def __init__(self, joining: Joining) -> None:
         self._joining, self.helper = joining, Helper(wait_s=HUNG_S)
@@ -159,7 +159,6 @@ class RayNode:
             return "away", type(error).__name__
 
     def _find(self) -> None:
-        """Connect to the head's actor, or create the actor on the head's node."""
         import ray
 
         options: dict[str, Any] = {
@@ -203,7 +202,6 @@ def listens(address: str) -> bool:
 
 
 def _command(joining: Joining) -> list[str]:
-    """Return the ``ray start`` command. Each node has a separate folder for sockets, so that two starts do not collide."""
     own = _token(f"{os.getuid()} {joining.address} {joining.ip} {joining.node}")[:8]
     temporary = Path(tempfile.gettempdir()) / f"edgevlm-ray-{own}"
     with suppress(OSError):  # other nodes here would connect to the earlier head that is stored in this file
@@ -218,5 +216,4 @@ def _command(joining: Joining) -> list[str]:
 
 
 def _end_with_parent() -> None:
-    """Make this process end when its parent ends or is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

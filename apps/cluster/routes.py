@@ -1,4 +1,4 @@
-"""The routes of a server in a cluster: requests about a camera are answered by the node that watches the camera."""
+"""Answer HTTP requests in a cluster. The node that watches a camera answers requests about the camera."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Noted(Strict):
-    """The body of another node's ``POST /v1/forget``: the number of the forget note to carry out."""
+    """The body of ``POST /v1/forget`` from another node: the number of the request to forget."""
 
     note: int
 
 
 class ClusterRoutes:
-    """An ASGI application that answers or forwards a cluster's requests before the node's usual application."""
+    """An ASGI application that answers or forwards the requests of a cluster. The node's usual application gets all others."""
 
     def __init__(self, app: Any, service: Service, agent: NodeAgent) -> None:
         self._app, self._service, self._agent = app, service, agent
@@ -77,7 +77,6 @@ class ClusterRoutes:
             await self._app(scope, replayed(request), send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """Answer a request, or return None if the node's usual application should answer it."""
         agent, is_first = self._agent, FROM not in request.headers
         match request.method, *request.url.path.split("/")[2:]:
             case "GET", "nodes":
@@ -171,7 +170,6 @@ class ClusterRoutes:
         return JSONResponse(self._unopened(new.id, await run_in_threadpool(agent.heard)), 201)
 
     async def _of_camera(self, request: Request, name: str, is_first: bool) -> Response | None:
-        """Forward the request to the node that watches the camera."""
         agent = self._agent
         check_known(name, agent.view["cameras"], "stream", "name")
         known = agent.view["cameras"][name]
@@ -197,7 +195,6 @@ class ClusterRoutes:
         )
 
     async def _asked_about(self, request: Request) -> str | None:
-        """Return the stream that a question is about, or None if the question is invalid or names no stream."""
         body, cameras = await request.body(), list(self._agent.view["cameras"])
         shapes: dict[str, type[ResponsesRequest | TextRequest]] = {
             "/v1/completions": TextRequest,
@@ -233,8 +230,6 @@ class ClusterRoutes:
     async def _asked(
         self, request: Request, urls: Collection[str], body: bytes | None = None, seconds: float = LIST_S
     ) -> list[httpx.Response]:
-        """Send the request to each node in ``urls``. Return the responses in that order, without nodes that do not answer."""
-
         async def one(url: str) -> httpx.Response | None:
             with suppress(httpx.HTTPError):
                 return await self._client.request(
@@ -246,7 +241,6 @@ class ClusterRoutes:
         return [each for each in await asyncio.gather(*map(one, urls)) if each is not None]
 
     async def _merged(self, request: Request) -> Response:
-        """Merge the nodes' lists. Each node's entries keep their order."""
         own, *others = await self._asked(request, [HERE, *self._others().values()])
         if own.status_code != 200:
             return copied(own)
@@ -266,7 +260,6 @@ class ClusterRoutes:
         return JSONResponse({**own.json(), "data": data})
 
     async def _watches(self, request: Request, method: str, name: str | None = None, *_: str) -> Response | None:
-        """Add, remove or pause a watch on all nodes."""
         agent, watches = self._agent, self._service.watches
         if method == "POST" and name is None and (watch := await body_of(request, Watch)) is not None:
             await run_in_threadpool(agent.add_watch, watch)
@@ -284,7 +277,6 @@ class ClusterRoutes:
         return None
 
     async def _forget(self, request: Request) -> Response | None:
-        """Forget a period on all nodes. ``waiting`` in the answer lists absent nodes and unwatched cameras."""
         agent = self._agent
         if (what := await body_of(request, Forget)) is None:
             return None
@@ -335,7 +327,7 @@ def away(message: str, param: str | None = None) -> ApiError:
 
 
 def replayed(request: Request) -> Callable[[], Awaitable[Any]]:
-    """Return an ASGI ``receive`` that repeats a body that was already read."""
+    """Return an ASGI ``receive`` function that sends a request's body again after it was read."""
     left = [request._body] if hasattr(request, "_body") else []
 
     async def receive() -> Any:

@@ -1,4 +1,4 @@
-"""A cluster's shared storage: a folder, or an address like ``s3://bucket/shop``, with a folder for each epoch of a camera."""
+"""Read and write a cluster's shared storage, which is a folder or an address like ``s3://bucket/shop``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ KEPT = 64  # number of unsent events to keep for each camera
 
 
 class Shared:
-    """A cluster's shared storage.
+    """A cluster's shared storage, with a folder for each epoch of a camera.
 
-    Methods that delete raise no errors. All other methods raise OSError. If the storage is not a folder, thumbnails stay on the
-    node that made them.
+    An epoch begins when a camera moves or is reopened with new settings. Methods that delete raise no errors. All other methods
+    raise OSError. If the storage is not a folder, thumbnails stay on the node that made them.
     """
 
     def __init__(self, where: str) -> None:
@@ -55,7 +55,7 @@ class Shared:
                 self._files.pipe_file(self._path(name), content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Return the epochs that have a folder, oldest first. If ``unfinished`` is true, include incomplete copies."""
+        """Return the epochs that have a folder, oldest first. ``unfinished``: include incomplete copies."""
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
@@ -66,11 +66,10 @@ class Shared:
             return [each for each in epochs if unfinished or self._is_begun(camera, each)]
 
     def _is_begun(self, camera: str, epoch: int) -> bool:
-        """Return whether an epoch's folder is a complete copy, marked by the file BEGUN (LOCK in edgevlm 0.1)."""
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Create an epoch's folder, empty or as a copy of epoch ``like``. An existing folder does not change."""
+        """Create an epoch's folder, unless it exists. ``like``: the epoch whose folder to copy, or None for an empty folder."""
         folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
             if self._is_begun(camera, epoch):
@@ -94,7 +93,6 @@ class Shared:
                 self._storage.make_folder(self._storage.root / name)
 
     def _path(self, name: str) -> str:
-        """Return a file's path in the storage. Raises OSError if a parent folder is a link, which could lead outside."""
         path = self._storage.root / name
         if isinstance(path, Path):
             for each in [path, *path.parents][: len(Path(name).parts)]:
@@ -104,7 +102,7 @@ class Shared:
 
 
 class MovingEvents:
-    """A store of a camera's recent events, which the camera's next node reads.
+    """Stores a camera's recent events for the node that the camera moves to.
 
     The store has the newest event of each watch and the KEPT newest unsent events. Events are written to this store before the
     node's own file. Errors in writing are ignored.
@@ -133,7 +131,7 @@ class MovingEvents:
             self._replace([(each, unsent and each.id in waiting) for each, unsent in self.events])
 
     def forget(self, span: Span) -> None:
-        """Delete sent and unsent events of a period, and closings of watches that opened in the period."""
+        """Delete the events of a period. Also delete later events of watches that opened in the period."""
         then = [each.id for each, _ in self.events if any(span.since <= at <= span.until for at in (each.time, each.opened))]
         self._replace([pair for pair in self.events if pair[0].id not in then])
 
