@@ -17,10 +17,10 @@ Int64 = NDArray[np.int64]
 
 
 class QueryWindow(Stateful):
-    """The queries of the last ``rows`` vision rows, ``[heads, rows, head_dim]`` for each probe layer.
+    """The queries of the newest vision rows, up to ``rows`` of them for each probe layer.
 
-    Queries are stored rotated to the positions that their rows had when appended. Re-indexing may change these positions, so
-    :meth:`at` rotates the queries again.
+    Queries are stored as ``[heads, rows, head_dim]``, rotated to the positions that their rows had when appended. Re-indexing
+    may change these positions, so :meth:`at` rotates the queries again.
     """
 
     state_fields = ("_seq", "_position", "_queries")
@@ -52,9 +52,10 @@ class QueryWindow(Stateful):
             self._queries[layer] = np.concatenate([old, new], 1)[:, -self.rows :]
 
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
-        """Return queries ``[heads, w, head_dim]``, rotated to their rows' current positions, and the rows' ``seq`` ``[w]``.
+        """Return a layer's queries, rotated to their rows' current positions, and the ``seq`` of each query's row.
 
-        Rows that a head has evicted, and all older rows, are left out. Raises ValueError if the layer has no queries.
+        Rows that a head has evicted, and all older rows, are left out. The queries are ``[heads, w, head_dim]``, the ``seq``
+        ``[w]``. Raises ValueError if the layer has no queries.
         """
         if layer.index not in self._queries:
             what = f"the window has no queries for layer {layer.index}"
@@ -77,10 +78,7 @@ class QueryWindow(Stateful):
 
 
 class SeqScores(Stateful):
-    """A table of float64 scores for up to ``capacity`` tokens in each head, looked up by the token's ``seq``.
-
-    ``_seq`` and ``_score`` are ``[heads, capacity]``, of which the first ``_count`` entries are in use.
-    """
+    """A table of float64 scores for up to ``capacity`` tokens in each head, looked up by the token's ``seq``."""
 
     state_fields = ("_seq", "_score", "_count")
 
@@ -99,7 +97,7 @@ class SeqScores(Stateful):
             )
 
     def get(self, seq: Int64) -> Float64:
-        """Return the scores of the tokens in ``seq`` ``[heads, n]``, or 0 for a token without a score."""
+        """Return each token's score, or 0 for a token without a score. ``seq``: ``[heads, n]``."""
         out = np.zeros(seq.shape)
         if self._count:
             place = kernels.index_of(seq, self._seq[:, : self._count])

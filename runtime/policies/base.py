@@ -34,7 +34,8 @@ class Needs:
     the policy may request before a compression. ``guidance_layers``: layers whose queries and keys the guidance pass returns.
     ``variant``: the decoder graph for prefill. In the graph ``per-layer``, the policy chooses which rows each layer attends to.
     ``features``: whether the policy needs each frame's features. ``single_frames``: append one frame's changes at a time, even
-    if several frames' would fit. ``working_rows``: the number of rows per layer, outside |M_l|, that every call fills again.
+    if several frames' would fit. ``working_rows``: the number of rows per layer that each call fills again; they do not count
+    towards |M_l|.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -70,10 +71,11 @@ class StreamShape:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The vision rows just appended. ``seq`` ``[n]`` and ``position`` ``[n, axes]`` are the same in every layer and head.
+    """The vision rows just appended. Their ``seq`` and positions are the same in every layer and head.
 
-    ``queries``: the rows' rotated queries in each probe layer, float32 ``[heads, n, head_dim]``. ``frame``: each row's frame,
-    ``[n]``. ``features``: the mean of each frame's features, ``[frames, row_width]``, for policies that need them.
+    ``seq``: ``[n]``. ``position``: ``[n, axes]``. ``queries``: the rows' rotated queries in each probe layer, float32
+    ``[heads, n, head_dim]``. ``frame``: each row's frame, ``[n]``. ``features``: the mean of each frame's features,
+    ``[frames, row_width]``, for policies that need them.
     """
 
     seq: NDArray[np.int64]
@@ -281,7 +283,7 @@ def blame(policy: Policy, method: str, what: str) -> UserError:
 
 
 class FixedTarget(Policy):
-    """A policy that compresses each layer to |C| = ``target`` |M| tokens."""
+    """A policy that compresses each layer to |C| tokens, the fraction ``target`` of the budget |M|."""
 
     target: float
 
@@ -312,7 +314,7 @@ class EvictsOnDemand(Policy):
 
 
 def without_lone_text(layer: Layer, keep: Bool) -> Bool:
-    """Remove from ``keep`` the text of frames that keep no vision token in any head."""
+    """Return the rows to keep, without the text of frames that keep no vision token in any head."""
     kind, frame = layer.kind, layer.frame
     text = (kind == Kind.TEXT) & (frame >= 0)
     return keep & ~(text & ~np.isin(frame, frame[keep & (kind == Kind.VISION)])) if text.any() else keep

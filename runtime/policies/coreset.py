@@ -53,9 +53,10 @@ class Coreset(OneChoice):
 
 
 def joint_rows(first: Layer, deepest: Layer, rows: Int64) -> Float32:
-    """Return the vectors of ``rows`` of the deepest layer, ``[n, kv_heads * 3 * head_dim]``.
+    """Return the vectors x_t of tokens that the deepest layer holds, ``[n, kv_heads * 3 * head_dim]``.
 
-    A key of the first layer depends only on the token itself. If the first layer has evicted a token, the key is zero.
+    ``rows``: the tokens' rows in the deepest layer, ``[n]``. A key of the first layer depends only on the token itself. If the
+    first layer has evicted a token, the key is zero.
     """
     at = kernels.index_of(np.ascontiguousarray(deepest.seq[:, rows]), first.seq)[..., None]
     own = np.where(at < 0, np.float32(0), np.take_along_axis(first.keys, np.maximum(at, 0), 1))

@@ -31,7 +31,7 @@ class Description:
 
 
 def describe(policy: type[Policy]) -> Description:
-    """Return a policy's settings, and the first and the ``Ours:`` paragraph of the policy's docstring."""
+    """Describe a policy by its settings, and by the first and the ``Ours:`` paragraph of its docstring."""
     text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
     ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
     settings = []

@@ -71,11 +71,14 @@ class Hermes(FixedTarget):
 
     @property
     def max_append(self) -> int:
-        """The largest number of rows to append at once: at least |M| / 4, so that a guidance pass serves several frames."""
+        """The largest number of rows to append at once.
+
+        It is at least |M| / 4, so that one guidance pass serves several frames.
+        """
         return max(self.budget // 4, self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     def prepare(self, layers: Sequence[Layer]) -> list[Float64]:
-        """Return the smoothed scores of every layer's competing rows."""
+        """Return each layer's smoothed scores of the rows that compete to stay."""
         return self.smooth(layers, [self.score_rows(layer) for layer in layers])
 
     def compress(self, layer: Layer) -> None:
@@ -93,7 +96,7 @@ class Hermes(FixedTarget):
             self._merged[layer.index] = 0  # if the next rows fill the budget, there is no room for a summary
 
     def summarise(self, layer: Layer, keep: Bool) -> NewRows:
-        """Return a new summary row, which replaces all rows not in ``keep``, including the old summary."""
+        """Return one row that summarises all evicted rows and the old summary. ``keep``: a mask of the rows that stay."""
         weight = np.where(layer.kind[0] == Kind.SUMMARY, float(self._merged[layer.index]), 1.0)
         self._merged[layer.index] = int(weight[~keep].sum())
         return summary_of(layer, ~keep, weight)
@@ -136,18 +139,21 @@ def normalised(score: Float64, added: float = 0.0) -> Float64:
 
 
 def recency(order: Int64, k: float) -> Float64:
-    """Return ``exp(-k dt)`` (eq. 1); dt is the rank by age divided by the largest rank. Newer rows have a larger ``order``."""
+    """Return ``exp(-k dt)``, as in eq. 1. Here dt is a row's rank by age, divided by the largest rank.
+
+    ``order``: a number for each row, larger for newer rows.
+    """
     age = np.empty(len(order))
     age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # the fastest sort for nearly sorted input
     return np.exp(-k * age / max(len(order) - 1, 1))
 
 
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
-    """Return one row that replaces a layer's rows ``gone`` ``[n]``. All heads must hold the same tokens.
+    """Return one row that replaces several rows of a layer. All heads must hold the same tokens.
 
-    The new row takes its ``seq`` from the newest row in ``gone``, and its position too unless ``position`` is set. The new key
-    and value are means weighted by ``weight`` ``[n]`` (eqs. 10 and 13). Keys are first rotated to the new position. Raises
-    CacheError if the cache has several axes and no ``pair_axis``.
+    ``gone``: a mask of the replaced rows, ``[n]``. ``weight``: each row's weight, ``[n]``. The new row takes its ``seq`` from
+    the newest replaced row, and its position too unless ``position`` is set. The new key and value are weighted means (eqs. 10
+    and 13). Keys are first rotated to the new position. Raises CacheError if the cache has several axes and no ``pair_axis``.
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:

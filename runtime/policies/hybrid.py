@@ -27,18 +27,18 @@ CODES = 32  # codes of a mean that share a scale: a channel with large numbers l
 
 
 class ClusterIndex(Stateful):
-    """An index of up to ``capacity`` clusters, allocated once, with ``entry_bytes`` bytes for each cluster.
+    """An index of up to ``capacity`` clusters. All its memory is allocated once, ``entry_bytes`` bytes for each cluster.
 
     A token joins the cluster whose mean key in the deepest layer has the highest cosine with the token's key. If the highest
     cosine is below ``tau``, the token starts a new cluster. If the index is full, the two most similar clusters merge first,
     and ``tau`` is lowered to the cosine of these two clusters.
 
-    A mean is stored as int8 codes ``[capacity, width]``, with a float16 ``scale`` for every CODES codes. Rounding to codes
-    freezes a mean after a few dozen tokens. A run is a set of blocks, one per layer, with the same tokens. ``sketch``
-    ``[capacity, sketch_bytes]``: the sketch of each cluster's newest token. ``runs`` ``[capacity, 2]``: the first block numbers
-    of each cluster's two newest runs, older run first; -1 for no run. ``rows`` ``[capacity, 2]``: each run's number of tokens.
-    ``near`` ``[capacity]``: each cluster's highest cosine with another cluster. ``nearest`` ``[capacity]``: each cluster's most
-    similar cluster.
+    ``codes``: the clusters' means, int8 ``[capacity, width]``. ``scale``: a float16 factor for every CODES numbers of a mean.
+    Because of the rounding to int8, a mean stops changing after a few dozen tokens. ``sketch``: the sketch of each cluster's
+    newest token, ``[capacity, sketch_bytes]``. ``runs``: the two newest runs of each cluster, ``[capacity, 2]``. A run is a set
+    of blocks, one per layer, with the same tokens. It is named by its first block's number; -1 means no run, and the older run
+    comes first. ``rows``: each run's number of tokens, ``[capacity, 2]``. ``near``: each cluster's highest cosine with another
+    cluster, ``[capacity]``. ``nearest``: each cluster's most similar cluster, ``[capacity]``.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
@@ -65,7 +65,10 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Add tokens with keys ``[n, width]`` of the deepest layer. Return each token's cluster and the blocks to drop."""
+        """Add tokens to clusters. Return each token's cluster and the numbers of the blocks to drop.
+
+        ``keys``: the tokens' keys in the deepest layer, ``[n, width]``.
+        """
         joined, dropped = np.zeros(len(keys), np.int64), list[int]()
         unit = np.zeros(self.codes.shape, np.float32)  # the means, scaled to length 1
         unit[: self.clusters] = normalized(self.means())
@@ -139,7 +142,7 @@ class ClusterIndex(Stateful):
         return cosine
 
     def _move(self, at: int, key: Float32, fraction: float, unit: Float32) -> bool:
-        """Move a cluster's mean towards ``key`` ``[width]`` by ``fraction``, and return whether the stored mean changed."""
+        """Move a cluster's mean part of the way towards a key. Return whether the stored mean has changed."""
         mean = self._dequantize(np.s_[at])
         mean += np.float32(fraction) * (key - mean)
         parts = mean.reshape(self.scale.shape[1], -1)
@@ -180,27 +183,30 @@ class KeySketches(Stateful):
         self.bytes = layers * heads * 2 * -(-len(self._slow) // 8)  # size of one token's sketch
 
     def fit(self, layer: int, keys: Float32) -> None:
-        """Compute a layer's ``middle`` and ``spread`` from keys ``[kv_heads, n, head_dim]``."""
+        """Compute the mean and the standard deviation of each channel of a layer. ``keys``: ``[kv_heads, n, head_dim]``."""
         self.middle[layer], self.spread[layer] = keys.mean(1, keepdims=True), keys.std(1, keepdims=True) + np.float32(1e-3)
 
     def normal(self, keys: Float32) -> Float32:
-        """Centre and scale the deepest layer's keys ``[kv_heads, n, head_dim]`` per channel. Returns float32 ``[n, width +
-        1]``.
+        """Centre and scale each channel of the deepest layer's keys.
 
-        The last channel is a constant, roughly the norm of the others. Without this channel, keys near the mean would look
-        dissimilar, because their directions are random. Raw keys share a large mean, so their cosines would all be near 1.
+        Returns float32 ``[n, width + 1]``. The last channel is a constant, roughly the norm of the others. Without this
+        channel, keys near the mean would look dissimilar, because their directions are random. Raw keys share a large mean, so
+        their cosines would all be near 1. ``keys``: ``[kv_heads, n, head_dim]``.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))
 
     def of(self, keys: Float32) -> NDArray[np.uint8]:
-        """Return the sketches ``[n, bytes]`` of tokens' un-rotated keys ``[layers, kv_heads, n, head_dim]``."""
+        """Return tokens' sketches, ``[n, bytes]``. ``keys``: un-rotated, ``[layers, kv_heads, n, head_dim]``."""
         z = ((keys - self.middle) / self.spread)[..., self._slow]
         bits = np.packbits(np.stack([z > 0, np.abs(z) > self.STEP], -2), -1)  # [layers, kv_heads, n, 2, bytes]
         return np.moveaxis(bits, 2, 0).reshape(keys.shape[2], -1)
 
     def logits(self, sketches: NDArray[np.uint8], layer: int, head: int, query: Float32) -> Float32:
-        """Estimate q . k from sketches, ``[S, n]``, up to a constant per query. ``query``: un-rotated, ``[S, head_dim]``."""
+        """Estimate the dot products of queries and keys from the keys' sketches, up to a constant per query.
+
+        ``query``: un-rotated, ``[S, head_dim]``. Returns ``[S, n]``.
+        """
         layers, heads, slow = *self.middle.shape[:2], len(self._slow)
         bits = np.unpackbits(sketches.reshape(len(sketches), layers, heads, 2, -1)[:, layer, head], axis=-1, count=slow)
         sign, large = bits.swapaxes(0, 1).astype(np.float32)

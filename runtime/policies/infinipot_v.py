@@ -67,7 +67,7 @@ class InfiniPotV(FixedTarget):
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
     def prepare(self, layers: Sequence[Layer]) -> list[Bool] | list[tuple[Float32, Float32]] | None:
-        """Return masks of the rows to keep or, if one kernel call cannot choose the rows, each layer's TaR and VaN scores."""
+        """Return each layer's mask of rows to keep. If one kernel call cannot choose the rows, return TaR and VaN scores."""
         due = [layer for layer in layers if int(layer.free[0].sum()) > layer.target]
         targets, recent_rows, cache = {layer.target for layer in due}, self._recent_rows, layers[0].cache
         if all(recent_rows > target for target in targets):
@@ -81,7 +81,7 @@ class InfiniPotV(FixedTarget):
         )
 
     def compress(self, layer: Layer) -> None:
-        """Alg. 1."""
+        """Choose the rows to keep, as Alg. 1 does."""
         if self._recent_rows > layer.target:
             layer.keep(layer.newest(layer.target, vision_of(layer)))
             return
@@ -100,7 +100,10 @@ class InfiniPotV(FixedTarget):
         return self.recent_frames * self.shape.tokens_per_frame
 
     def _recent(self, layer: Layer) -> Bool:
-        """Return a mask of the recent frames' rows: the newest ``_recent_rows`` rows, if only changed tokens are appended."""
+        """Return a mask of the recent frames' rows.
+
+        If only changed tokens are appended, these are the newest ``_recent_rows`` rows.
+        """
         if self.shape.thinned:
             return layer.newest(self._recent_rows, vision_of(layer))
         return kernels.newest_frames(layer.frame, vision_of(layer), self.recent_frames)

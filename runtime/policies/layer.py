@@ -24,7 +24,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """New rows for one layer. key and value are ``[kv_heads, n, head_dim]``, with the key rotated to ``rows.position``."""
+    """New rows for one layer. ``key``, ``value``: ``[kv_heads, n, head_dim]``, with the key rotated to ``rows.position``."""
 
     key: Float32
     value: Float32
@@ -50,7 +50,10 @@ class Queries(Protocol):
     """Queries kept from earlier calls, such as :class:`~edgevlm.runtime.policies.attention.QueryWindow`."""
 
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
-        """Return queries ``[heads, m, head_dim]``, rotated to match the keys of ``layer``, and their ``seq`` ``[m]``."""
+        """Return the queries, rotated to match the layer's keys, and the ``seq`` of each query.
+
+        The queries are ``[heads, m, head_dim]``, the ``seq`` ``[m]``.
+        """
 
 
 @dataclass(slots=True)
@@ -182,9 +185,9 @@ class Layer:
         """Return the attention that each row receives, summed over the query rows and over the query heads of a KV head.
 
         ``asked``: texts from the policy's ``needs.guidance``, a :class:`~edgevlm.runtime.policies.attention.QueryWindow`, or
-        rotated queries ``[heads, m, head_dim]``. ``seq``: the places ``[m]`` of rotated queries in the stream. A text attends
-        as if it came right after the stream. A query attends to rows whose ``seq`` is not above its own. Raises ValueError for
-        a text or a layer that ``needs`` does not name.
+        rotated queries ``[heads, m, head_dim]``. ``seq``: the place of each rotated query in the stream, ``[m]``. A text
+        attends as if it came right after the stream. A query attends to rows whose ``seq`` is not above its own. Raises
+        ValueError for a text or a layer that ``needs`` does not name.
         """
         first, cache = asked[0], self.cache
         own: Any = (None, None)
@@ -200,7 +203,7 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Return the queries and ``seq`` of the texts ``asked``, and the keys and ``seq`` that they may attend to."""
+        """Return the queries of guidance texts, the keys that these may attend to, and the ``seq`` of both."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise ValueError(f"attention_of: text {unknown[0]!r} is not in needs.guidance; add it")
@@ -221,12 +224,13 @@ class Layer:
         self._kept = rows
 
     def merge(self, gone: Bool, into: NDArray[np.integer], weight: NDArray[np.floating] | float = 1.0) -> None:
-        """Merge the rows ``gone`` into rows that stay, and keep all other rows.
+        """Merge some rows into rows that stay, and keep all other rows.
 
-        ``into``: ``[kv_heads, n]``, the index, in the same head, of the row that each row is merged into. ``weight``:
-        ``[kv_heads, n]``, the number of tokens that each row represents. The row that stays gets the weighted mean of the keys
-        and values, and keeps its other data. Keys are averaged un-rotated, then rotated to that row's position. Raises
-        ValueError if ``into`` names a fixed row or one in ``gone``, or if the weights of merged rows add up to 0 or less.
+        ``gone``: a mask of the rows to merge, ``[kv_heads, n]``. ``into``: ``[kv_heads, n]``, the index, in the same head, of
+        the row that each row is merged into. ``weight``: ``[kv_heads, n]``, the number of tokens that each row represents. The
+        row that stays gets the weighted mean of the keys and values, and keeps its other data. Keys are averaged un-rotated,
+        then rotated to that row's position. Raises ValueError if ``into`` names a fixed row or one in ``gone``, or if the
+        weights of merged rows add up to 0 or less.
         """
         weights, keys, values = (
             np.broadcast_to(np.asarray(weight, np.float32), gone.shape),
@@ -258,7 +262,7 @@ class Layer:
         self._added = new
 
     def _turned(self, keys: Float32, sign: int) -> Float32:
-        """Rotate keys to their rows' positions (``sign`` 1) or back (-1), with the cache's own rotary tables."""
+        """Rotate keys to their rows' positions. If ``sign`` is -1, undo this rotation."""
         cache = self.cache
         position = cache.position(self.index)
         known, place = np.unique(position, return_inverse=True)
@@ -274,7 +278,7 @@ class Layer:
         return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
 
     def _stored(self, part: str, rows: Float32, changed: Bool) -> NDArray:
-        """Return all keys or values in the cache's dtype, with the ``changed`` rows replaced by those in ``rows``."""
+        """Return all keys or values in the cache's dtype, with new numbers for the changed rows."""
         cache = self.cache
         key = part == "key"
         stored = np.array(cache.key(self.index) if key else cache.value(self.index))

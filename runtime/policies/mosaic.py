@@ -82,22 +82,23 @@ def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.float
 
 
 def units(rows: NDArray[np.floating]) -> Float64:
-    """Return rows ``[n, width]`` scaled to length 1, in float64. Rows of zeros stay zero."""
+    """Scale each row to length 1, in float64. Rows of zeros stay zero. ``rows``: ``[n, width]``."""
     wide = rows.astype(np.float64)
     length = np.linalg.norm(wide, axis=-1, keepdims=True)
     return np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)
 
 
 def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
-    """Return the mean of rows ``[n, width]`` and their mean distance 1 - cos from that mean (eqs. 1 and 2)."""
+    """Return the rows' mean, and their mean distance 1 - cos from it (eqs. 1 and 2). ``rows``: ``[n, width]``."""
     mean = rows.astype(np.float64).mean(0)
     return mean, float(np.mean(1 - units(rows) @ units(mean[None])[0]))
 
 
 def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
-    """Return the mean and variance of m clusters joined into one. ``mean``: ``[m, width]``. ``variance``, ``size``: ``[m]``.
+    """Return the mean and variance of m clusters joined into one.
 
-    The new mean is exact. The new variance is approximate: each cluster's distance from the new mean is added to its variance.
+    ``mean``: ``[m, width]``. ``variance``, ``size``: ``[m]``. The new mean is exact. The new variance is approximate: each
+    cluster's distance from the new mean is added to its variance.
     """
     weight = size / size.sum()
     joint = weight @ mean
@@ -105,10 +106,10 @@ def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple
 
 
 def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Split rows ``[n, width]`` into two clusters by k-means with cosines. Return a mask of the second cluster, bool ``[n]``.
+    """Split rows into two clusters by k-means with cosines. Return a mask of the second cluster, bool ``[n]``.
 
-    The first centre is the row least similar to the mean, the second the row least similar to the first. If all rows are
-    parallel, the second cluster is empty.
+    ``rows``: ``[n, width]``. The first centre is the row least similar to the mean, the second the row least similar to the
+    first. If all rows are parallel, the second cluster is empty.
     """
     unit = units(rows)
     first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
@@ -140,7 +141,7 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 
 
 class Partitions(Stateful):
-    """Up to ``slots`` partitions, which are clusters of frames with similar pooled features ``[width]``.
+    """Up to ``slots`` partitions. A partition is a cluster of frames with similar features.
 
     Partitions are never split: a split would have to fetch all rows of the frames. If no slot is free, the two most similar
     partitions merge. ``small``, ``large``: thresholds, as multiples of the early variance.
@@ -165,7 +166,10 @@ class Partitions(Stateful):
         return self._of[frames % len(self._of)]
 
     def take(self, frames: NDArray[np.integer], features: Float32) -> list[tuple[int, int]]:
-        """Add frames ``[n]`` with features ``[n, width]``. Return the partitions that were merged, as (kept, gone) pairs."""
+        """Add frames to partitions. Return the partitions that were merged, as (kept, gone) pairs.
+
+        ``frames``: frame numbers, ``[n]``. ``features``: each frame's features, ``[n, width]``.
+        """
         joined: list[tuple[int, int]] = []
         rows = np.ascontiguousarray(features, np.float32)
         for at, frame in enumerate(frames.tolist()):
@@ -277,7 +281,10 @@ class MosaicClusters(Stateful):
         self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _over(self, at: At, row: Block, key: Float32) -> None:
-        """Split a cluster above its threshold. If part of it is not in host memory, the row waits (Alg. 1, lines 3 to 10)."""
+        """Split a cluster above its threshold (Alg. 1, lines 3 to 10).
+
+        If part of the cluster is not in host memory, the new row waits to join it.
+        """
         layer, head, slot = at
         blocks = self.pages.block_ids(layer, head, [slot, *self.waiting(*at).tolist()])
         if all(map(self._store.resident, blocks)):
@@ -392,11 +399,11 @@ class MosaicClusters(Stateful):
         return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
-        """Choose clusters with ``rows`` rows in all. Return their slots, best first. ``query``: one head's, un-rotated, ``[r,
-        D]``.
+        """Choose the clusters that a query attends to most, until they hold ``rows`` rows. Return their slots, best first.
 
-        ``partitions``: search only this many partitions, those whose mean keys get the most attention; lower numbers win ties.
-        Clusters of one row are skipped: their representative is that row. Newer clusters win ties.
+        ``query``: one head's, un-rotated, ``[r, D]``. ``partitions``: search only this many partitions, those whose mean keys
+        get the most attention; lower numbers win ties. Clusters of one row are skipped: their representative is that row. Newer
+        clusters win ties.
         """
         live = self.live(layer, head)
         if not len(live):
@@ -415,7 +422,10 @@ class MosaicClusters(Stateful):
 
 
 def attention_fraction(query: Float32, key: Float32) -> Float32:
-    """Return the mean attention of the rows ``query`` ``[r, D]`` to each representative ``key`` ``[k, D]``, float32 ``[k]``."""
+    """Return the mean attention that each key receives from a query's rows, float32 ``[k]``.
+
+    ``query``: ``[r, D]``. ``key``: ``[k, D]``.
+    """
     score = query @ key.T / np.float32(np.sqrt(key.shape[1]))
     score = np.exp(score - score.max(1, keepdims=True))
     of_rows: Float32 = (score / score.sum(1, keepdims=True)).mean(0)

@@ -83,12 +83,11 @@ class PureKV(EvictsOnDemand):
         layer.keep(newest | layer.top(importance[layer.index], rest, layer.free & ~newest))
 
     def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
-        """Return each row's score times its value norm, ``[kv_heads, n]`` per layer. Scores come from the ``window`` newest
-        queries.
+        """Return each row's score times its value norm, in every layer. Scores come from the ``window`` newest queries.
 
-        Up to the CLIE layer, eqs. 1 and 2 give the score. Above the CLIE layer, a token takes its score from the same KV
-        head of the CLIE layer (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last score, or 0 if it was
-        never scored.
+        Up to the CLIE layer, eqs. 1 and 2 give the score. Above the CLIE layer, a token takes its score from the same KV head
+        of the CLIE layer (eqs. 3 and 4). A token that the CLIE layer has evicted keeps its last score, or 0 if it was never
+        scored. Each layer's array is ``[kv_heads, n]``.
         """
         found, clie = [], layers[self._clie]
         for layer in layers[: self._clie + 1]:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class FrameIndex(Stateful):
-    """An index of up to ``capacity`` entries per layer, in temporal order, with ``entry_bytes`` bytes per entry.
+    """An index of frames, in temporal order. Each layer has up to ``capacity`` entries of ``entry_bytes`` bytes.
 
-    An entry covers the frames ``[first, end)``. ``held``: how many of these frames are still stored. ``mean`` ``[width]``: the
-    mean of the frames' mean keys. ``cost``: Ward's cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2
+    An entry covers the frames ``[first, end)``. ``held``: how many of these frames are still stored. ``mean``: the mean of the
+    frames' mean keys, ``[width]``. ``cost``: Ward's cost of merging an entry with the next, a b / (a + b) ||mean_a - mean_b||^2
     for a and b frames. When a layer is full, the two neighbours with the lowest cost merge; the oldest pair wins ties.
     """
 
@@ -71,9 +71,9 @@ class FrameIndex(Stateful):
                 self._update_cost(layer, at - 1)
 
     def best(self, layer: int, query: Float32, frames: int, each: int) -> Int64:
-        """Return up to ``frames`` frame numbers, best first. ``query``: ``[width]``.
+        """Return the numbers of up to ``frames`` frames, best first. ``query``: ``[width]``.
 
-        Frames are ranked by the dot product of ``query`` with their entry's mean; newer entries win ties. An entry contributes
+        Frames are ranked by the dot product of the query with their entry's mean; newer entries win ties. An entry contributes
         at most ``each`` frames, evenly spread.
         """
         count = int(self.entries[layer])
@@ -107,7 +107,7 @@ class FrameIndex(Stateful):
 
 
 def evenly_spaced(first: int, end: int, most: int) -> Int64:
-    """Return at most ``most`` evenly spaced numbers in ``[first, end)``: the middles of equal intervals."""
+    """Return up to ``most`` evenly spaced numbers in ``[first, end)``, the middles of equal intervals."""
     count = min(most, end - first)
     return first + (2 * np.arange(count, dtype=np.int64) + 1) * (end - first) // (2 * max(count, 1))
 

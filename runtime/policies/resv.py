@@ -80,7 +80,7 @@ class HashClusters(Stateful):
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
     def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
-        """Let each row of ``query`` choose clusters by WiCSum (eqs. 1 to 3).
+        """Let each row of a query choose clusters by WiCSum (eqs. 1 to 3).
 
         ``query``: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score among the
         rows that choose it, or -1 if no row does. ``fraction``: the part of a row's total that its clusters must exceed.
@@ -93,7 +93,7 @@ class HashClusters(Stateful):
         return (self.count > 0) & ~self.open
 
     def rehash(self) -> None:
-        """Compute the bits again after the keys were rotated."""
+        """Hash the mean keys again after they were rotated."""
         for layer, keys in enumerate(self.key):
             self.bits[layer] = _native.hash_bits(keys, self.planes.astype(np.float32))
 
@@ -103,7 +103,7 @@ class HashClusters(Stateful):
 
 
 class RowClusters(Stateful):
-    """The cluster slots of up to ``rows`` window rows in every layer and KV head, looked up by ``seq``."""
+    """A table of the clusters of up to ``rows`` window rows, in every layer and KV head. A row is looked up by its ``seq``."""
 
     state_fields = ("_seq", "_slot", "_held")
 
@@ -121,7 +121,7 @@ class RowClusters(Stateful):
         return self._seq[: self._held]
 
     def keep(self, seq: Int64) -> None:
-        """Keep only the rows listed in ``seq`` ``[n]``, which must be ascending and list only known rows."""
+        """Forget all rows except these. ``seq``: ascending, without unknown rows, ``[n]``."""
         at = np.searchsorted(self.seq, seq)
         self._held = len(at)
         self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]
@@ -132,7 +132,7 @@ class RowClusters(Stateful):
         self._seq[new], self._slot[..., new], self._held = seq, slot, new.stop
 
     def of(self, layer: int, seq: Int64) -> Int32:
-        """Return the slots of the rows with ``seq`` ``[kv_heads, n]`` in any order, and -1 for unknown rows."""
+        """Return each row's cluster slot, or -1 for an unknown row. ``seq``: in any order, ``[kv_heads, n]``."""
         if not self._held:
             return np.full(seq.shape, -1, np.int32)
         at = np.minimum(np.searchsorted(self.seq, seq), self._held - 1)
@@ -235,7 +235,6 @@ class ReSV(Retrieval):
         self.row_clusters.add(came, np.stack(slots))
 
     def _in_the_middle(self, keys: Float32, positions: Float32) -> Float32:
-        """Rotate keys ``[n, head_dim]`` from ``positions`` ``[n, axes]`` to the middle of the working set's positions."""
         return rotate(keys, self._middle - positions, self.cache.inv_freq, self.cache.pair_axis)
 
     def _settle(self, layer: int, moved: Int32, merged: int, new: Block | None = None, home: Int32 | None = None) -> None:
@@ -292,7 +291,10 @@ class ReSV(Retrieval):
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
-    """Return positions as float32 ``[kv_heads, n, axes]``. If there are three axes, subtract the patch's row and column."""
+    """Return the rows' positions. If there are three axes, subtract the patch's row and column.
+
+    Returns float32 ``[kv_heads, n, axes]``.
+    """
     position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
         position[..., 1] -= cache.row(layer)

@@ -107,14 +107,14 @@ class Retrieval(Policy, ABC):
 
     @abstractmethod
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        """Move a layer's ``leaving`` rows ``[kv_heads, n_l]``, the same number in each head, to the store."""
+        """Move rows of a layer to the store. ``leaving``: a mask of the rows, ``[kv_heads, n_l]``, as many in each head."""
 
     def begin(self, cos: Float32, sin: Float32) -> None:
-        """Set the rotary tables of a decoder call's queries: ``cos`` and ``sin``, ``[S, head_dim / 2]``."""
+        """Set the rotary tables of the queries in a decoder call. ``cos``, ``sin``: ``[S, head_dim / 2]``."""
         self._tables = np.stack([cos, sin])
 
     def unrotated(self, query: Float32) -> Float32:
-        """Undo the rotary embedding of the current call's queries ``[heads, S, head_dim]``."""
+        """Undo the rotary embedding of the current call's queries. ``query``: ``[heads, S, head_dim]``."""
         (cos, sin), (low, high) = self._tables, np.split(query, 2, -1)
         return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
@@ -207,7 +207,7 @@ class QuestionRetrieval(Retrieval):
 
 
 def row_bytes(cache: KVCache) -> int:
-    """Return the size in bytes of one token in one layer: its fp32 keys and values in all KV heads, and its metadata."""
+    """Return the size in bytes of one token in one layer, with its fp32 keys and values in all KV heads and its metadata."""
     return cache.kv_heads * (2 * cache.head_dim * np.dtype(np.float32).itemsize + metadata_bytes(cache.axes))
 
 

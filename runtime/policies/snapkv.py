@@ -59,10 +59,10 @@ class SnapKV(FixedTarget):
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:
-    """Return for each row in ``among`` the largest ``score`` of the ``kernel`` rows nearest by ``seq``, ``[kv_heads, n]``.
+    """Replace each row's score with the largest score of the ``kernel`` rows nearest by ``seq``.
 
-    ``among`` must select the same number of rows in each head. Neighbours beyond the first or last row are skipped. Rows not in
-    ``among`` get 0.
+    ``among``: a mask of the rows that take part, the same number in each head. Other rows get 0. Neighbours beyond the first or
+    last row are skipped. Returns ``[kv_heads, n]``.
     """
     count = int(among[0].sum())
     at = np.nonzero(among)[1].reshape(-1, count)
