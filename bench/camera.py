@@ -1,7 +1,7 @@
-"""Measure the latency from a frame's arrival to the start of an answer that has seen it, stage by stage.
+"""Measure how long it takes to answer a question about a frame that has just arrived, stage by stage.
 
-Chunks have one frame. After each frame comes a question, whose answer is one token. ``busy`` is how long the watching thread
-works on a frame, without the answer. ``total`` is the time from the picture's arrival to the answer's first token.
+After each frame comes a question, whose answer is one token. ``busy`` is how long the watching thread works on a frame, without
+the answer. ``total`` is the time from the picture's arrival to the answer's first token.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def camera(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each of STAGES, with percentiles in milliseconds over ``frames`` frames after two warm-up frames.
+    """Yield the latency of each stage, as percentiles in milliseconds over ``frames`` frames.
 
-    Raises UserError if the source has too few frames.
+    Two warm-up frames are not counted. Raises UserError if the source has too few frames.
     """
     context = {"model": model, "threads": threads or default_threads(), "realtime": realtime}
     measured: list[dict[str, float]] = []

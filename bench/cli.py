@@ -1,4 +1,4 @@
-"""``edgevlm bench`` and its commands; a command's module is imported when it runs."""
+"""Define ``edgevlm bench``. The module of a command is imported only when the command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make clips for the benchmarks of ``--append`` and ``--encode``, drawn from a seed or read from a video file."""
+"""Make video clips for the benchmarks of ``--append`` and ``--encode``. A clip is generated from a seed or read from a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class Walker:
         self._pace = np.array([0.1, 1.0]) * rng.choice([-1, 1], 2) * 0.02 * SIZE[1]
 
     def step(self, frame: Image) -> None:
-        """Move the figure one step, turning at the edges, and draw it."""
         ahead = self._at + self._pace
         self._pace = np.where((ahead < 0) | (ahead > self._range), -self._pace, self._pace)
         self._at = np.clip(ahead, 0, self._range)
@@ -43,9 +42,9 @@ class Walker:
 
 
 def open_clip(name: str) -> Iterator[Image]:
-    """Yield frames without end, uint8 RGB ``[H, W, 3]``, from one of CLIPS or from a looped video file.
+    """Yield the frames of a clip without end. A video file is repeated.
 
-    Raises UserError for an unknown name.
+    ``name``: one of CLIPS, or a video file. Frames are uint8 RGB ``[H, W, 3]``. Raises UserError for an unknown name.
     """
     if name in CLIPS:
         return _drawn(CLIPS[name])
@@ -67,7 +66,7 @@ def _drawn(heights: list[float] | None) -> Iterator[Image]:
 
 
 def _texture(rng: np.random.Generator, size: tuple[int, int], blocks: int) -> Image:
-    """Draw sharp-edged blotches, about ``blocks`` along each side, with finer blotches over them."""
+    """Draw a background of sharp-edged blotches. ``blocks``: about how many fit along each side."""
     total = np.full((*size, 3), 96.0)
     for count, swing in ((blocks // 4, 40), (blocks, 25), (4 * blocks, 12)):
         rows, columns = (np.arange(side) * count // side for side in size)

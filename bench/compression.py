@@ -1,8 +1,8 @@
-"""Time each policy's compression, compared with one plain read of the same keys and values.
+"""Time how long each policy takes to choose and evict tokens, compared with reading the same keys and values once.
 
 The time covers everything a policy does from one compression to the next: scoring, choosing and evicting. Forward passes are
-not timed. The queries are noise. Compression and read take turns on the same cache, which is refilled between rounds. The first
-round is cold and reported separately.
+not timed, and queries are random. Compression and reading take turns on the same cache, which is refilled between rounds. The
+first round is reported separately.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def compression(
     rounds: int = 3,
     device: str = "cpu",
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each policy and KV dtype (``all``: every one), with medians over rounds in milliseconds.
+    """Yield a line for each policy and KV dtype, with medians over rounds in milliseconds.
 
-    ``pass_over_read``: the time of a compression divided by that of a plain read, in the same round. With ``device="cuda"``,
-    each line is about one part of a compression, compared with a copy within the device's memory. Raises UserError for a policy
-    that does not evict, an invalid dtype, or an invalid or absent device.
+    ``policy``, ``dtype``: ``all`` means every one. ``pass_over_read``: the time of a compression divided by that of a plain
+    read, in the same round. With ``device="cuda"``, each line is about one part of a compression, compared with a copy within
+    the device's memory. Raises UserError for a policy that does not evict, an invalid dtype, or an invalid or absent device.
     """
     shape, kinds = CacheShape(layers=layers, tokens=tokens), KV_TYPES if list(dtype) == ["all"] else dtype
     for name, typed, known in (("dtype", kinds, KV_TYPES), ("device", [device], ("cpu", "cuda"))):
@@ -63,7 +63,7 @@ def compression(
 
 
 def measure(text: str | Policy, shape: CacheShape, dtype: str, threads: int, rounds: int) -> dict[str, Any]:
-    """Time one policy, ``name`` or ``name:setting=value,...``, on a cache of ``shape``."""
+    """Time one policy on a cache of random keys and values. ``text``: ``name`` or ``name:setting=value,...``."""
     policy, memory, before, times = as_policy(text), FilledCache(shape, dtype), kernels.threads(), list[Any]()
     policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
     kernels.set_threads(threads)

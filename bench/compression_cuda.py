@@ -1,4 +1,4 @@
-"""Measure the bandwidth of a compression's kernels on a CUDA device, compared with a copy within its memory.
+"""Measure the memory bandwidth that a compression's kernels reach on a CUDA device, compared with a plain copy.
 
 Each round compresses a full cache with InfiniPot-V, and then computes the attention of a few queries. CUDA events around each
 kernel give its time; times are medians over rounds. A kernel's bytes are those of the keys and values that it must read and
@@ -53,7 +53,7 @@ class FilledDeviceCache(FilledCache):
 
 @contextmanager
 def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
-    """Time the kernels that the ``with`` block launches. The yielded dict then maps a kernel's name to its milliseconds."""
+    """Time the CUDA kernels of the ``with`` block. After the block, the yielded dict holds each kernel's milliseconds."""
     launch, moments, found = kernels.launch, list[tuple[str, Any]](), defaultdict[str, float](float)
 
     def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
@@ -70,7 +70,7 @@ def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
 
 
 def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
-    """Enqueue work on the main stream between two events; return a function that waits for it and returns its milliseconds."""
+    """Start work on the main stream. Return a function that waits for it and returns its milliseconds."""
     driver = kernels.driver
     with driver.entered() as cuda:
         first, last = cuda.Event(), cuda.Event()
@@ -132,7 +132,7 @@ def _round(memory: FilledDeviceCache, cache: CudaCache) -> dict[str, int]:
 
 
 def _copy(kernels: Kernels, nbytes: int, rounds: int) -> float:
-    """Copy half of ``nbytes`` within the device's memory, and return the bandwidth in GB/s, reads plus writes."""
+    """Measure the bandwidth of a copy within the device's memory, in GB/s. ``nbytes``: the bytes read plus those written."""
     driver, half, times = kernels.driver, max(nbytes // 2, 1), []
     memory = driver.allocate(2 * half)
 

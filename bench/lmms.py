@@ -33,11 +33,11 @@ ANSWER = 1024  # default number of tokens reserved for a question, and for an an
 
 
 class Edgevlm(lmms):
-    """Answers a task's questions from a memory of ``budget`` vision tokens per layer.
+    """Answers the questions of an lmms-eval task.
 
-    ``model``: as for ``edgevlm run --model``. ``fps``: frames sampled per second of video. ``question``, ``answer``: tokens
-    reserved for a question and for an answer. All other arguments are passed to ``Session.open``. Raises UserError for invalid
-    arguments, including those of ``Model.load`` and ``Session.open``.
+    ``budget``: vision tokens kept per layer. ``model``: as for ``edgevlm run --model``. ``fps``: frames sampled per second of
+    video. ``question``, ``answer``: tokens reserved for a question and for an answer. All other arguments are passed to
+    ``Session.open``. Raises UserError for invalid arguments, including those of ``Model.load`` and ``Session.open``.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Edgevlm(lmms):
 
 
 def _answered(session: Session, question: str, settings: dict[str, Any]) -> str:
-    """Answer greedily unless the task's settings differ, and stop at the first string of ``until``."""
+    """Answer a question as the task's settings say, by default greedily. The answer ends before any ``until`` string."""
     most = min(int(settings.get("max_new_tokens") or ANSWER), session.text_budget.answer)
     temperature = float(settings.get("temperature") or 0) if settings.get("do_sample") else 0.0
     answer = session.ask(question, max_tokens=most, temperature=temperature, top_p=float(settings.get("top_p") or 1))

@@ -19,7 +19,7 @@ TOKENS_PER_FRAME = 196
 
 @contextmanager
 def open_model(name: str, threads: int, engine: str = DEFAULT_ENGINE) -> Iterator[Model]:
-    """Load ``demo`` or a bundle's directory, or write SEEDED to a temporary directory and load it."""
+    """Load a model: ``demo``, a bundle's directory, or SEEDED, which is first written to a temporary directory."""
     if name != SEEDED:
         with closing(Model.load(name, engine=engine, threads=threads)) as model:
             yield model

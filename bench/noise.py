@@ -16,12 +16,12 @@ GROUP = 8  # with 8 query heads per KV head
 
 
 def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
-    """Convert keys ``[kv_heads, n, head_dim]`` to the buffer's storage type."""
+    """Convert keys to the number format of a buffer. Shape ``[kv_heads, n, head_dim]``."""
     return numbers.astype(buffer.dtype) if buffer.key_scale is None else codes(numbers, buffer.key_scale)
 
 
 def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str, kind: type[KVCache] = KVCache) -> KVCache:
-    """Return an empty cache of ``rows`` rows per layer. An int8 cache's scales fit normally distributed numbers."""
+    """Return an empty cache with room for ``rows`` rows per layer. An int8 cache's scales fit normally distributed numbers."""
     pairs, scales = head_dim // 2, None
     if dtype == "int8":
         scales = KVScales.holding(np.full((layers, kv_heads, pairs), 7.0), np.full((layers, kv_heads, head_dim), 6.0))
@@ -29,7 +29,7 @@ def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str
 
 
 def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str) -> KVCache:
-    """Return a cache that holds no rows but has buffers full of noise."""
+    """Return an empty cache whose buffers are filled with random numbers."""
     cache, random = empty_cache(layers, kv_heads, head_dim, rows, dtype), np.random.default_rng(0)
     for buffer in cache.buffers():
         for part in arrays_of(buffer):
@@ -81,7 +81,7 @@ class FilledCache:
         return rows
 
     def write(self, buffer: KVBuffer, start: int, rows: Sequence[np.ndarray]) -> None:
-        """Write keys and values, each ``[kv_heads, n, head_dim]``, from row ``start`` on."""
+        """Write keys and values from row ``start`` on. Each is ``[kv_heads, n, head_dim]``."""
         for memory, new in zip(arrays_of(buffer), rows, strict=True):
             memory[:, start : start + new.shape[1]] = new
 

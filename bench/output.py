@@ -18,7 +18,7 @@ COLUMNS = json.loads(files(__package__).joinpath("columns.json").read_text(encod
 
 
 def plain(value: Any) -> str:
-    """Format a number with its significant digits (``1,184``, ``26.4``, ``0.0012``); return any other value unchanged."""
+    """Format a number for a table, such as ``1,184``, ``26.4`` or ``0.0012``. Any other value is returned unchanged."""
     if value is None:
         return "-"
     if isinstance(value, dict):
@@ -37,7 +37,7 @@ def printable(text: str, longest: int = 160) -> str:
 
 
 def beside(name: str, line: Line) -> list[str]:
-    """Return the fields that give the spread of the field ``name``."""
+    """Return the names of the fields that give a figure's spread, such as its quartiles."""
     percentiles = (name.replace("_p50", "_p95"), name.replace("_p50", "_p99"))
     return [part for part in (percentiles if name.endswith("_p50") else SPREADS.get(name, ())) if part in line]
 
@@ -49,7 +49,7 @@ def head(name: str, line: Line) -> str:
 
 
 def cell(name: str, line: Line) -> str:
-    """Return a table cell: a value with its spread, such as ``26 [25, 27.5]``."""
+    """Return a value and its spread as text, such as ``26 [25, 27.5]``."""
     parts = [plain(line[part]) for part in beside(name, line)]
     return plain(line.get(name)) + (f" [{', '.join(parts)}]" if parts and line.get(name) is not None else "")
 

@@ -1,4 +1,4 @@
-"""Make the schema of the lines that ``edgevlm bench .. --json`` prints, from their fields in ``fields.json``."""
+"""Make the JSON Schema of what ``edgevlm bench .. --json`` prints. ``fields.json`` lists the fields."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def bench_schema() -> dict[str, Any]:
 
 
 def bench_line(line: dict[str, Any]) -> str:
-    """Return a measurement's line as ``--json`` prints it, with the schema's version."""
+    """Format a measurement's line as JSON, with the schema's version added."""
     return json.dumps({"bench": line["bench"], "schema": SCHEMA, **line}, ensure_ascii=False)

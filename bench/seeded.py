@@ -49,7 +49,7 @@ SHAPES = {
 
 
 class Tensors(Protocol):
-    """A decoder's tensors under a checkpoint's canonical names (``text.layers.0.mlp.down_proj.weight``)."""
+    """Gives a decoder's tensors by name, such as ``text.layers.0.mlp.down_proj.weight``."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]: ...
 
@@ -61,7 +61,7 @@ class SeededTensors:
         self.seed, self.config = seed, dict[str, Any]()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Return ones for a norm, otherwise normally distributed float32 numbers over the square root of the last dimension."""
+        """Return float32 random numbers, divided by the square root of the last dimension. A norm's weights are ones."""
         if len(shape) == 1 and name.endswith(".weight"):
             return np.ones(shape, np.float32)
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
@@ -82,7 +82,7 @@ class TextModel:
 
     @property
     def head(self) -> str:
-        """The canonical name of the output head's weights."""
+        """The name of the output head's weights."""
         return "text.embed_tokens.weight" if self.shape.tied else "text.lm_head.weight"
 
 
@@ -110,7 +110,7 @@ def decoder_bundle(
 ) -> Bundle:  # fmt: skip
     """Write a decoder into ``folder`` and return its bundle, ready for an engine. Without ``tensors``, the weights are random.
 
-    The bundle has no real vision tower: the features ``[F, tokens_per_frame, hidden]`` are noise times the frame's mean.
+    The bundle has no real vision tower. A frame's features are noise times the frame's mean, ``[F, tokens_per_frame, hidden]``.
     """
     checkpoint = cast(Checkpoint, tensors or SeededTensors())
     options = ExportOptions(st_spattn_from, precision=precision, kv=kv)
@@ -164,9 +164,10 @@ TEMPLATE = (
 
 
 def llava_onevision_config(layers: int | None = None) -> Any:
-    """Return LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens per frame, Qwen2-0.5B.
+    """Return the configuration of LLaVA-OneVision-0.5B.
 
-    ``layers``: the number of layers in the tower and in the decoder, by default the model's.
+    It has SigLIP-so400m's tower, pictures of 384 pixels, 196 tokens per frame, and Qwen2-0.5B. ``layers``: the number of layers
+    in the tower and in the decoder, by default the model's.
     """
     import transformers
 
@@ -186,10 +187,10 @@ def llava_onevision_config(layers: int | None = None) -> Any:
 
 
 def write_checkpoint(folder: Path, config: Any | None = None) -> Path:
-    """Save a bfloat16 LLaVA-OneVision checkpoint of ``config`` (default: the 0.5B shape, 1.8 GB); return its directory.
+    """Save a LLaVA-OneVision checkpoint in bfloat16 and return its directory.
 
-    transformers initialises the weights, which depend only on torch's version. The tokenizer has a token for each byte and
-    ChatML's special tokens.
+    ``config``: by default, the 0.5B model, which takes 1.8 GB. transformers initialises the weights, which depend only on
+    torch's version. The tokenizer has a token for each byte and ChatML's special tokens.
     """
     import torch
     import transformers

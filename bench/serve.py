@@ -126,7 +126,10 @@ class Served:
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Let the servers run for at least ``seconds`` and one frame, then pause them. Return their summed frames per second."""
+    """Let the servers run for a while, then pause them. Return their frames per second in total.
+
+    They run for at least ``seconds`` and one frame.
+    """
 
     def total() -> int:
         return sum(sum(server.frames()) for server in servers)

@@ -27,14 +27,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """A job's milliseconds per item: wall-clock time, and processor time of all threads."""
+    """A job's milliseconds per item, by the clock and as processor time of all threads."""
 
     wall: float
     cpu: float
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return how many milliseconds ``work`` takes."""
     return time_job(Job(work)).wall
 
 
@@ -47,7 +46,6 @@ def time_job(job: Job) -> Took:
 
 
 def watching(session: Session, frames: Sequence[Any]) -> Job:
-    """Return a job that watches frames and is timed per frame."""
 
     def watch() -> None:
         for frame in frames:

@@ -1,8 +1,9 @@
 """Model V-Rex's accelerator analytically, and compare it with its paper's figures (``vrex.json``).
 
-A call runs the vision tower, then the prediction. Then a call takes as long as the slowest of arithmetic, memory traffic and
-PCIe. A GPU must predict which rows it needs before it can fetch them. V-Rex hides the prediction behind other work. Rows for
-the next layer are fetched while the current layer computes, so a fetch costs time only if it takes longer.
+A call runs the vision tower, and then predicts which earlier rows it needs. The rest of the call takes as long as the slowest
+of arithmetic, memory traffic and PCIe. A GPU must finish the prediction before it can fetch the rows. V-Rex hides the
+prediction behind other work. Rows for the next layer are fetched while the current layer computes, so a fetch costs time only
+if it takes longer.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Analytic:
         return 0.0 if summary is None else batch * rows * held / summary
 
     def seconds(self, kind: str, system: str, held: int, batch: int = 1) -> float:
-        """Return how many seconds a ``frame``, ``token`` or ``answer`` takes, the last with COIN's frames and question."""
+        """Return how many seconds a ``frame``, ``token`` or ``answer`` takes. An answer has COIN's frames and question."""
         if kind != "answer":
             return self.call(system, self.frame_rows if kind == "frame" else 1, held, batch).seconds
         load = self.paper["workload"]

@@ -1,4 +1,4 @@
-"""``edgevlm bench watch``: measure how accurately watches open and close, and how much a dozen watches cost."""
+"""Measure how accurately watches open and close, and how much a dozen watches cost (``edgevlm bench watch``)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def summed(scores: Sequence[Score]) -> Line:
 
 
 def spans(truth: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield each span in which ``truth`` holds: its first frame, and the first frame after it."""
+    """Yield where each series of true values begins, and the first index after it."""
     edges = [frame for frame, (before, now) in enumerate(pairwise([False, *truth, False])) if before != now]
     yield from zip(edges[::2], edges[1::2], strict=True)
 
@@ -94,10 +94,10 @@ def quality(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[Line]:
-    """Yield a line for each policy and rule. Streams are added until objects have appeared or left ``events`` times.
+    """Yield a line for each policy and each rule for opening a watch.
 
-    At every frame of a stream, each of WATCHES watches asks whether an object is present. The policy ``still`` remembers only
-    the current frame. Raises UserError.
+    At every frame of a stream, each of WATCHES watches asks whether an object is present. Streams are added until objects have
+    appeared or left ``events`` times. The policy ``still`` remembers only the current frame. Raises UserError.
     """
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}
@@ -135,7 +135,10 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Choose objects to watch for, first those that appear. Return their names and presence ``[frames, watches]``."""
+    """Choose objects to watch for, first those that appear. Return their names, and at which frames each is present.
+
+    The presence is bool ``[frames, watches]``.
+    """
     come = sorted(set().union(*present))
     others = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in come]
     names = [*random.permutation(come)[:watches], *random.permutation(others)][:watches]
@@ -143,7 +146,7 @@ def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -
 
 
 def asked(model: Model, pictures: list[NDArray[np.uint8]], names: list[str], options: dict[str, Any]) -> NDArray[np.float64]:
-    """Return the model's probability that each object is present at each frame, ``[frames, names]``."""
+    """Return the model's probability that each object is present at each frame. Shape ``[frames, names]``."""
     now = np.zeros((len(pictures), len(names)))
     with Session.open(model, **options) as session:
         for frame, picture in enumerate(pictures if names else ()):

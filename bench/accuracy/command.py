@@ -27,7 +27,7 @@ def run_suite(
     streams: int, seed: str, noise: float, crf: int | None, engine: str, as_json: bool, out: Path | None, resume: bool,
     workers: int, **_: Any,
 ) -> None:  # fmt: skip
-    """Run the suite and print the report. Raises UserError for invalid arguments, usually before measuring anything."""
+    """Ask the questions of an accuracy suite and print the report. Raises UserError for invalid arguments."""
     seed_words(seed)
     if suite in TEXT_SUITES and (encode != ALL or not model.endswith(".gguf")):
         raise UserError(f"--suite {suite}: requires a language model, --model FILE.gguf, and no --encode")

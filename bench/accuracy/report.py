@@ -1,4 +1,4 @@
-"""Report the fraction of right answers by question kind and evidence age, with confidence intervals and paired differences."""
+"""Report how often each policy answered right, by the kind of question and by how long ago the answer was shown."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Contest = tuple[str, str]  # (budget, ``append`` and ``encode``)
 
 
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
-    """Yield each run's results by question group, then the kinds of question that full KV rarely gets right, then skipped runs.
+    """Yield the rows of the report.
 
-    At each budget, only the oracle that answers best is reported. A run that encodes or appends only changes is compared with
-    its own policy on whole frames. Every other run is compared with ``against``. ``evidence_held``, ``evidence_any``: see
-    :func:`edgevlm.calib.accuracy.worker.overlap`.
+    Each policy's results come first, then the kinds of question that full KV rarely gets right, then the policies that were
+    skipped. At each budget, only the best oracle is reported. A policy that encodes or appends only changes is compared with
+    the same policy on whole frames. Every other policy is compared with ``against``.
     """
     kinds, settings = comparison.kinds(), comparison.settings
     entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
@@ -72,9 +72,7 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 def _figures(records: Sequence[Line], pick: Pick) -> Line:
     """Return a run's memory use and evidence scores over the picked questions.
 
-    ``hit1``, ``hit3``, ``overlap``: means over the right answers whose evidence is still held; a wrong "no longer in memory"
-    counts as a miss. ``gone``: the number of questions whose evidence was evicted. ``said_gone``: the fraction of those
-    questions whose answer says that the evidence is no longer in memory.
+    A wrong "no longer in memory" counts as a miss.
     """
     picked = [result for record in records for result in record["results"] if pick(result)]
     scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]
@@ -96,10 +94,10 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
 
 
 def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
-    """Return the groups of questions: now, backward (about the past) and each kind. Groups about the past are split by age.
+    """Return the groups of questions to report: about now, about the past, and each kind.
 
-    Age is how long ago the answer was last shown: a quarter of the stream or, on long streams, a number of frames. On long
-    streams, questions about things never shown are a separate group.
+    Groups about the past are also split by how long ago the answer was last shown. This is a quarter of the stream or, on long
+    streams, a number of frames. On long streams, questions about things never shown are a separate group.
     """
     before = {kind for kind in entered if not is_about_now(kind)}
 
@@ -127,7 +125,7 @@ def _contest(run: VariantRun) -> Contest:
 
 
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
-    """Drop every oracle that another oracle beats. Also return each oracle's fraction of right answers."""
+    """Drop every oracle that another oracle beats. Also return how often each oracle answered right."""
     fractions: dict[Contest, dict[str, float]] = defaultdict(dict)
     for run in (run for run in comparison.runs if Variant(run.label).is_oracle):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]
@@ -147,6 +145,6 @@ def _rounded(line: Line) -> Line:
 
 
 def gap_name(gap: int | None) -> str | None:
-    """Return a gap's order of magnitude in frames: ``tens``, ``hundreds``, ..."""
+    """Return the order of magnitude of a number of frames: ``tens``, ``hundreds``, ..."""
     names = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
     return None if gap is None else names[min(len(str(gap)), len(names)) - 1]

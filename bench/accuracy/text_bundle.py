@@ -1,4 +1,4 @@
-"""Convert a language model's GGUF file to a bundle. Its chat template accepts an answer's first words in the question."""
+"""Convert a language model's GGUF file to a bundle for questions about text."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ TEMPLATE = (
 
 
 def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
-    """Convert a GGUF file to a bundle in ``folder``, with a stand-in for the vision tower; return ``folder``.
+    """Convert a GGUF file to a bundle in ``folder`` and return the folder.
 
-    Raises UserError if the file is damaged or its architecture or tokenizer is not supported here.
+    The bundle has a stand-in for the vision tower. Its chat template accepts an answer's first words in the question. Raises
+    UserError if the file is damaged or its architecture or tokenizer is not supported here.
     """
     checkpoint = GgufCheckpoint(gguf)
     tokenizer = _tokenizer(checkpoint)

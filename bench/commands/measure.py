@@ -62,8 +62,11 @@ class MeasureOptions:
 
 
 def command(name: str, known: dict[str, str], options: str, about: str) -> Callable[..., None]:
-    """Make a command with these ``options`` from the measurements ``known`` (name -> ``module:function``), the first by
-    default."""
+    """Make a command that runs one of several measurements, by default the first.
+
+    ``known``: each measurement's function, as ``module:function``. ``options``: the command's options, separated by spaces.
+    ``about``: the command's help text.
+    """
     parameters, hints = inspect.signature(MeasureOptions).parameters, get_type_hints(MeasureOptions, include_extras=True)
     chosen = [parameters[each].replace(annotation=hints[each]) for each in [*options.split(), "as_json"]]
     if len(known) > 1:
@@ -157,7 +160,7 @@ vrex = command("vrex", {"": "vrex:vrex"}, "", "Model V-Rex's accelerator and com
 
 
 def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None:
-    """Run a measurement with the options that the user typed, and print its lines.
+    """Run a measurement with the options that the user typed, and print its results.
 
     Raises UserError for an unknown measurement or option, and if a package is missing.
     """
@@ -198,7 +201,7 @@ def _option(name: str) -> str:
 
 
 def _read(name: str, typed: Any, wanted: str) -> Any:
-    """Convert a typed value to the type of the measurement's parameter; commas separate list items. Raises UserError."""
+    """Convert an option's value to the type that the measurement wants. Commas separate list items. Raises UserError."""
     from edgevlm.calib.accuracy.variants import split
     from edgevlm.runtime.settings import parse_budget
 

@@ -1,4 +1,4 @@
-"""Measure the cost and the recall of retrieval and eviction policies on a stream of a hundred thousand frames.
+"""Measure what policies cost and what they remember on a stream of a hundred thousand frames.
 
 The policies run one after another, each in a separate process. The stream repeats no frame.
 """
@@ -53,11 +53,12 @@ def longrun(
     file_bytes: int = 8_000_000_000,
     engine: str = DEFAULT_ENGINE,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each policy, ``append`` and ``encode`` after a hundredth, a tenth and all of the frames.
+    """Measure each policy after a hundredth, a tenth and all of the frames.
 
-    ``budget``: vision tokens per layer on the device, 512 by default. ``host_bytes``, ``file_bytes``: limits of the store's
-    memory and file. ``ttft_ratio``: the time to the first token divided by its value at the first mark. ``right``: the numbers
-    of right answers and of questions, by the evidence's age. Raises UserError for an invalid policy.
+    Yields a line for each policy and each setting of ``append`` and ``encode``. ``budget``: vision tokens per layer on the
+    device, 512 by default. ``host_bytes``, ``file_bytes``: limits of the store's memory and file. ``ttft_ratio``: the time to
+    the first token divided by its value at the first measurement. ``right``: the numbers of right answers and of questions, by
+    how long ago the answer was shown. Raises UserError for an invalid policy.
     """
     marks = sorted({mark for mark in (frames // 100, frames // 10, frames) if mark >= LEAST})
     for name, way, look in product(policy, append, encode):
@@ -80,7 +81,10 @@ def measure(
     policy: str, budget: int, marks: Sequence[int], seed: int, append: str, encode: str, host_bytes: int, file_bytes: int,
     engine: str = DEFAULT_ENGINE,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yield ``{"frames_done": n}`` now and then, and results at each mark. Raises UserError for an invalid policy or budget."""
+    """Yield the results after each number of frames in ``marks``.
+
+    In between, ``{"frames_done": n}`` reports progress. Raises UserError for an invalid policy or budget.
+    """
     made, rng, (world, visits) = create_policy(policy), np.random.default_rng([seed, 2]), plan(seed, marks)
     limits: dict[str, Any] = {"budget": budget, "append": append, "encode": encode}
     if isinstance(made, Retrieval):
@@ -132,7 +136,10 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
 
 
 def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Visit]]]:
-    """Return a seed's stream. Also return, for each mark, which visitors to ask about: recent ones and some from long ago."""
+    """Return the stream, and which visits to ask about after each number of frames.
+
+    Some of these visits are recent and some were long ago.
+    """
     rng = np.random.default_rng([5_000_000, seed])
     pairs = list(product(range(len(COLORS)), rng.permutation(len(SHAPES))[:SHAPES_OF_VISITORS].tolist()))
     rng.shuffle(pairs)
@@ -149,7 +156,10 @@ def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Vis
 
 
 def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generator) -> list[tuple[str, str, int | None]]:
-    """Return questions about each visit, objects never shown, and now, each with its answer and its age in frames."""
+    """Return questions about the visits, about objects never shown, and about now.
+
+    Each question comes with its answer and with how many frames ago the answer was shown.
+    """
     asked: list[tuple[str, str, int | None]] = []
     for visit, kind in product(visits, KINDS):
         question = demo.ask(kind, int(rng.integers(2)), visit.color, visit.shape)

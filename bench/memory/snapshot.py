@@ -1,7 +1,7 @@
-"""Time how long a snapshot holds up the stream, compared with a frame's time, and how long writing it takes.
+"""Measure how long a snapshot delays the stream, compared with a frame's time, and how long it takes to write.
 
-Once the cache is full, the session watches a chunk, then takes a snapshot, and so on. The stream waits while a snapshot is
-copied, but not while it is written.
+Once the cache is full, the session watches frames and takes snapshots in turn. The stream waits while a snapshot is copied, but
+not while it is written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def snapshot(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each model (``demo``, SEEDED or a bundle's directory) and policy."""
+    """Yield a line for each model and policy. ``model``: ``demo``, SEEDED or a bundle's directory."""
     threads = threads or default_threads()
     for name, text in product(model, policy):
         with open_model(name, threads, engine) as loaded, TemporaryDirectory(prefix="edgevlm-bench-") as folder:

@@ -1,6 +1,6 @@
-"""Time writes of clusters to the store, and fetches from host memory and from disk.
+"""Time how long the store takes to save clusters of tokens and to read them back, from host memory and from disk.
 
-Each round times fetches that ``prefetch`` prepared, and fetches that it did not.
+Reads are timed with and without ``prefetch``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ ROWS, HEADS, HEAD_DIM = 32, 2, 64  # a cluster's shape
 
 
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
-    """Yield one line. A fetch reads ``asked`` of ``clusters`` clusters; times are medians over rounds.
+    """Yield one line with medians over rounds, in milliseconds.
 
-    ``put_ms``: time to store one cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch that
-    ``prefetch`` began ``disk_ms`` earlier. ``unexpected_ms``: the wait for a fetch without ``prefetch``.
+    ``clusters``: how many clusters the store holds. ``asked``: how many of them a fetch reads. ``put_ms``: time to store one
+    cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch that ``prefetch`` began ``disk_ms``
+    earlier. ``unexpected_ms``: the wait for a fetch without ``prefetch``.
     """
     rng = np.random.default_rng(0)
     one = _block(rng)

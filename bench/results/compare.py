@@ -1,4 +1,4 @@
-"""Compare two runs line by line: by how much each timed field is worse, and whether chance can explain the change."""
+"""Compare the times of two benchmark runs, and tell whether chance can explain what became slower."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def difference(one: Line, other: Line) -> str:
 
 
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
-    """Return a line for each timed field that both runs measured, worst first.
+    """Compare every time that both runs measured. Return a line for each, worst first.
 
     ``times_worse``: how many times worse the new median is. ``verdict``: whether chance can explain a median that is worse by
-    more than ``margin``. Raises UserError for different machines, unless forced, and for runs without a common line.
+    more than ``margin``. Raises UserError for different machines, unless forced, and for runs that measured nothing in common.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
         raise UserError(f"{new.id} and {old.id} cannot be compared ({apart}); add --force to compare them anyway")

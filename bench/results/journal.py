@@ -1,4 +1,4 @@
-"""Read benchmark results: JSON lines in an append-only file that ``bench all`` writes.
+"""Read the file in which ``bench all`` saves results, one JSON object per line.
 
 A run's header line has the event ``run``. Each command then adds a line with the event ``begin``, its result lines with ``run``
 and ``entry``, and a last line with ``end`` or ``failed``. A command that starts again replaces its earlier lines. Lines without
@@ -21,7 +21,7 @@ NAME = "results.jsonl"
 
 @dataclass(slots=True)
 class Entry:
-    """A command in a run. ``lines`` lack the fields ``run``, ``entry`` and ``schema``. ``seconds``: None until it succeeds."""
+    """The results of one command, without the fields ``run``, ``entry`` and ``schema``. ``seconds``: None until it succeeds."""
 
     name: str
     command: str = ""
@@ -33,7 +33,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Run:
-    """The commands of one ``bench all``. ``header`` is empty if the file has no header line."""
+    """The results of one ``bench all``. ``header``: empty if the file has no header line."""
 
     id: str
     header: Line = field(default_factory=dict)
@@ -49,7 +49,6 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     def take(self, line: Line) -> None:
-        """Add a line to the run."""
         name, event = str(line.get("entry", line.get("bench", "?"))), line.get("event")
         if event == "begin":
             self.entries.pop(name, None)
@@ -86,7 +85,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def runs_of(lines: Iterable[Line], name: str) -> list[Run]:
-    """Group lines into runs. Lines without a run become the run ``name``."""
+    """Group lines into runs. Lines without a run's id become the run ``name``."""
     runs: dict[str, Run] = {}
     for line in lines:
         is_header = line.get("event") == "run"

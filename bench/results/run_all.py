@@ -42,9 +42,9 @@ QUICK, FULL = _PLAN["quick"], _PLAN["full"]
 
 
 def planned(quick: bool, only: str | None) -> dict[str, str]:
-    """Return the plan (name -> arguments of ``edgevlm bench``). ``only``: the names or commands to keep, separated by commas.
+    """Return the arguments of each planned ``edgevlm bench`` command, by the command's name.
 
-    Raises UserError for a name that is not in the plan.
+    ``only``: the names or commands to keep, separated by commas. Raises UserError for a name that is not in the plan.
     """
     plan: dict[str, str] = QUICK if quick else FULL
     if only is None:
@@ -62,7 +62,7 @@ def typed(text: str) -> str:
 
 
 def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, machine: Machine | None = None) -> Run:
-    """Run the commands of the plan that the last run in ``folder`` did not finish. Return the run with all results.
+    """Run the planned commands that the last run in ``folder`` did not finish. Return the run with all results.
 
     A new run begins if ``quick``, the machine or a package version has changed since the last run. If a command fails, its
     error is saved and the other commands still run. Raises UserError if the folder cannot be written.
@@ -115,7 +115,7 @@ def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
 
 
 def _object(text: str) -> Line | None:
-    """Return a line's JSON object, with NaN and infinities replaced by None, or None if the line is not a JSON object."""
+    """Parse a line as a JSON object, or return None for any other text. NaN and infinities become None."""
     try:
         line = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError):
@@ -142,8 +142,7 @@ def _now() -> str:
 
 
 def versions(machine: Machine) -> dict[str, str]:
-    """Return the versions of edgevlm, Python and installed packages. In a checkout, ``commit`` ends in ``+`` if files
-    changed."""
+    """Return the versions of edgevlm, Python and installed packages. ``commit`` ends in ``+`` if files have changed."""
     installed, found = machine.packages(), {"edgevlm": __version__}
     if (SOURCE / ".git").exists():
         commit = (machine.run(["git", "-C", str(SOURCE), "rev-parse", "--short=12", "HEAD"]) or "").strip()

@@ -35,10 +35,11 @@ def attention(
     threads: int = 1,
     rounds: int = 5,
 ) -> Iterator[dict[str, Any]]:
-    """Time attention in all layers of a model's shape: one token, or whole frames, over ``held`` tokens of noise.
+    """Time the attention of one token, or of whole frames, in all layers of a model's shape.
 
-    ``frames``: frames per call; 0 for one token. ``ratio``: our time over GroupQueryAttention's on fp32. ``gb_s`` counts each
-    key and value once. ``read``: the time of numpy's ``max`` over all keys and values. Raises UserError for an unknown shape.
+    ``held``: tokens of noise in the cache. ``frames``: frames per call; 0 for one token. ``ratio``: our time over
+    GroupQueryAttention's on fp32. ``gb_s`` counts each key and value once. ``read``: the time of numpy's ``max`` over all keys
+    and values. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:
@@ -90,7 +91,7 @@ def _measured(name: str, held: int, rows: int, kv: Sequence[str], threads: int, 
 
 
 def _gqa(query: np.ndarray, key: np.ndarray, value: np.ndarray, memory: np.ndarray, threads: int) -> Callable[[], object]:
-    """Return a function that calls GroupQueryAttention for each layer and appends to ``memory`` in place."""
+    """Return a function that runs ONNX Runtime's GroupQueryAttention in each layer. It appends to ``memory`` in place."""
     (rows, width), (_, _, kv_heads, capacity, dim) = query.shape, memory.shape
     part = [1, kv_heads, capacity, dim]
     sizes = {

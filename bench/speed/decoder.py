@@ -1,4 +1,4 @@
-"""Time decode and prefill. Other runtimes take turns with ours on the same weights."""
+"""Time decode and prefill, in turns with other runtimes on the same weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A call that decodes ``rows`` rows after ``held`` rows. ``frames``: the number of frames in these rows."""
+    """A decoder call to time. ``rows``: rows to decode. ``held``: rows already in the cache. ``frames``: frames in ``rows``."""
 
     held: int
     rows: int = 1
@@ -33,7 +33,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One runtime's timings of ``work``, with one weight precision and one KV precision."""
+    """One runtime's timings of a call, with one weight precision and one KV precision."""
 
     runtime: str
     precision: str
@@ -61,10 +61,11 @@ def decode(
     threads: int = 1,
     rounds: int = 15,
 ) -> Iterator[Place]:
-    """Time one token: its embedding, its decoding after ``held`` rows, and its logits.
+    """Time the decoding of one token, from its embedding to its logits.
 
-    Yields a line for each weight precision, KV precision, ``held`` and runtime, followed by the ratios to other runtimes.
-    Raises UserError for an unknown runtime or precision, and for more rows than the model has positions.
+    ``held``: rows already in the cache. Yields a line for each weight precision, KV precision, ``held`` and runtime, followed
+    by the ratios to other runtimes. Raises UserError for an unknown runtime or precision, and for more rows than the model has
+    positions.
     """
     for name in model:
         text, works = open_text_model(name, layers), [Append(rows) for rows in held]
@@ -83,7 +84,10 @@ def prefill(
     threads: int = 1,
     rounds: int = 3,
 ) -> Iterator[Place]:
-    """Time prefill per frame, in calls of ``frames`` frames after ``held`` tokens. Yields lines like :func:`decode`'s."""
+    """Time prefill per frame. Yields lines like :func:`decode`'s.
+
+    ``frames``: frames per call. ``held``: tokens already in the cache.
+    """
     for name in model:
         p, text = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), open_text_model(name)
         works = [Append(rows, count * p, count) for rows in held for count in frames]
@@ -95,7 +99,6 @@ def _compared(
     text: TextModel, against: Sequence[str], precisions: Sequence[str], works: Sequence[Append], rounds: int,
     kv: Sequence[str], place: Place,
 ) -> Iterator[Place]:  # fmt: skip
-    """Yield a line for each timing, followed by the ratios to other runtimes."""
     known = {"against": [name for name in RUNTIMES if name != OURS], "kv": RUNTIMES[OURS].kv}
     for option, typed in (("against", against), ("kv", kv)):
         if unknown := [name for name in typed if name not in known[option]]:
@@ -116,7 +119,7 @@ def _compared(
 
 
 def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
-    """Return how many MB are read to decode a token: all weight matrices, and the keys and values of ``held`` tokens."""
+    """Return how many MB of weights, keys and values are read to decode a token. ``held``: tokens in the cache."""
     attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
     layouts = load_precision(precision).onnxruntime
@@ -129,9 +132,10 @@ def measure(
     model: TextModel, against: Sequence[str], precision: str, works: Sequence[Append], threads: int, rounds: int,
     kinds: Sequence[str] = ("fp32",),
 ) -> Iterator[Timing]:  # fmt: skip
-    """Time our runtime and those in ``against``, with each KV cache type in ``kinds``.
+    """Time our decoder and other runtimes on the same weights.
 
-    All runtimes are loaded together and take turns, starting with the fewest held rows. Skipped runtimes are reported.
+    ``against``: the other runtimes. ``kinds``: KV cache types. All runtimes are loaded together and take turns, starting with
+    the fewest held rows. Skipped runtimes are reported.
     """
     capacity = max(work.held + work.rows for work in works)
     with ExitStack() as stack:

@@ -77,14 +77,13 @@ class LlamaCpp:
         lib.llama_model_free(self._model)
 
     def _decode(self, ids: Sequence[int]) -> None:
-        """Decode tokens after the rows in memory, and compute the last token's logits."""
         tokens = (lib.llama_token * len(ids))(*ids)
         if failed := lib.llama_decode(self._context, lib.llama_batch_get_one(tokens, len(ids))):
             raise RuntimeError(f"llama_decode failed on {len(ids)} tokens: {failed}")
 
 
 def write_gguf(path: Path, model: TextModel, precision: str) -> None:
-    """Write ``model`` to a GGUF file without a tokenizer, with weights in ``precision`` (integers in blocks of 32)."""
+    """Write a model to a GGUF file without a tokenizer. Integer weights are stored in blocks of 32."""
     s, writer = model.shape, gguf.GGUFWriter(path, model.backbone)
     writer.add_tokenizer_model("none")
     sizes = {

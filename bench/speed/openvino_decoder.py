@@ -60,7 +60,7 @@ class OpenVino:
         return self._append(ids, self._held)
 
     def forget(self) -> None:
-        """Refill the states with all held rows except the last, and decode the last row."""
+        """Drop the appended rows. All held rows but the last are restored, and the last one is decoded again."""
         for state in self._request.query_state():
             state.state = ov.Tensor(self._noise)
         if self._held:
@@ -79,7 +79,7 @@ class OpenVino:
 
 
 class WithCache(torch.nn.Module):
-    """Wrap transformers' decoder: it takes and returns keys and values, and its first output is the last row's logits."""
+    """transformers' decoder with keys and values as inputs and outputs. Its first output is the last row's logits."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class WithCache(torch.nn.Module):
 
 
 def stateful(model: TextModel) -> Any:
-    """Return the float32 decoder. The keys and values of each layer are states, reordered by the input ``beam_idx``."""
+    """Return the decoder as a float32 OpenVINO model whose states are the keys and values, reordered by ``beam_idx``."""
     s, rows, before = model.shape, 3, 5
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]

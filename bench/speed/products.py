@@ -1,4 +1,4 @@
-"""Time matrix products with a layer's weights in each storage layout, compared with float32 and with a plain read."""
+"""Time matrix products with a layer's weights in each storage format, compared with float32 and with a plain read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _read(weights: Sequence[np.ndarray]) -> None:
 
 
 def _layer(shape: DecoderShape, weights: Sequence[np.ndarray], rows: int, threads: int) -> Callable[[], object]:
-    """Return a function that runs a layer's dense part in the C++ extension, with the given matrices."""
+    """Return a function that runs a layer without its attention in the C++ extension."""
     parts, none = [LAYOUTS[BLOCKS].parts(weight) for weight in weights], [None] * 4
     codes, scales = ([part[name] for part in parts] for name in ("codes", "scales"))
     part = kernels.RowPart(codes, scales, none, none, shape.norm_eps, shape.kv_heads, shape.head_dim, 1)

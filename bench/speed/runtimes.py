@@ -23,7 +23,7 @@ OURS = "edgevlm"
 
 
 class Runtime(Protocol):
-    """A decoder of one :class:`TextModel`, with its own KV cache.
+    """A decoder to compare, with its own KV cache.
 
     ``hold`` fills the cache with ``rows`` rows of any content, untimed. ``append`` decodes ``ids`` after the held rows. It
     returns the last token's logits ``[vocab]`` if ``scores`` is set, otherwise None. ``forget`` drops the appended rows.

@@ -35,7 +35,7 @@ VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's preci
 
 @dataclass(slots=True)
 class Side:
-    """One runtime's times in ms, for each chunk and for each answer. ``parts``: the ms spent in each part, after each chunk."""
+    """One runtime's times in ms, for each chunk and each answer. ``parts``: the totals of each stage after each chunk."""
 
     frames: list[Took] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)
@@ -43,9 +43,9 @@ class Side:
     parts: list[dict[str, float]] = field(default_factory=list)
 
     def line(self, count: int) -> dict[str, Any]:
-        """Return medians over warm measurements. The first chunk and the first answer have fields of their own.
+        """Return medians without the first chunk and the first answer, which have fields of their own.
 
-        ``count``: frames in the warm chunks. The token rate is None if every answer ended with its first token.
+        ``count``: frames in the other chunks. The token rate is None if every answer ended with its first token.
         """
         frame, (first, last) = figures("frame", self.frames[1:]), (self.parts[0], self.parts[-1])
         tokens = spread((ms for ms in self.tpot_ms[1:] if ms), "tpot_ms", "tpot_low", "tpot_high")

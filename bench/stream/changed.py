@@ -41,7 +41,7 @@ class TimedStream:
         self.counters.append({**parts_ms(self.session), **counts})
 
     def line(self, frames: int) -> dict[str, Any]:
-        """Return medians over all chunks but the first. The other chunks have ``frames`` frames in total."""
+        """Return medians without the first chunk. ``frames``: the number of frames in the other chunks."""
         first, last = self.counters[0], self.counters[-1]
         more, frame = {name: last[name] - first[name] for name in last}, figures("frame", self.took[1:])
         return {
@@ -132,7 +132,7 @@ def fill(session: Session, chunk: int) -> None:
 
 @contextmanager
 def bundle_of(name: str, precision: str, layers: int | None) -> Iterator[str | Path]:
-    """Yield ``name``. For SEEDED, export a temporary bundle and yield its directory."""
+    """Yield a bundle's path. SEEDED is first exported to a temporary bundle."""
     if name != SEEDED:
         if layers is not None:
             raise UserError(f"--layers: is supported only with {SEEDED}, not {name}")

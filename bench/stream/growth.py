@@ -1,4 +1,4 @@
-"""Measure a growing stream's memory, speed, answers and energy at given lengths, for each policy, including full KV.
+"""Measure memory, speed, answers and energy as a stream grows, for each policy including full KV.
 
 The measurements follow InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Policies run one after another, each in a
 separate process, so that each policy's peak memory is measured alone. Demo frames arrive as fast as the session watches.
@@ -61,7 +61,7 @@ def growth(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each model, policy, chunk and number of frames.
+    """Yield a line for each model, policy, chunk size and number of frames.
 
     Full KV is skipped if it would not fit in memory. ``oom``: whether a run stopped for lack of memory. Raises UserError for an
     invalid policy or model.
@@ -94,7 +94,7 @@ def measured(**work: Any) -> Iterator[dict[str, Any]]:
 
 
 def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
-    """Yield a line of measurements at each mark. Raises UserError for an invalid model or policy."""
+    """Yield measurements after each number of frames. Raises UserError for an invalid model or policy."""
     with ExitStack() as stack:
         model = stack.enter_context(open_model(work.model, work.threads or default_threads(), work.engine))
         session, marks, refused = _opened(model, work)
@@ -106,7 +106,7 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
 
 
 def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, ...], str]:
-    """Open a session. Return the session, the marks that fit in its cache, and why the others do not fit."""
+    """Open a session. Return it, the numbers of frames that fit in its cache, and why the others do not fit."""
     bounded, refused = work.policy == AUTO or create_policy(work.policy).bounded, ""
     for count in range(len(work.marks), 0, -1):
         budget = work.budget if bounded else work.marks[count - 1] * model.rows_per_frame
@@ -150,8 +150,10 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:
-    """Ask a question repeatedly; return ms to the first token and per further token. The first answer is reported
-    separately."""
+    """Ask a question repeatedly. Return ms to the first token and per further token.
+
+    The first answer's times are separate.
+    """
     most, energy = min(ANSWER_TOKENS, session.text_budget.answer), Energy(meter) if meter else None
     cold, answers = session.ask(QUESTION, max_tokens=most), []
     cold.settle()

@@ -71,7 +71,7 @@ def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
 def streaming_question(
     data: Dataset, part: str, told: defaultdict[str, list[str]], value: Any, name: str
 ) -> Iterator[SuiteQuestion]:
-    """Yield a record's question. ``told``: each video's earlier questions and answers, for sequential questions."""
+    """Yield a record's question. ``told``: each video's earlier questions and answers, for questions that build on them."""
     asked = streaming_proactive(value) if part == "proactive" else streaming_choice(value)
     video, text = data.video(asked["video_path"]), asked["question"]
     if part == "proactive":

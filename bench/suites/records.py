@@ -52,7 +52,10 @@ def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """A prompt that is repeated every second, up to ``until_s``, until the answer is yes. ``due_s``: the right time for yes."""
+    """A prompt that is repeated every second until the answer is yes.
+
+    ``until_s``: when to give up, in seconds of the video. ``due_s``: the right time for yes.
+    """
 
     prompt: str
     until_s: float

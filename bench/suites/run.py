@@ -1,4 +1,4 @@
-"""Run ``edgevlm bench accuracy`` on a published suite: get the answers that the journal lacks, then report."""
+"""Run ``edgevlm bench accuracy`` on a published suite. Questions that have a saved answer are not asked again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_suite(
     suite: str, model: str, policy: list[str], budget: str, data: Path | None, fps: float, engine: str, as_json: bool,
     out: Path | None, resume: bool, workers: int, **_: Any,
 ) -> None:  # fmt: skip
-    """Ask the questions that have no answer in the journal. Print results, skipped policies and bad data. Raises UserError."""
+    """Ask the questions that have no saved answer, and print the results, skipped policies and bad data. Raises UserError."""
     if data is None or not data.is_dir():
         raise UserError(f"--suite {suite}: the data folder is missing; add --data DIR ({GUIDE})")
     named, variants = [name for text in policy for name in split(text)], parse_variants(policy)
@@ -150,7 +150,7 @@ def is_answered(record: Record | None) -> bool:
 
 
 def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skipped: Sequence[SkippedRun]) -> Iterator[Line]:
-    """Yield each run's columns, then the skipped runs."""
+    """Yield each run's results as columns, then the skipped runs."""
     head = {"bench": "accuracy", "suite": suite}
     for run, answers in records.items():
         about = {**head, "policy": run.label, "budget": run.budget, "tokens": run.tokens or None}

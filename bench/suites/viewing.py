@@ -63,7 +63,7 @@ class Viewer:
             self._peak.measure(self.session.cache, self._policy)
 
     def finish(self, end_s: float) -> None:
-        """End the video: ask the remaining questions. A poll that got no yes is saved with an empty answer."""
+        """Ask the remaining questions at the end of the video. A poll that got no yes is saved with an empty answer."""
         self._ask_until(math.nextafter(end_s, math.inf))
         while self._due:
             _, place = self._due.pop(0)
