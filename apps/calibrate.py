@@ -65,7 +65,7 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Iterates over the frames, uint8 RGB ``[H, W, 3]``, of ``video`` or, if ``video`` is None, of a demo world."""
+    """Iterates over the frames of a video or, if ``video`` is None, of a demo world. Frames are uint8 RGB ``[H, W, 3]``."""
 
     video: str | None
     seed: int = 0
@@ -199,7 +199,6 @@ def as_json(written: Path, found: Findings) -> str:
 
 
 def describe(written: Path, found: Findings) -> str:
-    """Return a readable report of the findings."""
     lines = ["layers: unchanged"]
     if (layers := found.layers) is not None:
         tau = "/".join(f"{threshold:.4f}" for threshold in layers.thresholds)

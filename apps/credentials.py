@@ -75,7 +75,7 @@ def with_login(address: str, username: str | None, password: str | None) -> str:
 
 
 def state_key(reference: str | None) -> SnapshotKey | None:
-    """Return the key that encrypts snapshots, read from ``reference`` as by :func:`secret`. Raises UserError."""
+    """Return the key that encrypts snapshots. ``reference``: the key, or where :func:`secret` reads it. Raises UserError."""
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     return None if reference is None else SnapshotKey(secret(reference))

@@ -84,7 +84,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
 
 
 def forget_pictures(folder: Path, span: Span) -> Forgotten:
-    """Delete a period's thumbnails or, for all time, every file next to the snapshots. Raises UserError."""
+    """Delete a period's thumbnails. If the period is all time, delete every file next to the snapshots. Raises UserError."""
     count = 0
     if (folder / Thumbnails.FILE).exists():
         with closing(Thumbnails(folder)) as thumbnails:

@@ -28,9 +28,10 @@ class AllowedHosts:
     """
 
     def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
-        """Parse ``allowed``. Raises ValueError. The host ``also`` is always allowed.
+        """Parse the list of allowed hosts. Raises ValueError.
 
-        If ``allowed`` is None, ``private`` decides whether private networks are allowed.
+        ``private``: whether private networks are allowed if ``allowed`` is None.
+        ``also``: a host that is always allowed.
         """
         self._private, self._also = private, also.lower().rstrip(".")
         self._names: set[str] | None = None
@@ -77,7 +78,6 @@ def reach(text: str) -> Literal["here", "private", "public"]:
 
 
 def _is_own(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether the address belongs to this machine."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((str(address), 9))  # connecting a UDP socket sends no packet

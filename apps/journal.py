@@ -45,7 +45,10 @@ class Journal(TimedDatabase):
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:
-        """Store a line, unless lines have been deleted since :attr:`forgotten` was ``since``. Disk errors are not raised."""
+        """Store a line. Disk errors are not raised.
+
+        ``since``: the value of :attr:`forgotten` when the line was begun. If lines have been deleted since, nothing is stored.
+        """
 
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))

@@ -184,7 +184,7 @@ def export_choice(start: Start) -> ExportChoice:
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
     """Return the frame size for a bundle that takes any size, or None for a bundle that takes only one size.
 
-    Raises UserError if a frame size was ``asked`` for and the bundle takes frames of one size only.
+    Raises UserError if the user chose a frame size but the bundle takes only one size.
     """
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
@@ -196,7 +196,7 @@ def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, in
 
 
 def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
-    """Yield the lines that introduce the run, then the reason for its policy."""
+    """Yield the lines to print when a run starts, including the reason for its policy."""
     source, session = run.source, run.session
     if start.compares:
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."

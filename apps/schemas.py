@@ -291,7 +291,7 @@ class Snapshot(Record):
 
 
 def record(name: str, kind: Any, /, *, optional: bool = False, without: str = "", **more: Any) -> type[Record]:
-    """Make a JSON line's model from a dataclass whose fields are ``Annotated`` with descriptions. ``more`` adds fields."""
+    """Make a JSON line's model from a dataclass whose fields are ``Annotated`` with descriptions. ``more``: further fields."""
     types, fields = get_type_hints(kind), dict[str, Any](more)
     for each in dataclasses.fields(kind):
         if each.name != without:

@@ -77,7 +77,7 @@ class CacheFull(CacheError):
 
 
 def refuse_fork(pid: int, what: str) -> None:
-    """Raise UserError if this process is not ``pid``: after a fork, the threads of ``what`` are missing."""
+    """Raise UserError in a forked process, where the threads of ``what`` are missing. ``pid``: the process that opened it."""
     if pid != os.getpid():
         raise UserError(f"{what} was opened before this process was forked; open it here, or start processes with 'spawn'")
 

@@ -12,7 +12,7 @@ from edgevlm.errors import UserError
 
 
 def install(extra: str) -> str:
-    """Return the command that installs ``extra``: from this clone if edgevlm runs from a clone, else from PyPI."""
+    """Return the command that installs an extra of edgevlm, from this clone if edgevlm runs from a clone, else from PyPI."""
     clone = Path(__file__).resolve().parents[1]
     return f"pip install -e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"pip install 'edgevlm[{extra}]'"
 

@@ -120,7 +120,10 @@ def _speed(policy: str | Policy | type[Policy]) -> str:
 
 
 def check_source(source: str, frames: int = 64) -> list[str]:
-    """Check up to ``frames`` frames of a source, their types and times, and its end. ``source``: a value for ``--camera``."""
+    """Check the types and times of a source's frames, and its end.
+
+    ``source``: a value for ``--camera``. ``frames``: the number of frames to read.
+    """
     opened = open_source(source, None, SourceOptions())
     try:
         found = list(islice(opened, frames))

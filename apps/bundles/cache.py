@@ -33,7 +33,6 @@ DEFAULTS: dict[str, Any] = {
 
 
 def cache_folder() -> Path:
-    """Return the bundle cache's directory."""
     if own := os.environ.get("EDGEVLM_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "edgevlm" / "bundles"
@@ -51,12 +50,11 @@ def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: 
 
 
 def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notify, **options: Any) -> None:
-    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises UserError."""
+    """Call :func:`edgevlm.export.export_checkpoint` in a separate process. Raises UserError."""
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
 def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **options: Any) -> None:
-    """Export a checkpoint in this process."""
     module, name = ("edgevlm.apps.bundles.gptq", "export_by_gptq") if gptq else ("edgevlm.export", "export_checkpoint")
     getattr(needed(module, "exporting"), name)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 
@@ -72,7 +70,7 @@ def cached_path(checkpoint: Path, **options: Any) -> Path:
 
 
 def plain_name(text: str) -> str:
-    """Make the first part of a cached bundle's name from ``text``."""
+    """Turn a text into the first part of a cached bundle's name."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".-")[:64] or "checkpoint"
 
 
@@ -114,7 +112,7 @@ def remove_bundles(name: str) -> list[Path]:
 
 
 def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
-    """Check every byte of ``bundles`` (by default all cached ones); yield a line about each, and whether it is intact."""
+    """Check every byte of bundles, by default of all cached ones. Yield a line about each, and whether it is intact."""
     for folder in [find(each) for each in bundles] or cached():
         try:
             loaded = Bundle.load(folder, progress=progress)
@@ -144,7 +142,11 @@ def is_complete(target: Path) -> bool:
 
 @contextmanager
 def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
-    """Lock a file next to ``made``. If another process holds the lock, call ``notify(waiting)`` first. Raises UserError."""
+    """Hold a lock while the block runs, so that only one process makes a file or folder. Raises UserError.
+
+    ``made``: what is made; the lock is a file next to it.
+    ``waiting``: the message for ``notify`` if another process holds the lock.
+    """
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         file = open(made.with_name(f".{made.name}.lock"), "a")  # noqa: SIM115

@@ -34,10 +34,11 @@ Size = tuple[int, int]  # (height, width)
 
 @dataclass
 class ExportChoice:
-    """Chooses the export options that were not given. ``plan`` is None until :meth:`options` is called.
+    """Chooses the export options that were not given.
 
-    ``frame_shape`` returns the size of the source's frames, or None if unknown. :meth:`options` calls ``frame_shape`` if
-    ``frame_size`` is None and the model keeps a frame's aspect ratio.
+    ``plan``: the plan behind the choice, or None until :meth:`options` is called.
+    ``frame_shape``: returns the size of the source's frames, or None if unknown. :meth:`options` calls it if ``frame_size`` is
+    None and the model keeps a frame's aspect ratio.
     """
 
     request: PlanRequest
@@ -146,7 +147,7 @@ def resolve_model(
 def find_bundle(
     folder: Path, engine: str, model: str, notify: Notify, choice: ExportChoice | None = None
 ) -> tuple[Path | None, dict[str, Any]]:
-    """Return a checkpoint's cached bundle (None if it must be exported first) and its export options."""
+    """Return a checkpoint's cached bundle and its export options. The bundle is None if it must be exported first."""
     backend = load_class("engines", engine)
     hint = getattr(backend, "export_hint", "")  # set by engines that cannot run a default export
     options = {} if hint or choice is None else choice.options(folder)

@@ -73,7 +73,7 @@ KV = Annotated[
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Return the ``values`` that are not None."""
+    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -101,10 +101,10 @@ HelpAll = Annotated[bool, flag("--help-all", "Show all options.", is_eager=True,
 def with_settings(
     model: Any, panels: Mapping[str | None, Iterable[str]], rare: Iterable[str] = (), *, typed_only: bool = False
 ) -> Callable[[Any], Any]:
-    """Add an option to a command for each field of ``model`` that ``panels`` lists by heading.
+    """Return a decorator that adds options for the fields of a pydantic model to a command.
 
     The command gets the values as ``settings``: an instance of ``model`` or, with ``typed_only``, a dict of the typed options.
-    Only ``--help-all`` shows the fields in ``rare``.
+    ``panels``: the fields by heading. ``rare``: the fields that only ``--help-all`` shows.
     """
     shown = {name: panel for panel, fields in panels.items() for name in fields}
     lists = {name for name in shown if get_origin(model.model_fields[name].annotation) is list}

@@ -132,13 +132,13 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
 
 
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the bytes of a stream's cache: prefix + ``budget`` + text rows in every layer, as ``KVCache.bytes_for`` counts."""
+    """Return the bytes of a stream's cache, as ``KVCache.bytes_for`` counts. Each layer holds prefix, budget and text rows."""
     shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
     return KVCache.bytes_for(*shape, inv_freq=np.ones(model.head_dim // 2), axes=model.axes, dtype=kv)
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
-    """Return the most memory that a policy uses: POLICY_ROW bytes per cached row, layer and KV head."""
+    """Return the most memory that a policy uses. A row of the cache takes POLICY_ROW bytes in each layer and KV head."""
     return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
 
 
@@ -159,7 +159,7 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
 
 
 def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
-    """Return the bytes of a chunk's float32 features and of ``copies`` copies of its pixels ``[chunk, 3, height, width]``."""
+    """Return the bytes of a chunk's features and pixels in float32. ``copies``: the number of copies of the pixels."""
     tower = model.tower
     grids = max(1, chunk // tower.group)
     features = grids * tower.tokens * model.hidden * (1 + model.deepstack)
@@ -181,13 +181,13 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
 
 
 def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return a snapshot's size in bytes: copies of the cache (prefix and ``budget`` rows) and of a chunk, and thumbnails."""
+    """Return the bytes of a snapshot with its thumbnails. A snapshot copies a chunk and the cache without its text rows."""
     row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
     return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk) + THUMBNAILS
 
 
 def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return the bytes that each further camera adds to a server: cache, policy, chunk and snapshot, but no weights."""
+    """Return the bytes that each further camera adds to a server. All cameras share the weights."""
     own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
     return own + snapshot_bytes(model, budget, chunk, kv)
 
@@ -201,7 +201,8 @@ def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Predicts a model's memory and speed on a device. ``served`` counts a server's cameras; 0 means ``edgevlm run``."""
+    """Predicts a model's memory and speed on a device. ``served``: the number of a server's cameras, or 0 for ``edgevlm
+    run``."""
 
     model: PlannedModel
     device: DeviceProfile
@@ -261,7 +262,7 @@ class Roofline:
         return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
 
     def vision(self) -> RooflineCall:
-        """Return the cost of encoding one grid, the frames that the vision tower encodes together.
+        """Return the cost of encoding one grid. A grid is made of the frames that the vision tower encodes together.
 
         The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. The B blocks
         have width W and together P_block parameters; each of N patches attends to A patches. The projector gets R rows.
@@ -342,7 +343,7 @@ class Roofline:
 
 
 def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest integer from ``least`` to ``most`` for which the monotonic function ``holds`` is true, or 0."""
+    """Return the largest integer from ``least`` to ``most`` for which ``holds`` is true, or 0. ``holds`` must be monotonic."""
     if most < least or not holds(least):
         return 0
     low, high = least, most + 1

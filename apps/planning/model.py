@@ -68,7 +68,7 @@ class PlannedModel:
 
     @property
     def table(self) -> int:
-        """Return the number of parameters in the embedding (the head has the same number)."""
+        """Return the number of parameters in the embedding. The head has the same number."""
         return self.vocab * self.hidden
 
     @property
@@ -93,7 +93,7 @@ class PlannedModel:
 
 
 def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner: int) -> int:
-    """Return the number of parameters in a layer's matrices: q, k, v and o of attention; gate, up and down of the MLP."""
+    """Return the number of parameters in the matrices of a decoder layer's attention (q, k, v, o) and MLP (gate, up, down)."""
     return hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
 
 
@@ -146,7 +146,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:
-    """Return the planned model of ``config``. Raises KeyError, TypeError or ValueError if ``config`` is incomplete."""
+    """Make the planned model from a checkpoint's config. Raises KeyError, TypeError or ValueError for an incomplete one."""
     text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
     family = load_family(name_of, name)
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
@@ -208,7 +208,7 @@ def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _tower(family: Family, vision: VisionSpec, graph: Path, tokenizer: Tokenizer) -> TowerGeometry:
-    """Estimate a tower's geometry from the number of its parameters, because the graph does not contain it."""
+    """Estimate a vision tower's sizes from its number of parameters, because the ONNX graph does not contain the sizes."""
     parameters = sum(prod(shape) for name, shape in shapes_in(graph).items() if not name.endswith((".scales", ".zero")))
     tokens, patches = vision.tokens_per_frame, family.patches(vision)
     around = (vision.before + vision.after).format(seconds=0.0, minutes=0, second=0, frame=1)

@@ -147,7 +147,10 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the precisions to try: ``asked``, else that of a bundle or of rounded weights, else all that suit the device."""
+    """Return the weight precisions that a plan may choose. Bundles and weights that are already rounded keep theirs.
+
+    ``asked``: the precision that the user chose, or None.
+    """
     if asked is not None:
         load_precision(asked)
         return (asked,)
@@ -162,7 +165,7 @@ def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) 
 
 
 def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
-    """Return the default budget in whole frames, reduced by up to half to keep up with ``fps``, or by more to fit in memory."""
+    """Return the default budget in whole frames, down to half of it to keep up with ``fps``, or less to fit in memory."""
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
         budget = min(usual, roofline.largest_budget(request.chunk, fps)) // rows * rows

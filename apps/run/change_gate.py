@@ -13,8 +13,9 @@ THRESHOLD = 4.0  # on the scale 0 to 255: above a sensor's noise, and below the 
 class ChangeGate:
     """Decides whether a frame, uint8 RGB ``[H, W, 3]``, shows a change.
 
-    A frame shows a change if any cell's mean colour differs by more than ``THRESHOLD`` from that of the last frame with a
-    change. Slow changes therefore add up until a frame shows a change. The first frame always shows a change.
+    A grid divides the frame into cells. The frame shows a change if any cell's mean colour differs by more than ``THRESHOLD``
+    from that of the last frame with a change. Slow changes therefore add up until a frame shows a change. The first frame
+    always shows a change.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class ChangeGate:
 
 
 def cell_means(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.float32]:
-    """Return the mean colours ``[rows, columns, 3]`` of the cells of an image ``[H, W, 3]``.
+    """Divide an image ``[H, W, 3]`` into a grid of cells, and return the mean colour of each, ``[rows, columns, 3]``.
 
     A cell's mean uses at most ``SAMPLES`` x ``SAMPLES`` evenly spaced pixels.
     """
@@ -39,6 +40,6 @@ def cell_means(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.
 
 
 def _samples(cells: int, size: int) -> NDArray[np.intp]:
-    """Return sample positions ``[cells, samples]`` along an edge of ``size`` pixels."""
+    """Return evenly spaced pixel positions for each cell along an edge of ``size`` pixels. Shape ``[cells, samples]``."""
     each = max(1, min(SAMPLES, size // cells))
     return ((np.arange(cells * each) + 0.5) * size / (cells * each)).astype(np.intp).reshape(cells, each)

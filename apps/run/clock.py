@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Convert a local time to seconds since 1970. Raises UserError if the time was skipped, or repeated before ``latest``."""
+    """Convert a local time to seconds since 1970. Raises UserError if it does not exist, or occurs twice before ``latest``."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:
@@ -82,7 +82,7 @@ class Span:
 
     @classmethod
     def typed(cls, since: str | None = None, until: str | None = None) -> Span:
-        """Parse ``since`` and ``until`` with :func:`moment`. Empty text leaves an end open. Raises UserError."""
+        """Parse the start and the end of a period with :func:`moment`. Empty text means no limit. Raises UserError."""
         now, found = time.time(), dict[str, float]()
         for name, text in (("since", since), ("until", until)):
             if text:

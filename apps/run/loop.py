@@ -31,9 +31,10 @@ REMEMBERED = 64  # keep the right answers of this many frames, for questions tha
 
 @dataclass(slots=True)
 class RunPlan:
-    """The questions planned for a run, and its limits. ``at`` lists questions with their stream times in seconds.
+    """The questions planned for a run, and its limits.
 
-    ``end`` lists the questions to ask at the end of the stream.
+    ``at``: questions with their stream times in seconds.
+    ``end``: questions to ask at the end of the stream.
     """
 
     frames: int | None = None
@@ -62,10 +63,10 @@ class Observer(Protocol):
 class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
-    ``stats_every`` is the interval between statistics, in seconds.
-    ``alone`` is true if the process has no other run. The run then closes the session, and ends when stdout loses its reader.
-    ``may_watch`` is called before each frame; the run ends when it returns False.
-    ``listing`` is the command that lists the demo model's questions.
+    ``stats_every``: the interval between statistics, in seconds.
+    ``alone``: whether the process has no other run. The run then closes the session, and ends when stdout loses its reader.
+    ``may_watch``: called before each frame. The run ends when it returns False.
+    ``listing``: the command that lists the demo model's questions.
     """
 
     session: Session
@@ -194,7 +195,7 @@ class RunLoop:
         return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:
-        """Return current statistics. ``since`` is the time and the frame count from which ``fps`` is measured."""
+        """Return current statistics. ``since``: the time and the frame count from which ``fps`` is measured."""
         session, source = self.session.stats, self.source
         self._last = now, frames = time.monotonic(), session.frames
         drops = dict(source.drops)
@@ -261,7 +262,7 @@ class RunLoop:
         return scenes[-1].truth(question) if scenes else None
 
     def as_taught(self, text: str) -> str | None:
-        """Return the question as the demo model was taught it, or None if it never was. Other models get the text unchanged."""
+        """Return a question as the demo model knows it, or None if it does not. Other models get the text unchanged."""
         if not self.session.model.is_demo:
             return text
         question = parse(text)

@@ -83,9 +83,9 @@ def _view(session: Session) -> MemoryView:
 
 
 class MemoryWatch:
-    """Keeps a thumbnail of each frame, and records which frames are held in memory. :meth:`close` closes ``thumbnails``.
+    """Keeps a thumbnail of each frame, and records which frames are in memory. :meth:`close` closes ``thumbnails``.
 
-    ``offset`` is the wall-clock time of stream time 0. ``seen`` is the time of the newest frame.
+    ``offset``: the wall-clock time of stream time 0. ``seen``: the time of the newest frame.
     """
 
     def __init__(self, session: Session, thumbnails: Thumbnails) -> None:
@@ -94,7 +94,6 @@ class MemoryWatch:
         self.thumbnails.begin(session.stats.frames)
 
     def watch(self, frame: Frame) -> None:
-        """Keep a thumbnail of a frame that the session has watched."""
         self.seen = Instant.now()
         self.offset = self.seen.wall - frame.time_s
         newest = self.session.stats.frames - 1
@@ -111,9 +110,10 @@ class MemoryWatch:
 
 
 class LaneView(NamedTuple):
-    """One policy's memory at one moment. ``right`` counts the correct answers to ``asked`` questions.
+    """One policy's memory at one moment.
 
-    ``stopped_s`` is the stream time at which a memory without eviction became full.
+    ``right``: the number of correct answers. ``asked``: the number of questions.
+    ``stopped_s``: the stream time at which a memory without eviction became full.
     """
 
     name: str
@@ -124,7 +124,7 @@ class LaneView(NamedTuple):
 
 
 class Lane:
-    """One of the compared memories: a session and its newest answer to each question."""
+    """A session that is compared with others, and its newest answer to each question."""
 
     def __init__(self, name: str, session: Session) -> None:
         self.name, self.session, self.answers = name, session, dict[str, str]()
@@ -132,7 +132,7 @@ class Lane:
 
     @contextmanager
     def stopping(self) -> Iterator[Session]:
-        """Yield the session. A full cache stops this memory, but not the comparison."""
+        """Yield the session. If its cache is full, the session leaves the comparison."""
         try:
             yield self.session
         except UserError:
@@ -144,10 +144,12 @@ class Lane:
 
 
 class SideBySide:
-    """Shows the run's memory on the terminal. ``open_session`` adds full KV and a sliding window for comparison.
+    """Compares the run's memory with full KV and a sliding window, to show them on the terminal.
 
-    All memories watch the same frames and are asked about objects that have left the picture. The run feeds and closes
-    ``session``. Threads other than the watching thread may use only :attr:`view`.
+    All memories watch the same frames and are asked about objects that have left the picture. Threads other than the watching
+    thread may use only :attr:`view`.
+    ``session``: the run's session. The run passes frames to it and closes it.
+    ``open_session``: opens a session for comparison, or None to show only the run's memory.
     """
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:

@@ -136,7 +136,6 @@ class JsonOutput(TextOutput):
         self.stats(stats, "summary")
 
     def line(self, event: str, fields: dict[str, object]) -> None:
-        """Print an event with its time."""
         with self._lock:
             print(json_line(event, finite({"time": wall_clock(), **fields})), flush=True)
 

@@ -63,7 +63,7 @@ class Thumbnails(TimedDatabase):
             self._added = self._change("INSERT OR REPLACE INTO thumbnails VALUES (?, ?, ?, 1, ?)", *values) or self._added
 
     def keep(self, held: set[int], newest: int) -> None:
-        """Record which frames up to ``newest`` are in memory, then prune the thumbnails."""
+        """Record which frames up to number ``newest`` are in memory, then delete thumbnails that are too old or too many."""
         with self._lock:
             for (frame,) in self._rows("SELECT frame FROM thumbnails WHERE held AND frame <= ?", newest):
                 if frame not in held:
@@ -73,7 +73,7 @@ class Thumbnails(TimedDatabase):
                 self._attempt(self._flush, None)
 
     def begin(self, frame: int) -> None:
-        """Delete the thumbnails from ``frame`` on, because the resumed memory ends before ``frame``."""
+        """Delete the thumbnails of ``frame`` and later frames, which are not in the resumed memory."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 

@@ -102,14 +102,14 @@ SINCE, UNTIL = (str, field("Start of the period: RFC 3339, UTC.")), (str, field(
 
 
 def content(*kinds: type[BaseModel] | str, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's ``responses`` for a route that returns ``kinds``: a pydantic model, or media types."""
+    """Return a FastAPI route's ``responses``. ``kinds``: the pydantic model or the media types that the route returns."""
     if isinstance(kinds[0], str):
         return {status: {"content": {each: {} for each in kinds}}}
     return {status: {"model": kinds[0]}}
 
 
 def list_of(*models: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's ``responses`` for a route that returns a list of ``models``, with the extra fields ``more``."""
+    """Return a FastAPI route's ``responses`` for a list. ``models``: the types of its items. ``more``: further fields."""
     kinds: Any = reduce(or_, models)
     fields: dict[str, Any] = {
         "object": (str, field("list, or digest from GET /v1/digest.")),

@@ -251,7 +251,7 @@ class ChatRequest(Asked):
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
-        """Return :meth:`Session.ask`'s sampling arguments and pictures, and the request's ignored fields. Raises FieldError."""
+        """Return the arguments for :meth:`Session.ask`, and the names of the request's ignored fields. Raises FieldError."""
         given: dict[str, Any] = {
             "temperature": self.temperature or 0.0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
@@ -284,7 +284,7 @@ class ChatRequest(Asked):
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
-        """The field that restricts the answer, its logits processor and the processor's argument, or None."""
+        """Return the field that restricts the answer, and a logits processor with its argument; None without a restriction."""
         form = self.response_format
         if self.structured_outputs is not None and self.structured_outputs.choice is not None:
             return "structured_outputs.choice", OneOf, self.structured_outputs.choice
@@ -300,18 +300,18 @@ class ChatRequest(Asked):
 
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
-        """The stream's name and time window in the last ``edgevlm://`` part, or an empty name and window. Raises FieldError."""
+        """Return the stream's name and time window from the last ``edgevlm://`` URL; empty without one. Raises FieldError."""
         urls = [part.url for _, part in self._parts() if part.is_stream]
         return stream_of(urls[-1]) if urls else ("", {})
 
     @property
     def stream_name(self) -> str | None:
-        """The stream's name, from the last ``edgevlm://`` part or else from ``model``; None means the only stream."""
+        """The stream's name, from the last ``edgevlm://`` URL or else from ``model``; None means the only stream."""
         return self._asked[0] or self.model.rpartition("/")[2] or None
 
     @property
     def window(self) -> dict[str, str]:
-        """``since`` and ``until``, taken from the stream's URL or else from the request's fields. Raises FieldError."""
+        """The time window's ``since`` and ``until``, from the stream's URL or else from the fields. Raises FieldError."""
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:

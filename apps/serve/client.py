@@ -24,7 +24,7 @@ TIMEOUT_S = 600.0
 
 
 def questions(typed: str | None) -> Iterator[str]:
-    """Yield ``typed`` or, if it is None or ``-``, each non-empty line of stdin. Raises UserError if stdin is a terminal."""
+    """Yield the typed question or, if it is None or ``-``, each non-empty line of stdin. Raises UserError on a terminal."""
     if typed not in (None, "-"):
         yield str(typed)
         return
@@ -38,7 +38,7 @@ def questions(typed: str | None) -> Iterator[str]:
 def ask_server(
     question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
 ) -> None:
-    """Print the answer as it arrives. If its evidence is not recent, also print when it was seen. Raises UserError."""
+    """Ask a server and print the answer as it arrives. A note says when older evidence was seen. Raises UserError."""
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:
@@ -79,7 +79,7 @@ def ask_server(
 
 
 def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """Make a server delete what it saw in a period; return how many items by camera and kind. Raises a one-line UserError."""
+    """Make a server forget a period. Return the number of deleted items by camera and kind. Raises a one-line UserError."""
     with replied(url, key_file, "/v1/forget", {**body, "confirm": True}) as response:
         done = json.loads(response.read())
         if waiting := done.get("waiting"):
@@ -88,7 +88,7 @@ def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> d
 
 
 def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_json: bool) -> None:
-    """Print a server's digest in time order: open watches, journal lines and picture addresses. Raises a one-line UserError."""
+    """Print a period's opened watches, journal lines and picture addresses, in order of time. Raises a one-line UserError."""
     with replied(url, key_file, "/v1/digest", query=window) as response:
         found = json.loads(response.read())
         for each in found["data"]:
@@ -116,8 +116,10 @@ def journal_of(url: str, query: Mapping[str, str], key_file: Path | None) -> lis
 def replied(
     url: str, key_file: Path | None, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
 ) -> Iterator[httpx.Response]:
-    """Send a POST with ``body``, or a GET if it is None, and yield the reply. Errors, including those in the ``with`` block,
-    become one-line UserErrors."""
+    """Send a request to a server and yield the reply. Without ``body``, the request is a GET, otherwise a POST.
+
+    Errors become one-line UserErrors, including errors in the ``with`` block.
+    """
     shown, method, headers = mask_credentials(url), "GET" if body is None else "POST", {}
     if key_file is not None:
         key = secret(f"file:{key_file}")

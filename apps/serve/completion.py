@@ -37,7 +37,7 @@ class Completion:
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
     def __init__(self, request: ChatRequest, stream: CameraStream, ignored: Iterable[str] = ()) -> None:
-        """Prepare the question. ``ignored`` names the original request's ignored fields."""
+        """Prepare the question. ``ignored``: the names of the original request's ignored fields."""
         self.request, self.stream, self.began = request, stream, time.perf_counter()
         self._asked, self._ignored = Dialogue(()), [*islice(ignored, COUNTED)]
         self._offset = stream.observer.offset

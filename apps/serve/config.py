@@ -242,7 +242,7 @@ def server_key(server: ServerSettings) -> str | None:
 
 
 def as_far_as_running(before: ServeConfig, wanted: ServeConfig) -> tuple[ServeConfig, list[str]]:
-    """Return ``wanted`` without the changes that need a restart, and a line for each of these changes."""
+    """Return the new settings that a running server can apply, and a line for each change that needs a restart."""
     kept = {name: getattr(before, name) for name in FIXED}
     kept_of_server = {name: getattr(before.server, name) for name in FIXED_OF_SERVER}
     waits = [name for name, value in kept.items() if getattr(wanted, name) != value]
@@ -257,9 +257,11 @@ def settings_of(
     given: Mapping[str, Any] | None = None,
     assigned: list[str] | None = None,
 ) -> ServeConfig:
-    """Read a file, then apply ``assigned`` (each KEY=VALUE), then the values in ``given`` that are not None. Raises UserError.
+    """Read a configuration file, then apply the settings of the command line. Raises UserError.
 
-    Each entry of ``cameras`` is ``NAME=SRC`` or SRC. Cameras without a name are called demo, camera, camera-2, ..
+    ``cameras``: sources, as ``NAME=SRC`` or SRC. Cameras without a name are called demo, camera, camera-2, ..
+    ``assigned``: settings as ``KEY=VALUE``.
+    ``given``: settings by key, applied last; None means not given.
     """
     values = {} if path is None else read_toml(path)
     for text in assigned or ():

@@ -55,7 +55,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class ApiError(HTTPException):
-    """An HTTP error in OpenAI's format. With status 429 or 503, clients should retry after ``soon`` seconds."""
+    """An HTTP error in OpenAI's format. ``soon``: with status 429 or 503, when clients should retry, in seconds."""
 
     def __init__(
         self, status: int, message: str, code: str | None, param: str | None = None, soon: int = 1, headers: Any = None
@@ -103,7 +103,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def _field(place: Sequence[Any]) -> str:
-    """Return a field's path, without pydantic's names for the variants of a union."""
+    """Return an invalid field's path, without the names that pydantic adds for the types of a union."""
     first, *rest = [*map(str, place[1:])] or [""]
     return ".".join([first, *(part for part in rest if not re.search(r"^[A-Z]|\[|constrained-", part))])[:200]
 

@@ -119,7 +119,7 @@ class Guard:
             asyncio.get_running_loop().run_in_executor(None, trim)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an error, then discard the body for up to LINGER_S seconds: if an upload is cut off, a proxy reports 502."""
+        """Send an error, then discard the body for up to LINGER_S seconds. If an upload is cut off, proxies report 502."""
         response, headers = respond(error), Headers(scope=scope)
         response.headers["connection"] = "close"
         if "expect" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
@@ -184,7 +184,7 @@ def too_large(limit: int) -> ApiError:
 
 
 def is_ours(header: str, server: ServerSettings) -> bool:
-    """Return whether a ``Host`` header is this server's name or an IP address, which DNS rebinding cannot use."""
+    """Return whether a ``Host`` header is this server's name or an IP address. Other names may come from DNS rebinding."""
     name = host_name(header)
     try:
         return name in (*LOOPBACK, server.host, *server.hosts) or bool(name and ip_address(name))

@@ -31,22 +31,23 @@ _ONE_AT_A_TIME = threading.Lock()  # held while decoding, because a picture may 
 
 
 def read_picture(url: str, settings: ServerSettings) -> Image:
-    """Read a picture, RGB ``[H, W, 3]``, from a ``data:`` or ``http(s):`` URL. Raises UserError."""
+    """Read a picture from a ``data:`` or ``http(s):`` URL. Returns RGB ``[H, W, 3]``. Raises UserError."""
     if url[:6].lower().startswith(("http:", "https:")):
         return decode_picture(_fetch(url, settings))
     return decode_picture(_inline(url, "must be data:image/...;base64,... or an http address"))
 
 
 def decode_picture(data: bytes) -> Image:
-    """Decode a picture to RGB ``[H, W, 3]``. Raises UserError."""
+    """Decode a picture. Returns RGB ``[H, W, 3]``. Raises UserError."""
     with _ONE_AT_A_TIME:
         return picture.decode_picture(data, MAX_PIXELS)
 
 
 def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
-    """Return up to ``count`` evenly spaced frames, RGB ``[H, W, 3]``, of a ``data:`` video or a file in an allowed folder.
+    """Return up to ``count`` evenly spaced frames of a ``data:`` video or of a file in an allowed folder.
 
-    Symbolic links are resolved before the folder is checked. A missing file and a forbidden file raise the same UserError.
+    Each frame is RGB ``[H, W, 3]``. Symbolic links are resolved before the folder is checked. A missing file and a forbidden
+    file raise the same UserError.
     """
     opened: Callable[[], Video]
     if "://" in url[:16]:

@@ -125,14 +125,14 @@ class ResponsesRequest(Lenient):
 
     @cached_property
     def _places(self) -> list[str]:
-        """For each message of the chat request, the field of this request that became the message."""
+        """Return, for each message of the chat request, the name of the Responses API's field that it was made from."""
         items = ["input"] if isinstance(self.input, str) else [
             f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
         ]  # fmt: skip
         return ["instructions", *items] if self.instructions else items
 
     def place_of(self, field: str) -> str:
-        """Return the field of this request that became ``field`` of the chat request."""
+        """Return the Responses API's own name for a field of the chat request, such as ``input`` for ``messages``."""
         field = re.sub(r"^messages\.(\d+)", lambda found: self._places[int(found[1])], field)
         return {"messages": "input", "max_completion_tokens": "max_output_tokens"}.get(field, field)
 

@@ -43,8 +43,6 @@ ALIVE_S = 1.0
 
 
 class Membership(Protocol):
-    """A node's membership of a cluster."""
-
     def open(self) -> None: ...
     def routes(self, app: FastAPI) -> Any: ...
     def close(self) -> None: ...
@@ -120,7 +118,7 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
 class TimedProtocol(H11Protocol):
     """Closes a connection that is idle for HEAD_S seconds, or whose client does not read for READ_S seconds.
 
-    If a new connection leaves more than ``most`` files open, the oldest idle connection is closed, which may be the new one.
+    ``most``: the largest number of open files. If a new connection exceeds it, the oldest idle connection is closed.
     """
 
     most: float = math.inf
@@ -146,7 +144,6 @@ class TimedProtocol(H11Protocol):
         self.stuck.cancel()
 
     def _close_if_idle(self, before: object) -> None:
-        """Close the connection if it is idle and no request came after ``before``."""
         if self.cycle is before and self.is_idle:
             self.transport.close()
         elif not self.transport.is_closing():

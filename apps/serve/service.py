@@ -62,7 +62,7 @@ def field(name: str) -> Iterator[None]:
 
 
 def check_client_policy(policy: str | None) -> None:
-    """Raise FieldError unless the policy is registered. A policy in a file is a program, and clients may not run programs."""
+    """Raise FieldError unless the policy is registered. Clients may not use a policy from a file, which could run any code."""
     if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
         raise FieldError("policy", "unknown policy; GET /v1/policies lists all")
 
@@ -136,9 +136,10 @@ class Service:
             raise
 
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
-        """Open a camera and watch it, unless ``paused``.
+        """Open a camera and watch it. Raises UserError, or FieldError if one of its settings is invalid.
 
-        ``by_client`` rejects cameras that clients may not add. Raises UserError, or FieldError if a field is the cause.
+        ``by_client``: whether a client adds the camera. Clients may not use every source and policy.
+        ``paused``: whether to open the camera without watching it.
         """
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
@@ -203,7 +204,7 @@ class Service:
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
-        """Delete what a camera saved at ``where``: a folder or an address that no open camera uses. Raises UserError."""
+        """Delete what a camera saved in a folder, or at an address, that no open camera uses. Raises UserError."""
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
@@ -250,7 +251,8 @@ class Service:
     def remove(self, name: str, keep_model: bool = False, again: bool = False) -> None:
         """Stop watching a camera; keep its snapshots. Raises UserError for an unknown stream.
 
-        ``keep_model`` keeps unused models loaded. With ``again``, open watches stay open: the caller reopens the camera.
+        ``keep_model``: whether to keep its model loaded even if no other camera uses it.
+        ``again``: whether the caller opens the camera again; open watches then stay open.
         """
         with self._lock:
             stream = self.stream(name)
@@ -263,7 +265,7 @@ class Service:
                 self._close_unused_models()
 
     def _end_removed(self) -> None:
-        """Close each watch that was open when the server stopped and that the configuration no longer has."""
+        """Close each watch that was open when the server stopped and is no longer in the configuration."""
         if not (self.has_events or (self.state / EventStore.FILE).exists()):
             return
         asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
@@ -277,7 +279,7 @@ class Service:
             self._models.pop(key).close()
 
     def reload(self, config: ServeConfig) -> list[str]:
-        """Apply a configuration; leave unchanged cameras running. Returns a line for each change or failure.
+        """Apply a new configuration; unchanged cameras keep running. Returns a line for each change or failure.
 
         Raises UserError, and changes nothing, if the key is invalid.
         """
@@ -296,7 +298,7 @@ class Service:
             return done + self.hooks.replace_watches(self, before.watches, config.watches)
 
     def replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Change the cameras from those of ``before`` to those of ``config``; return a line for each change or failure."""
+        """Add, remove and reopen cameras as a new configuration asks. Return a line for each change or failure."""
         done = []
         for name in {**before.cameras, **config.cameras}:
             running, settings = self.streams.get(name), config.cameras.get(name)
@@ -316,7 +318,7 @@ class Service:
 
     @property
     def delivery(self) -> Delivery:
-        """The delivery of events to sinks, opened on first use. Raises UserError."""
+        """The object that delivers events to sinks, made on first use. Raises UserError."""
         if self._delivery is None:
             with self._lock:
                 if self._delivery is None:
@@ -386,7 +388,7 @@ class Service:
         return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Reopen each camera whose memory an error left half changed, from its last snapshot. Does not wait."""
+        """Reopen each camera whose memory an error has damaged. The camera resumes from its last snapshot. Does not wait."""
         now = time.monotonic()
         for name, stream in self.streams.items():
             if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):

@@ -60,7 +60,7 @@ class Broadcast:
         self._listeners: dict[asyncio.Queue[Event | None], asyncio.AbstractEventLoop] = {}
 
     def listen(self) -> asyncio.Queue[Event | None]:
-        """Return a queue of events that ends with None. Call :meth:`listen` in the event loop that reads the queue."""
+        """Return a queue of events that ends with None. Call this method in the event loop that reads the queue."""
         queue = asyncio.Queue[Event | None]()
         self._listeners[queue] = asyncio.get_running_loop()
         return queue
@@ -115,8 +115,9 @@ class Owner(Protocol):
 class CameraStream:
     """A camera, watched by its own thread until :meth:`close`.
 
-    ``ends`` is true if the source is a video file. ``problem`` is the reason why watching stopped, if any; the source has its
-    own ``problem``. ``hosts`` are the hosts that the source may reach, or None for any host.
+    ``ends``: whether the source is a video file.
+    ``problem``: the reason why watching stopped, if any. The source has its own ``problem``.
+    ``hosts``: the hosts that the source may reach, or None for any host.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class CameraStream:
     ) -> None:
         """Open the source and the session. If opening fails, the source and the snapshot writer are closed.
 
-        Thumbnails and snapshots are kept in ``folder``; if it is None, nothing is kept on the disk.
+        ``folder``: where to keep thumbnails and snapshots, or None to keep nothing on the disk.
         """
         self.name, self.settings, self.folder, self.paused = name, settings, folder, paused
         self.model = model = service.model(settings.model or "demo")
@@ -204,7 +205,7 @@ class CameraStream:
         return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
     def ask(self, asked: Dialogue, **sampling: Any) -> Answer | str:
-        """Start an answer and return it. For a question that the demo model does not know, return a text. Raises UserError."""
+        """Start an answer and return it, or a message if the demo model does not know the question. Raises UserError."""
         taught = self.loop.as_taught(asked.text)
         if taught is None and "logits_processor" in sampling:
             taught = asked.text  # the answer must be one of the choices
@@ -227,14 +228,14 @@ class CameraStream:
         return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
-        """Return an answer's fields ``evidence_held`` and ``evidence``, the moments that it is based on, if they are known."""
+        """Return the JSON fields that show on which moments an answer is based, or no fields if this is unknown."""
         if answer.evidence is None and self.loop.fits:
             return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None, self.loop.fits)
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Return the path of a frame's thumbnail, or None if no thumbnail was taken at ``time`` (None: at any time)."""
+        """Return the path of a frame's thumbnail taken at ``time`` (None: at any time), or None if there is none."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None
@@ -424,7 +425,7 @@ class JournalWriter(threading.Thread):
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """Return the question after up to ``context`` tokens of journal lines from the window that share words with it."""
+        """Put a period's journal lines in front of a question, if they share words with it and fit in ``context`` tokens."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question
@@ -482,5 +483,5 @@ def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
 
 
 def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:
-    """Return source options that wait for cameras and play video files and the demo in real time."""
+    """Return the source options of a server: wait for cameras, and play video files and the demo in real time."""
     return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True)

@@ -37,7 +37,7 @@ class ToolUse:
 
 
 def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the JSON schema of a call to one of ``functions``; a function has a ``name`` and a schema of ``parameters``."""
+    """Return the JSON schema of a function call. ``functions``: each has a ``name`` and a schema of its ``parameters``."""
     shared: dict[str, Any] = {}
     calls = []
     for number, function in enumerate(functions):
@@ -53,7 +53,7 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _own_references(schema: Any, before: str) -> Any:
-    """Copy a schema, changing each reference to a definition NAME to ``#/$defs/{before}NAME``."""
+    """Copy a schema, adding the prefix ``before`` to the name of every definition that it refers to."""
     if isinstance(schema, Mapping):
         changed = {name: _own_references(each, before) for name, each in schema.items()}
         if isinstance(place := schema.get("$ref"), str):
@@ -67,8 +67,10 @@ def _own_references(schema: Any, before: str) -> Any:
 class CallReader:
     """Splits an unfinished answer into text and tool calls: ``<tool_call>{..}</tool_call>``, as in Hermes and Qwen.
 
-    Only the functions in ``names`` can be called; calls to other functions stay text. With ``whole``, the answer is a single
-    call without tags. With ``only_one``, everything after the first call is dropped. ``called`` is true once a call was found.
+    ``names``: the functions that can be called. Calls to other functions stay text.
+    ``whole``: whether the answer is a single call without tags.
+    ``only_one``: whether to drop everything after the first call.
+    ``called``: whether a call was found.
     """
 
     def __init__(self, names: Sequence[str], *, whole: bool = False, only_one: bool = False) -> None:

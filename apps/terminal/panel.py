@@ -112,7 +112,6 @@ def draw_plain(image: Image, columns: int, rows: int) -> list[str]:
 
 
 def wrap(line: Line, columns: int) -> list[Line]:
-    """Break a line between words to fit ``columns``."""
     lines: list[Line] = [[]]
     left = columns
     for style, text in line:
