@@ -45,7 +45,7 @@ def check_graphs(bundle: Bundle) -> None:
 
 
 def read_graph(bundle: Bundle, name: str, read: Callable[[bytes], T]) -> T:
-    """Parse the graph file ``name`` with ``read``. Raises BundleError if the file cannot be read or parsed."""
+    """Read and parse one of the bundle's graph files. Raises BundleError if the file cannot be read or parsed."""
     path = bundle.file(name)
     try:
         return read(path.read_bytes())
@@ -56,7 +56,9 @@ def read_graph(bundle: Bundle, name: str, read: Callable[[bytes], T]) -> T:
 
 
 def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent: Collection[str] = ()) -> None:
-    """Check one graph's shapes and weights. None in a shape, or a symbolic dimension in the graph, allows any size."""
+    """Check one graph's shapes and weights. None in an expected shape allows any size, and so does a named dimension of the
+    graph.
+    """
     path = bundle.file(name)
     found, weights = read_graph(bundle, name, lambda model: (value_shapes(model), external_tensors(model)))
     for tensor in weights:
@@ -76,9 +78,10 @@ def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent:
 
 
 def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
-    """Group frames ``[F, 3, H, W]`` into ``[G, group * 3, H, W]`` for a tower, repeating the last frame to fill its group.
+    """Group frames for a vision tower that merges several frames, repeating the last frame to fill its group.
 
-    Raises ValueError unless the frames are float32 and the tower accepts their size.
+    ``pixels``: ``[F, 3, H, W]``. The result is ``[G, group * 3, H, W]``. Raises ValueError unless the frames are float32 and
+    the tower accepts their size.
     """
     wanted, size = (3, *vision.size), pixels.shape[2:]
     if len(size) == 2 and min(size) > 0:
@@ -91,7 +94,7 @@ def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
 
 
 def graph_of(bundle: Bundle, variant: str) -> str:
-    """Return the file name of the decoder graph ``variant``; raises UserError if the bundle does not have it."""
+    """Return the file name of one of the bundle's decoder graphs. Raises UserError if the bundle does not have this variant."""
     graphs = bundle.decoder.graphs
     if variant not in graphs:
         there = dict.fromkeys("per-layer" if name.startswith("per-layer") else name for name in graphs)
@@ -101,17 +104,17 @@ def graph_of(bundle: Bundle, variant: str) -> str:
 
 
 def per_layer_files(bundle: Bundle) -> list[str]:
-    """Return the file names of the per-layer decoder graphs; raises UserError if the bundle does not have them."""
+    """Return the file names of the per-layer decoder graphs. Raises UserError if the bundle does not have them."""
     return [graph_of(bundle, f"per-layer{index}") for index in range(bundle.decoder.layers + 1)]
 
 
 def first_sparse_layer(bundle: Bundle) -> int:
-    """Return the first layer that attends sparsely in the ``st-spattn`` graph; raises UserError if there is no such graph."""
+    """Return the first layer with sparse attention in the ``st-spattn`` graph. Raises UserError if there is no such graph."""
     return read_graph(bundle, graph_of(bundle, "st-spattn"), operators)["GroupQueryAttention"]
 
 
 def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
-    """Check a tower cache and return its spec.
+    """Check a buffer for the tower's cache, and return the description of the graph that uses it.
 
     Raises UserError if the bundle lacks the graph for changed patches, and CacheError for a buffer of the wrong size.
     """
@@ -123,7 +126,7 @@ def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
 
 
 def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
-    """Raise ValueError if ``probes`` names a layer that the decoder does not have."""
+    """Raise ValueError if queries are requested from a layer that the decoder does not have."""
     if any(not 0 <= layer < spec.layers for layer in probes):
         raise ValueError(f"probes must be layers from 0 to {spec.layers - 1}, not {list(probes)}")
 
@@ -131,7 +134,9 @@ def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
 def check_step(
     spec: DecoderSpec, capacity: Int64, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]
 ) -> None:
-    """Raise CacheError for invalid arguments of a step, and CacheFull if a layer's ``capacity`` (rows) is too small."""
+    """Raise CacheError for invalid arguments of a step, and CacheFull if the new rows do not fit. ``capacity``: the rows per
+    layer.
+    """
     rows = len(embeds)
     check_rows(spec, embeds, cos, sin, logit_rows)
     if past_len.shape != (spec.layers,) or int(past_len.min()) < 0:
@@ -143,7 +148,7 @@ def check_step(
 
 
 def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FramePattern | None, sparse: bool) -> None:
-    """Raise CacheError if ``pattern`` does not fit the call's rows, or if the decoder was not bound as ``sparse``."""
+    """Raise CacheError if a pattern does not fit the call's rows, or if the decoder was not bound with ``sparse=True``."""
     if pattern is None:
         return
     if not sparse:
@@ -170,7 +175,7 @@ def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, l
 
 
 def check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer], kv: KVType) -> None:
-    """Raise CacheError unless each layer has one buffer of the bundle's shape and of type ``kv``."""
+    """Raise CacheError unless each layer has one buffer of the right shape and type."""
     spec = bundle.decoder
     if len(buffers) != spec.layers:
         raise CacheError(f"the decoder has {spec.layers} layers; {len(buffers)} buffers were given")

@@ -32,12 +32,14 @@ class ExternalTensor:
 
 
 def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each initializer by name. Raises ValueError if ``model`` is not an ONNX file."""
+    """Return the shape of each initializer by name. Raises ValueError for anything but an ONNX file."""
     return {_name(tensor): tuple(_numbers(tensor, DIMS)) for tensor in _inside(model, GRAPH, INITIALIZER)}
 
 
 def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes of inputs and outputs, with None for a named dimension. Raises ValueError if ``model`` is not ONNX."""
+    """Return the shapes of inputs and outputs, with None for a named dimension. Raises ValueError for anything but an ONNX
+    file.
+    """
     return {
         _text(value, 1): tuple(next(_numbers(dim, DIM_VALUE), None) for dim in _inside(value, TYPE, TENSOR_TYPE, SHAPE, DIM))
         for part in (INPUT, OUTPUT)
@@ -46,7 +48,7 @@ def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
 
 
 def external_tensors(model: bytes) -> list[ExternalTensor]:
-    """Return a graph's initializers that are in separate files. Raises ValueError if ``model`` is not an ONNX file."""
+    """Return a graph's initializers that are in separate files. Raises ValueError for anything but an ONNX file."""
     found = []
     for tensor in _inside(model, GRAPH, INITIALIZER):
         about = {_text(entry, 1): _text(entry, 2) for entry in _inside(tensor, EXTERNAL)}
@@ -57,7 +59,7 @@ def external_tensors(model: bytes) -> list[ExternalTensor]:
 
 
 def external_bytes(model: bytes) -> dict[str, int]:
-    """Return how many bytes of each weights file a graph uses. Raises ValueError if ``model`` is not an ONNX file."""
+    """Return how many bytes of each weights file a graph uses. Raises ValueError for anything but an ONNX file."""
     found: Counter[str] = Counter()
     for tensor in external_tensors(model):
         found[tensor.file] += tensor.length
@@ -65,17 +67,17 @@ def external_bytes(model: bytes) -> dict[str, int]:
 
 
 def external_types(model: bytes) -> set[int]:
-    """Return the types (TensorProto.DataType, such as :data:`FLOAT16`) of the initializers that are in separate files."""
+    """Return the types of the initializers that are in separate files, as numbers such as :data:`FLOAT16`."""
     return {tensor.kind for tensor in external_tensors(model)}
 
 
 def operators(model: bytes) -> Counter[str]:
-    """Return how many nodes of each operator a graph has. Raises ValueError if ``model`` is not an ONNX file."""
+    """Return how many nodes of each operator a graph has. Raises ValueError for anything but an ONNX file."""
     return Counter(_text(node, OP_TYPE) for node in _inside(model, GRAPH, NODE))
 
 
 def largest_attribute(model: bytes, name: str) -> float:
-    """Return the largest float attribute called ``name`` of any node, or 0 if no node has one."""
+    """Return the largest value that any node has for a float attribute, or 0 if no node has the attribute."""
     numbers = [
         struct.unpack("<f", raw)[0]
         for attribute in _inside(model, GRAPH, NODE, ATTRIBUTE)
@@ -87,10 +89,11 @@ def largest_attribute(model: bytes, name: str) -> float:
 
 
 def with_input(model: bytes, name: str, like: str) -> bytes:
-    """Turn the graph's value ``name`` into an input with the type and shape of the input ``like``.
+    """Turn a value that the graph computes into an input of the graph.
 
-    Outputs named ``.._out`` are dropped, and so are nodes and inputs that are no longer needed. A model that already has the
-    input ``name`` is returned unchanged. Raises ValueError if ``model`` is not an ONNX file or has no input ``like``.
+    ``name``: the value. ``like``: an existing input with the same type and shape. Outputs named ``.._out`` are dropped, and so
+    are nodes and inputs that are no longer needed. A graph that already has the input is returned unchanged. Raises ValueError
+    for anything but an ONNX file, and if there is no input called ``like``.
     """
     inputs = {_text(value, 1): value for value in _inside(model, GRAPH, INPUT)}
     if name in inputs:
@@ -114,7 +117,7 @@ def with_input(model: bytes, name: str, like: str) -> bytes:
 
 
 def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
-    """Replace named dimensions of a graph's values with the numbers in ``sizes``, using the ``onnx`` package."""
+    """Replace named dimensions of a graph with fixed numbers. Needs the ``onnx`` package."""
     import onnx
 
     try:
@@ -129,7 +132,6 @@ def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """Encode a field: a varint for an int, otherwise a length and the bytes."""
     if isinstance(value, int):
         return _as_varint(number << 3 | VARINT) + _as_varint(value)
     return _as_varint(number << 3 | BYTES) + _as_varint(len(value)) + value

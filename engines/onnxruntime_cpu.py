@@ -47,15 +47,15 @@ MAX_THREADS = 256  # ONNX Runtime has no limit of its own
 
 
 def has_vnni() -> bool:
-    """Return whether /proc/cpuinfo lists VNNI, instructions that add up 8-bit products in 32 bits."""
+    """Return whether the processor has VNNI, the instructions that add up 8-bit products in 32 bits."""
     flags = Machine().fields("proc/cpuinfo").get("flags", "").split()
     return not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
 
 
 class Calls:
-    """The run options that all sessions of an engine share.
+    """The ONNX Runtime options that all calls of an engine share.
 
-    Normally a session keeps the memory of its largest call. While memory is ``short``, each call frees what it used.
+    Normally a session keeps the memory of its largest call. While the system is short of memory, each call frees what it used.
     """
 
     def __init__(self, shrunk: str = "cpu:0") -> None:
@@ -83,7 +83,7 @@ def session_options(threads: int) -> Any:
 
 
 class OnnxRuntimeCpu:
-    """One bundle loaded on the CPU; see :class:`edgevlm.runtime.engine.Engine`."""
+    """Runs one bundle on the CPU. See :class:`edgevlm.runtime.engine.Engine`."""
 
     kv_device: KVDevice = "host"
     by_layer = True
@@ -113,11 +113,12 @@ class OnnxRuntimeCpu:
         return session
 
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
-        """Open a session for the graph in the file ``name`` or, if given, in ``model``. ``entries``: more session options.
+        """Open an ONNX Runtime session for a graph. ``model``: the graph, by default the file's content. ``entries``: more
+        options.
 
-        With ``copies``, the session copies the matrices into its kernels' layout. Without ``copies``, the session reads the
-        mapped file, which saves memory but slows down calls with few rows. MatMulNBits matrices are always copied. Only then
-        does ONNX Runtime round activations, and all graphs of a bundle must round alike.
+        ``copies``: whether the session copies the weights into a faster layout. Otherwise it reads the mapped file, which saves
+        memory but slows down calls with few rows. MatMulNBits weights are always copied. Only then does ONNX Runtime round
+        activations, and all graphs of a bundle must round alike.
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")
@@ -147,14 +148,10 @@ class OnnxRuntimeCpu:
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
-        """Return whether the bundle was exported for this engine's graph profile."""
+        """Return whether the bundle was exported for ONNX Runtime on the CPU."""
         return bundle.profile == ONNXRUNTIME
 
     def encode(self, pixels: Float32) -> Float32:
-        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``.
-
-        An older export's int8 tower gets one group of frames per call, because it scales all rows of a call alike.
-        """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
         if not len(grouped):
@@ -173,17 +170,15 @@ class OnnxRuntimeCpu:
         return self._open(self.bundle.vision.graph)
 
     def capacity(self, rows: int) -> int:
-        """Return ``rows``: buffers may have any size."""
         return rows
 
     def embed(self, token_ids: Int64) -> Float32:
-        """Return the embeddings ``[N, hidden]`` of token ids ``[N]``, read from the mapped file."""
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """Return a decoder bound to one buffer per layer; its steps also return the queries of the layers in ``probes``.
+        """Return a decoder that appends to these buffers, one per layer.
 
-        The first call opens the sessions, which all decoders of this engine share.
+        The first call loads the graphs, which all decoders of this engine share.
         """
         spec = self.bundle.decoder
         is_fp32 = spec.kv == "fp16" and buffers[:1] and buffers[0].dtype == np.float32  # resumed from an older fp32 bundle
@@ -204,7 +199,6 @@ class OnnxRuntimeCpu:
 
     @property
     def _read_in_place(self) -> Sequence[str]:
-        """Return the weights files that the C++ extension reads in place, once the decoder is open."""
         if not any(self.__dict__.get("_row_parts", ())):
             return []
         return list(read_graph(self.bundle, per_layer_files(self.bundle)[-1], external_bytes))
@@ -213,8 +207,8 @@ class OnnxRuntimeCpu:
     def _row_parts(self) -> list[Any]:
         """Return the decoder's parts for the C++ extension, with None for each part that only ONNX Runtime computes.
 
-        The extension computes int8 parts for single rows only. Calls with more rows run in ONNX Runtime, which reads the
-        weights from the file instead of a copy. This makes an int8 call for a whole frame 7 % slower.
+        The extension computes int8 parts for single rows only. Calls with more rows run in ONNX Runtime, which then reads the
+        weights from the file. This makes an int8 call for a whole frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))
@@ -230,17 +224,17 @@ class OnnxRuntimeCpu:
         return self._session_of(file, SHARED | {WEIGHTS_IN: str(self.bundle.path)}, copies=copies, model=model)
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """Bind the tower for changed patches to one stream's tower cache. The first call opens the tower's graph."""
+        """Return a tower that encodes one stream's changed patches. The first call loads the tower's graph."""
         spec = changed_spec(self.bundle, buffer)
         if self._changed is None:
             self._changed = self._open(spec.graph)
         return OnnxRuntimeTower(self._changed, self.bundle, spec, buffer, self.calls)
 
     def release_memory(self, short: bool) -> None:
-        """While memory is ``short``, free working memory after each call; this makes calls slower."""
+        """Set whether to free working memory after each call, which makes calls slower."""
         self.calls.release_memory(short)
 
     def close(self) -> None:
-        """Release the sessions; a bound decoder keeps its sessions until the decoder is deleted."""
+        """Release the graphs. A decoder that is still in use keeps them until it is deleted."""
         for name in ("_vision", "_parts", "_row_parts", "_changed", "_embedding"):
             self.__dict__.pop(name, None)

@@ -37,7 +37,7 @@ OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # allo
 
 
 class OnnxRuntimeCuda(OnnxRuntimeCpu):
-    """One bundle loaded on the first CUDA device. Raises UserError if ONNX Runtime would fall back to the CPU."""
+    """Runs one bundle on the first CUDA device. Raises UserError if ONNX Runtime would fall back to the CPU."""
 
     kv_device: KVDevice = "cuda"
     by_layer = False
@@ -70,7 +70,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return super().takes(bundle) and bundle.decoder.kv in cls.kv_types
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """Return a decoder bound to one buffer per layer. ``sparse``: load the ``st-spattn`` graph too."""
+        """Return a decoder that appends to these buffers, one per layer. ``sparse``: load the ``st-spattn`` graph too."""
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
         return OnnxRuntimeCudaDecoder(self, "full", buffers, probes, sparse)
 
@@ -99,10 +99,10 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
 
 
 class OnnxRuntimeCudaDecoder:
-    """A whole decoder graph bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
+    """Runs a whole decoder graph on one stream's cache. See :class:`edgevlm.runtime.engine.Decoder`.
 
-    Calls for one row reuse their input and output arrays; other calls bind new ones. Calls with a ``pattern`` run the
-    ``st-spattn`` graph. The decoder is not thread-safe.
+    Calls for one row reuse their input and output arrays. Calls with a ``pattern`` run the ``st-spattn`` graph. The decoder is
+    not thread-safe.
     """
 
     def __init__(

@@ -33,12 +33,12 @@ def share_arena() -> None:
 
 
 def attention_of(layer: int) -> str:
-    """Return what the graphs call the attention output ``[1, S, Hq D]`` of ``layer``."""
+    """Return the name that the graphs give a layer's attention output."""
     return f"layer{layer}.attention"
 
 
 def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
-    """Raise ValueError if a decoder's parts do not fit together or do not have the widths in ``spec``."""
+    """Raise ValueError if a decoder's parts do not fit together or do not fit the model's dimensions."""
     query, key, half = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.rotary
     known = {"inputs_embeds": spec.hidden, "cos": half, "sin": half} | {
         f"features{n}": spec.hidden for n in range(spec.deepstack)
@@ -58,17 +58,17 @@ def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
 
 
 def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
-    """Bind a host array, which must outlive the binding."""
+    """Let ONNX Runtime use an array in host memory, which must stay alive meanwhile."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 class OnnxRuntimeDecoder:
-    """A decoder bound to one stream's cache; see :class:`edgevlm.runtime.engine.Decoder`.
+    """Runs a decoder on one stream's cache. See :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``. The C++ extension computes the parts in
-    ``row_parts`` instead, but int8 parts only if a call has a single row. Between two parts,
-    :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. Layers before ``sparse_from`` ignore a call's
-    ``pattern``. The decoder is not thread-safe.
+    The decoder's dense parts run in ONNX Runtime or, if the extension has them, in C++; int8 parts run in C++ only for a single
+    row. Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. Not thread-safe.
+    ``sessions``: the L + 1 parts for ONNX Runtime. ``row_parts``: those for the extension. ``sparse_from``: the first layer
+    that uses a call's ``pattern``.
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class OnnxRuntimeDecoder:
 
 
 class BoundCall:
-    """The inputs and outputs of a decoder's parts, for calls with S rows that return R rows of logits; ``size`` is (S, R).
+    """The input and output arrays of a decoder's parts. ``size``: the number of new rows, and the number of rows with logits.
 
-    Parts alternate between two sets of output arrays, because each part reads the outputs of the one before.
+    The parts use two sets of output arrays in turn, because each part reads the outputs of the one before.
     """
 
     def __init__(self, sessions: Sequence[Any], s: DecoderSpec, rows: int, logit_rows: int) -> None:
@@ -185,7 +185,7 @@ class BoundCall:
             given |= made
 
     def give(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:
-        """Copy a call's inputs into the bound arrays. DeepStack features are zero if ``embeds`` has none."""
+        """Copy a call's inputs into the arrays. Rows without DeepStack features are padded with zeros."""
         width = self._spec.hidden
         self._embeds[0], self._cos[0], self._sin[0], self._logit_rows[:] = embeds[:, :width], cos, sin, logit_rows
         self.is_plain_row = len(embeds) == 1 and embeds.shape[1] == width
@@ -193,23 +193,22 @@ class BoundCall:
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
     def given(self, layer: int) -> tuple[Float32, Float32, Float32]:
-        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``, once part ``layer`` has run."""
+        """Return the query, key and value that a layer has computed. Query: ``[S, Hq D]``. Key and value: ``[S, Hkv D]``."""
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
 
     def rows(self, index: int) -> list[Float32]:
-        """Return the inputs (attention, residual, cos, sin) and outputs (query, key, value, residual) of part ``index``."""
+        """Return one part's inputs (attention, residual, cos, sin) and outputs (query, key, value, residual)."""
         taken = (self.attention, self._residuals[index], self._cos, self._sin)
         return [array[0] for array in (*taken, *self._passed[index % 2])]
 
     def query(self, layer: int) -> Float32:
-        """Return a view of the layer's query as ``[heads, S, head_dim]``."""
         heads = self._passed[layer % 2][0].reshape(self.size[0], self._spec.heads, self._spec.head_dim)
         return heads.transpose(1, 0, 2)
 
 
 class OnnxRuntimeTower:
-    """A tower bound to one stream's tower cache; see :class:`edgevlm.runtime.engine.ChangedTower`. Not thread-safe."""
+    """Encodes the changed patches of one stream. See :class:`edgevlm.runtime.engine.ChangedTower`. Not thread-safe."""
 
     def __init__(self, session: Any, bundle: Bundle, spec: ChangedTowerSpec, buffer: TowerBuffer, calls: Any) -> None:
         vision = bundle.vision
@@ -222,7 +221,7 @@ class OnnxRuntimeTower:
         self._bind_cache()
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
-        """Encode the tokens that contain any of ``patches``. Raises ValueError for invalid arguments."""
+        """Encode the tokens that contain any of these patches. Raises ValueError for invalid arguments."""
         if pixels.shape != self._shape or pixels.dtype != np.float32:
             raise ValueError(f"pixels must be float32 {list(self._shape)}, not {pixels.dtype} {list(pixels.shape)}")
         indices = np.ascontiguousarray(patches, np.int64)

@@ -1,6 +1,7 @@
 """Read power and energy from the machine's meters. Without a meter, nothing is reported.
 
-Each rail of a meter reports watts or counts joules. The total is the sum of the ``summed`` rails; none feeds another.
+A meter measures one or more supply rails, in watts or joules. Rails that are supplied by another measured rail do not count
+towards the total.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ INTERVAL_S = 0.1  # between two readings; an INA3221 averages over some tens of 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A rail's reading at one moment: watts, or the joules of a counter that restarts at 0 after ``wraps`` joules."""
+    """What a supply rail's meter showed at one moment, in watts or in joules. ``wraps``: after how many joules a counter
+    restarts at 0.
+    """
 
     watts: float | None = None
     joules: float | None = None
@@ -55,7 +58,7 @@ def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]
 
 
 def ina3221(machine: Machine) -> Meter | str:
-    """Return a meter for the Jetson's INA3221 power monitors, which sysfs lists with three rails each."""
+    """Return a meter for the Jetson's INA3221 power monitors, or why there is none."""
     channels = dict(_channels(machine))
     if not channels:
         return "no INA3221 in /sys/class/hwmon"
@@ -76,7 +79,7 @@ def ina3221(machine: Machine) -> Meter | str:
 
 
 def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield each connected rail's label, folder and channel number n.
+    """Yield the label, folder and channel number of each connected supply rail.
 
     Channel n has its label in ``in{n}_label``, its millivolts in ``in{n}_input`` and its milliamperes in ``curr{n}_input``.
     """
@@ -91,7 +94,7 @@ def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def nvml(machine: Machine) -> Meter | str:
-    """Return a meter for NVIDIA cards. Newer cards count joules; older cards report watts."""
+    """Return a meter for NVIDIA cards, or why there is none. Newer cards count joules; older cards report watts."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -121,7 +124,7 @@ def nvml(machine: Machine) -> Meter | str:
 
 
 def rapl(machine: Machine) -> Meter | str:
-    """Return a meter for an x86 processor's energy counters (RAPL), which Linux lists under powercap in microjoules.
+    """Return a meter for an x86 processor's energy counters (RAPL), or why there is none.
 
     ``package-0`` is a socket: it includes ``core`` and ``uncore``, but not ``dram``. ``psys`` covers the whole board.
     """
@@ -147,7 +150,7 @@ def rapl(machine: Machine) -> Meter | str:
 
 
 def _zones(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield each rail's name and folder. The name of a rail inside a package looks like ``package-0 core``."""
+    """Yield the name and folder of each energy counter. A part of a package has a name like ``package-0 core``."""
     names: dict[str, str] = {}
     for folder in machine.names(POWERCAP):
         name = machine.read(f"{POWERCAP}/{folder}/name")
@@ -183,7 +186,9 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """A rail's joules, measured for ``seconds``. ``gap_s`` is the time without readings."""
+    """The energy that one supply rail delivered, in joules. ``seconds``: how long it was measured. ``gap_s``: the time without
+    readings.
+    """
 
     joules: float = 0.0
     seconds: float = 0.0
@@ -224,13 +229,13 @@ class Energy:
 
     @property
     def joules(self) -> float | None:
-        """Return the total joules, or None if a reading of a summed rail is missing."""
+        """Return the total joules, or None if a reading is missing."""
         summed = [self.rails[name] for name in self.meter.summed]
         return None if not summed or any(rail.gap_s or not rail.seconds for rail in summed) else sum(r.joules for r in summed)
 
     @property
     def seconds(self) -> float:
-        """Return the longest time, in seconds, for which a rail was measured."""
+        """Return how long the energy was measured, in seconds."""
         return max((rail.seconds for rail in self.rails.values()), default=0.0)
 
     @property
@@ -239,7 +244,7 @@ class Energy:
         return None if self.joules is None else self.joules / self.seconds
 
     def figures(self) -> dict[str, Any]:
-        """Return the results as fields for a JSON line; a value that was not measured is None."""
+        """Return the results as a dict for JSON, with None for values that were not measured."""
         rails = {name: {"joules": round(rail.joules, 3), "gap_s": round(rail.gap_s, 3)} for name, rail in self.rails.items()}
         return {
             "meter": self.meter.name, "joules": None if self.joules is None else round(self.joules, 3),

@@ -1,4 +1,4 @@
-"""Load decoder parts for the C++ extension, which computes int8 parts for a single row and int4 parts for any number of rows.
+"""Load decoder parts that the C++ extension computes: int8 parts for a single row, and int4 parts for any number of rows.
 
 For a single row, ONNX Runtime reads int8 weights at only two thirds of the memory bandwidth. For a frame's rows, ONNX Runtime
 multiplies by int4 weights half as fast as the extension. The extension reads the weights in place from the bundle's file.
@@ -23,7 +23,7 @@ BLOCKS = re.compile(r"rotation\.1\.(\d+)\.inner")  # the block-wise rotation of 
 
 
 def row_part(folder: Path, model: bytes, index: int, spec: DecoderSpec) -> Any | None:
-    """Return part ``index`` of a decoder for the extension, or None if only ONNX Runtime can compute the part.
+    """Return one part of a decoder for the C++ extension, or None if only ONNX Runtime can compute it.
 
     Raises ValueError for a damaged graph, and OSError if the weights cannot be read.
     """

@@ -27,9 +27,9 @@ def trim() -> None:
 
 
 def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
-    """Free the memory that an opened graph in ``folder`` no longer needs, and request huge pages for the rest.
+    """Free the memory that a loaded bundle no longer needs, and request huge pages for the rest.
 
-    ``kept`` names files that a backend reads in place. Returns how many bytes of huge pages were requested.
+    Returns how many bytes of huge pages were requested. ``kept``: the files that a backend reads in place.
     """
     trim()
     try:

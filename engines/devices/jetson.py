@@ -37,7 +37,7 @@ def l4t_of(machine: Machine) -> str | None:
 
 
 def release_of(machine: Machine) -> dict[str, Any] | None:
-    """Return the profile's entry for this machine's Jetson Linux release, or None if there is no entry."""
+    """Return the device profile's figures for this machine's Jetson Linux release, or None if it has none."""
     version, device = l4t_of(machine), profile_of(machine) or load_device("orin-agx-64")
     if version is None:
         return None

@@ -43,7 +43,6 @@ class Machine:
     limit_s: float = LIMIT_S
 
     def path(self, name: str) -> Path:
-        """Return the path of ``name`` below the root; ``name`` has no leading slash."""
         return self.root / name
 
     def read(self, name: str) -> str | None:
@@ -54,7 +53,6 @@ class Machine:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
         place = self.path(folder)
         return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
@@ -73,7 +71,7 @@ class Machine:
         return found
 
     def within(self, call: Callable[[], T]) -> T | None:
-        """Run ``call`` and return its result, or None if it takes longer than the time limit. Errors in ``call`` are raised."""
+        """Call a function and return its result, or None if it takes longer than the time limit. Its errors are raised."""
         found: Future[T] = Future()
 
         def work() -> None:

@@ -30,7 +30,7 @@ MOST_ERRORS = 3  # per message
 
 
 class Log(trt.ILogger):
-    """A TensorRT logger that keeps errors until :meth:`take` is called; any thread may log."""
+    """A TensorRT logger that keeps errors until :meth:`take` is called. Any thread may log."""
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)
@@ -129,12 +129,11 @@ class Loaded:
         self.dtypes: Mapping[str, np.dtype] = {name: DTYPES[engine.get_tensor_dtype(name)] for name in names}
 
     def most(self, tensor: str, kind: int) -> Dims:
-        """Return the largest shape of the input ``tensor`` in optimization profile ``kind``."""
         return tuple(self.engine.get_tensor_profile_shape(tensor, kind)[2])
 
 
 class Workspace(WorkingMemory):
-    """The CUDA stream and memory blocks that a backend's engines share; each call must hold ``lock``."""
+    """The CUDA stream and memory blocks that a backend's engines share. A caller must hold ``lock``."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver, self.stream, self.lock = driver, driver.stream(), threading.RLock()
@@ -145,7 +144,7 @@ class Workspace(WorkingMemory):
 
 
 class EngineCalls:
-    """An engine's execution context for one kind of call. Addresses and shapes stay set until they are replaced.
+    """Runs one kind of call on a TensorRT engine. Addresses and shapes stay set until they are replaced.
 
     Methods raise RuntimeError with TensorRT's message on failure.
     """
@@ -165,20 +164,19 @@ class EngineCalls:
         return self._loaded.most(tensor, self._kind)
 
     def bind(self, tensor: str, address: int) -> None:
-        """Set the device address at which a tensor is read or written."""
         self._check(self._context.set_tensor_address(tensor, address), f"set the address of {tensor}")
 
     def shape(self, tensor: str, dims: Dims) -> None:
         self._check(self._context.set_input_shape(tensor, dims), f"set {tensor} to {list(dims)}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
-        """Bind an output to the memory block ``block``, by default one named after the tensor; return its address."""
+        """Give an output device memory and return its address. ``block``: the memory's name, by default the tensor's."""
         address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
         self.bind(tensor, address)
         return address
 
     def call(self, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> None:
-        """Copy the inputs to the device and queue a call; return before the call has finished."""
+        """Copy the inputs to the device and start a call, without waiting for its end."""
         workspace = self._workspace
         self._entered = [np.ascontiguousarray(array, self._loaded.dtypes[name]) for name, array in inputs.items()]
         for name, dense in zip(inputs, self._entered, strict=True):
@@ -193,7 +191,7 @@ class EngineCalls:
         self._check(self._context.execute_async_v3(workspace.stream.handle), "run")
 
     def fetch(self, shapes: dict[str, Dims]) -> dict[str, NDArray]:
-        """Wait for the queued call and return copies of the outputs named in ``shapes`` on the host."""
+        """Wait for the call's end and return copies of the outputs in host memory. ``shapes``: the outputs' shapes by name."""
         found = {name: np.empty(shape, self._loaded.dtypes[name]) for name, shape in shapes.items()}
         for name, array in found.items():
             self._workspace.driver.copy_out(array, self._workspace.at(name, 0), self._workspace.stream)

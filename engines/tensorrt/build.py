@@ -58,10 +58,11 @@ def check_profile(bundle: Bundle) -> None:
 
 
 def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notify: Notify) -> Iterator[Made]:
-    """Build missing engines and save each as soon as it is built; yield one :class:`Made` per graph.
+    """Build missing engines and save each as soon as it is built.
 
-    ``notify(line)`` is called for each engine to build. Ctrl-C ends the process at once, since TensorRT holds the main thread;
-    finished engines stay. Raises UserError if memory or disk space is too small, or if TensorRT fails.
+    Yields one result per graph. ``notify``: called with a line of text before each build. Ctrl-C ends the process at once,
+    since TensorRT holds the main thread; finished engines stay. Raises UserError if memory or disk space is too small, or if
+    TensorRT fails.
     """
     check_profile(bundle)
     place = EngineFolder(bundle, driver.device)
@@ -95,14 +96,13 @@ class EngineFolder:
         return self.folder / f"{job.graph}-{job.fingerprint}{PLAN}"
 
     def newest(self, graph: str) -> Record | None:
-        """Return the record of a graph's newest complete engine, or None if there is none."""
         for plan in sorted(self.folder.glob(f"{graph}-*{PLAN}"), key=lambda plan: plan.stat().st_mtime, reverse=True):
             if record := read_record(plan):
                 return record
         return None
 
     def load(self, job: BuildJob, log: api.Log) -> api.Loaded:
-        """Load a graph's engine; raises UserError if the engine is missing, damaged, or built from a different graph."""
+        """Load a graph's engine. Raises UserError if the engine is missing, damaged, or built from a different graph."""
         plan, again = self.path(job), f"build it (edgevlm build {self.folder.parents[1]})"
         if (record := read_record(plan)) is None:
             raise UserError(f"{plan}: is missing or was built from another graph; {again}")

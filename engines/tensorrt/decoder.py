@@ -1,7 +1,7 @@
-"""A TensorRT decoder bound to one stream's cache on the device.
+"""Run a TensorRT decoder on one stream's cache in device memory.
 
-A decoder has separate contexts for three kinds of calls: one token, a chunk's rows and a question's rows. Keys and values are
-read in place from the cache. docs/internals/engines.md describes the graphs' inputs and outputs.
+There are three kinds of calls: for one token, for a chunk's rows and for a question's rows. Keys and values are read in place
+from the cache. docs/internals/engines.md describes the graphs' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNUSED = "unused queries"  # the memory block for the queries of layers that are
 
 
 class TensorRTDecoder:
-    """A decoder on TensorRT; see :class:`edgevlm.runtime.engine.Decoder`.
+    """Runs a decoder with TensorRT. See :class:`edgevlm.runtime.engine.Decoder`.
 
     During a step, nothing else may write to the device buffers, and work queued earlier on other CUDA streams must be finished.
     """
@@ -54,7 +54,7 @@ class TensorRTDecoder:
         fetch: Fetch | None = None,
         sight: Sight | None = None,
     ) -> StepResult:
-        """Append S rows, in several calls if the engine does not accept S rows at once.
+        """Append rows, in several calls if there are too many for one.
 
         Raises CacheFull or CacheError without changing the cache.
         """
@@ -87,7 +87,7 @@ class TensorRTDecoder:
         return QUESTION if rows <= USUAL_QUESTION or self._most[ROWS] < rows <= self._most[QUESTION] else ROWS
 
     def _wide(self, embeds: Float32) -> Float32:
-        """Return the rows as ``[1, S, row_width]``. Text has no DeepStack features, so its rows are padded with zeros."""
+        """Pad rows without DeepStack features with zeros. The result is ``[1, S, row_width]``."""
         wide = np.zeros((1, len(embeds), self._spec.row_width), np.float32)
         wide[0, :, : embeds.shape[1]] = embeds
         return wide
@@ -118,7 +118,7 @@ class TensorRTDecoder:
                     calls.output(f"new_{part}{layer}", (1, spec.kv_heads, rows, spec.head_dim))
 
     def _write_rows(self, calls: EngineCalls, rows: int, past: NDArray[np.int64]) -> None:
-        """Copy a call's S new keys and values into rows ``[past, past + S)`` of each layer's buffers."""
+        """Copy a call's new keys and values into each layer's buffers, after the ``past`` rows that are already there."""
         driver, stream, heads = self._workspace.driver, self._workspace.stream, self._spec.kv_heads
         for layer, buffer in enumerate(self._buffers):
             row = self._spec.head_dim * buffer.dtype.itemsize
@@ -140,5 +140,5 @@ class TensorRTDecoder:
 
 
 def _by_head(parts: list[Float32]) -> Float32:
-    """Join pieces ``[n, heads, head_dim]`` of S rows into ``[heads, S, head_dim]``."""
+    """Join pieces ``[n, heads, head_dim]`` into ``[heads, S, head_dim]``."""
     return np.ascontiguousarray(np.concatenate(parts).transpose(1, 0, 2))

@@ -22,14 +22,14 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 
 class TensorRT:
-    """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers are in device memory."""
+    """Runs one bundle on a GPU. See :class:`edgevlm.runtime.engine.Engine`. KV buffers are in device memory."""
 
     kv_device: KVDevice = "cuda"
     by_layer = False
     export_hint = "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None, driver: Driver | None = None) -> None:
-        """Load the engines; ``threads`` has no effect. Raises UserError if the bundle has no engines for this GPU."""
+        """Load the engines. Raises UserError if the bundle has none for this GPU. ``threads``: has no effect."""
         check_profile(bundle)
         self.bundle = bundle
         self._workspace, log = api.Workspace(driver or open_driver()), api.Log()
@@ -52,7 +52,7 @@ class TensorRT:
         return bundle.profile != ONNXRUNTIME
 
     def capacity(self, rows: int) -> int:
-        """Return the number of rows per layer that the engines were built for; raises UserError if it is below ``rows``."""
+        """Return the number of rows per layer that the engines were built for. Raises UserError if that is too few."""
         if rows > self.settings.capacity:
             raise UserError(
                 f"this session needs {rows} rows per layer, but the engines were built for {self.settings.capacity}; use a "
@@ -61,7 +61,6 @@ class TensorRT:
         return self.settings.capacity
 
     def encode(self, pixels: Float32) -> Float32:
-        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``."""
         vision, width = self.bundle.vision, self.bundle.decoder.row_width
         grouped = grouped_pixels(vision, pixels)
         features = np.empty((len(grouped), vision.tokens_per_frame, width), np.float32)
@@ -74,7 +73,6 @@ class TensorRT:
         return features
 
     def embed(self, token_ids: Int64) -> Float32:
-        """Return the embeddings ``[N, hidden]`` of token ids ``[N]``, read from the mapped file."""
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
@@ -82,9 +80,9 @@ class TensorRT:
         raise UserError("--encode changed requires --engine onnxruntime-cpu; use that engine or --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
-        """Return a decoder bound to one buffer per layer, of :meth:`capacity` rows each.
+        """Return a decoder that appends to these buffers, one per layer, of :meth:`capacity` rows each.
 
-        Raises UserError for ``sparse``, and for ``probes`` if the engine was built without probes.
+        Raises UserError if ``sparse`` is set, or if ``probes`` are requested from an engine built without them.
         """
         check_probes(self.bundle.decoder, probes)
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
@@ -106,6 +104,6 @@ class TensorRT:
         """Do nothing: calls need little working memory."""
 
     def close(self) -> None:
-        """Release the engines; a bound decoder keeps its engine until the decoder is deleted."""
+        """Release the engines. A decoder that is still in use keeps its engine until it is deleted."""
         for name in ("_vision", "_decoder", "_embedding"):
             self.__dict__.pop(name, None)

@@ -74,7 +74,7 @@ class BuildSettings:
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """One graph to build an engine from.
+    """A graph to build an engine from.
 
     ``model`` is the graph as bytes, with the cache's size filled in. ``path`` is the graph's file; its weights are in the same
     folder. ``weights`` is the size of the weights in bytes. ``dropped`` names outputs that the engine omits.
