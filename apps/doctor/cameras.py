@@ -18,7 +18,7 @@ from edgevlm.runtime.plugins import names
 
 @dataclass(frozen=True, slots=True)
 class CameraEntry:
-    """A camera. ``camera`` is the value for ``--camera``. ``problem`` is the reason why the camera cannot be used, or None."""
+    """A camera. ``camera``: the value for ``--camera``. ``problem``: why the camera cannot be used, or None."""
 
     camera: str
     kind: str
@@ -52,7 +52,7 @@ def look_around(root: Path = ROOT) -> list[CameraEntry]:
 
 
 def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
-    """Take one picture. Return the problem, if any, and the camera's mode."""
+    """Take one picture with a camera. Return the problem, if any, and the camera's mode."""
     try:
         connection = UsbConnection(str(path), SourceOptions(), root)
     except UserError as error:

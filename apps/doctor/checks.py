@@ -1,6 +1,6 @@
-"""``edgevlm doctor``: check this machine and suggest fixes. A check is a function named in :data:`CHECKS`.
+"""Check this machine for ``edgevlm doctor``, and suggest fixes.
 
-A check inspects the machine and returns a status, a finding and a fix, or None if the check does not apply.
+A check is a function in :data:`CHECKS`. It returns a status, a finding and a fix, or None if it does not apply.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ JETPACK = "sudo apt install nvidia-jetpack"
 
 
 def has_gpu(machine: Machine) -> bool:
-    """Return whether this machine has an NVIDIA GPU."""
     return is_jetson(machine) or machine.read("proc/driver/nvidia/version") is not None or _on_pci(machine)
 
 
@@ -92,7 +91,7 @@ def import_problem(machine: Machine, module: str) -> str:
 def one_build(
     machine: Machine, packages: str, module: str, best: str, status: Status, missing: str, fix: str, why: str = ""
 ) -> Outcome:
-    """Check that only one of these packages is installed: they share a folder, so a second package overwrites the first."""
+    """Check that at most one of these packages is installed. They share a folder, so a second one overwrites the first."""
     found = sorted(_wheels(machine, packages).items())
     text = " and ".join(f"{name} {version}" for name, version in found)
     if len(found) > 1:
@@ -117,7 +116,6 @@ def cpu(machine: Machine) -> Outcome:
 
 
 def _kilobytes(machine: Machine, *names: str) -> list[int] | None:
-    """Return fields of /proc/meminfo in kB, or None if any field is missing."""
     fields = machine.fields("proc/meminfo")
     sizes = [fields.get(name, "").split(" ")[0] for name in names]
     return [int(size) for size in sizes] if all(size.isdigit() for size in sizes) else None
@@ -170,7 +168,7 @@ def jetpack(machine: Machine) -> Outcome:
 
 
 def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None], fix: str) -> Outcome | None:
-    """Check that a package's version matches this Jetson Linux release."""
+    """Check that a package has the version that this Jetson Linux release needs."""
     if (release := release_of(machine)) is None:
         return None
     found, wanted = find(machine), release[name]
@@ -305,7 +303,6 @@ def _listed(found: dict[str, str]) -> str:
 
 
 def _debs(machine: Machine, name: str) -> dict[str, str]:
-    """Return the installed dpkg packages whose full name matches the pattern ``name``, with their versions."""
     found = {}
     for about in (machine.read("var/lib/dpkg/status") or "").split("\n\n"):
         package = re.search(rf"^Package: ({name})$", about, re.MULTILINE)
@@ -345,7 +342,7 @@ CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outco
 class Finding:
     """The result of a check.
 
-    ``status`` is ``ok``, ``warn`` (a run works, but badly) or ``fail`` (a run would fail).
+    ``status``: ``ok``, ``warn`` (a run works, but badly) or ``fail`` (a run would fail).
     """
 
     check: str
@@ -359,7 +356,7 @@ class Finding:
 
 
 def examine(machine: Machine | None = None) -> Iterator[Finding]:
-    """Yield the findings of all checks, in the order of :data:`CHECKS`. If a check crashes, yield a warning."""
+    """Run all checks in order and yield their findings. If a check crashes, yield a warning."""
     machine = machine or Machine()
     for name, (applies, check) in CHECKS.items():
         try:
@@ -374,7 +371,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def report(as_json: bool, machine: Machine | None = None, more: Sequence[Finding] = ()) -> tuple[list[str], bool]:
-    """Return the lines that ``edgevlm doctor`` prints, and whether this machine is ready. ``more`` adds findings."""
+    """Return the lines that ``edgevlm doctor`` prints, and whether this machine is ready. ``more``: findings to add."""
     found = [*examine(machine), *more]
     statuses = [finding.status for finding in found]
     if as_json:

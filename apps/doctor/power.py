@@ -1,4 +1,4 @@
-"""``edgevlm power``: print rails, clocks, power mode, processor and memory at regular intervals."""
+"""Print power, clocks, power mode, processor and memory at regular intervals, for ``edgevlm power``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ DEVFREQ = "sys/class/devfreq"
 
 
 def mode_of(machine: Machine) -> str | None:
-    """Return the name of a Jetson's power mode."""
     found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
     return power_modes(machine).get(int(found[1])) if found else None
 
 
 def clocks_of(machine: Machine) -> dict[str, float]:
-    """Return the clocks in MHz of devfreq devices (GPU, memory, ..) and of the first processor core."""
+    """Return the clocks of the GPU, the memory, other devices and the first processor core, in MHz."""
     found = {name: machine.number(f"{DEVFREQ}/{name}/cur_freq") for name in machine.names(DEVFREQ)}
     named = {"gpu" if f"{DEVFREQ}/{name}" in GPU_CLOCKS else name: hertz / 1e6 for name, hertz in found.items() if hertz}
     core = machine.number("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")

@@ -1,8 +1,8 @@
-"""Open sources of frames: the built-in ones, those of installed packages, and classes in a user's file.
+"""Open built-in sources of frames, and sources from installed packages and users' files.
 
 A package adds a source with an entry point in the group ``edgevlm.sources``. The entry point names a generator function, or a
 :class:`Source` class that takes the target and :class:`SourceOptions`. ``--camera name`` or ``name://rest`` opens a package's
-source; ``./file.py:Name[:rest]`` opens a source in a file.
+source. ``./file.py:Name[:rest]`` opens a source in a file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OWN = (*RECORDED, "csi", "demo", "gstreamer", "network", "usb")
 
 
 def open_source(camera: str | None = None, video: str | None = None, options: SourceOptions | None = None) -> Source:
-    """Open ``--camera`` or ``--video``, or the demo if neither is given. Raises a one-line SourceError.
+    """Open ``--camera`` or ``--video``, or the demo if neither is given. Raises SourceError with a one-line message.
 
-    A recorded source waits for its reader unless ``options.realtime`` is set; a live source never waits.
+    A recorded source waits for its reader unless ``options.realtime`` is set. A live source never waits.
     """
     from edgevlm.apps.sources.live import ReadAhead
 

@@ -29,7 +29,10 @@ SLOWEST_FPS = 1e-5  # frames per second: about one frame a day
 
 
 class StageTimer:
-    """Times the stages of processing a frame. ``captured_s`` is the monotonic time at which the frame was captured."""
+    """Measures how long each step of processing a frame takes.
+
+    ``captured_s``: when the frame was captured, in monotonic seconds.
+    """
 
     __slots__ = ("_last", "captured_s", "ms")
 
@@ -49,7 +52,7 @@ class StageTimer:
         self._last = now
 
     def mark(self, stage: str) -> None:
-        """End the current stage, and record its duration under the name ``stage``."""
+        """End the current stage, and record its duration under a name."""
         now = time.monotonic()
         self.ms[stage] = 1e3 * (now - self._last)
         self._last = now
@@ -59,8 +62,7 @@ class StageTimer:
 class Frame:
     """A sampled frame: uint8 RGB ``[H, W, 3]`` and its stream time in seconds, which never decreases.
 
-    ``scene`` holds the right answers, in the demo only.
-    ``pixels`` is the image after :attr:`Source.prepare`.
+    ``scene``: the right answers, in the demo only. ``pixels``: the image after :attr:`Source.prepare`.
     """
 
     def __repr__(self) -> str:
@@ -166,7 +168,7 @@ class Source(ABC):
         """End a :meth:`read` that is waiting for frames. Any thread may call this method."""
 
     def skip(self, time_s: float) -> bool:
-        """Skip to ``time_s`` before the first :meth:`read`. Return False if the source cannot skip."""
+        """Skip to a stream time before the first :meth:`read`. Return False if the source cannot skip."""
         while (frame := self.read()) is not None and frame.time_s < time_s:
             pass
         return True
@@ -185,7 +187,7 @@ class Source(ABC):
 
 
 class FrameSampler:
-    """Picks frames by their timestamps: the first frame, then at most ``fps`` a second; all frames if ``fps`` is None."""
+    """Chooses frames by their timestamps: the first frame, then at most ``fps`` a second. If ``fps`` is None, chooses all."""
 
     def __init__(self, fps: float | None) -> None:
         self._step = 0.0 if fps is None else 1 / fps
@@ -206,9 +208,9 @@ class FrameSampler:
 
 @dataclass(frozen=True, slots=True)
 class Grabbed:
-    """A picture before its conversion to RGB. ``stamp_s`` is the source's timestamp in seconds.
+    """A picture before its conversion to RGB. ``stamp_s``: the source's timestamp in seconds.
 
-    ``intra`` is true if the picture can be decoded without earlier pictures. ``decoded`` is False if data arrived but no new
+    ``intra``: whether the picture can be decoded without earlier pictures. ``decoded``: False if data arrived but no new
     picture, for example before the first keyframe.
     """
 
@@ -219,7 +221,7 @@ class Grabbed:
 
 
 class Connection(ABC):
-    """An open connection to a camera, read by one thread until it breaks. A broken connection is replaced, not repaired.
+    """An open connection to a camera, read by one thread. A broken connection is never repaired; a new one is opened.
 
     Opening a connection raises SourceError, or SourceRefused if a retry would not help.
     """
@@ -231,12 +233,12 @@ class Connection(ABC):
 
     @abstractmethod
     def grab(self) -> Grabbed | None:
-        """Wait for the next picture, up to the read timeout, without converting it; return None if the link is broken."""
+        """Wait for the next picture without converting it. Return None if the connection is broken."""
 
     @abstractmethod
     def retrieve(self) -> Image | None:
-        """Return the last grabbed picture, uint8 RGB ``[H, W, 3]``, or None if it cannot be decoded."""
+        """Return the last grabbed picture, uint8 RGB ``[H, W, 3]``. Return None if it cannot be decoded."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the link. Only the reading thread calls this method."""
+        """Close the connection. Only the reading thread calls this method."""

@@ -24,7 +24,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A Video4Linux node. ``links`` are the node's persistent names under /dev/v4l."""
+    """A Video4Linux device. ``links``: its names under /dev/v4l, which stay the same after a restart."""
 
     path: Path
     name: str
@@ -73,10 +73,10 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
 
 
 class UsbConnection(Capture):
-    """A device opened through OpenCV's V4L2 backend. A single buffer ensures that frames are never stale.
+    """A connection to a USB camera through OpenCV's V4L2 backend. It has a single buffer, so that frames are never old.
 
-    ``target`` is an index, /dev/videoN, or a persistent name such as /dev/v4l/by-id/.., used if none of ``links`` exists.
-    The driver chooses the mode nearest to the requested size, rate and pixel format; :attr:`mode` describes the choice.
+    ``target``: an index, /dev/videoN, or a name such as /dev/v4l/by-id/.., used if none of ``links`` exists. The driver chooses
+    the mode nearest to the requested size, rate and pixel format. :attr:`mode` describes the choice.
     """
 
     repeats = True
@@ -114,7 +114,10 @@ def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
 
 
 def device_path(target: str, root: Path = ROOT) -> Path:
-    """Return the device node of an index or path. Raises SourceError, which lists the cameras, if the node does not exist."""
+    """Return the device's path. ``target``: an index or path.
+
+    If it does not exist, raises a SourceError that lists the cameras.
+    """
     path = root / "dev" / f"video{target}" if target.isdigit() else Path(target)
     if look(path) == "nothing":
         present = ", ".join(str(device.path) for device in devices(root)) or "none"

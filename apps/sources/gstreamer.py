@@ -1,4 +1,7 @@
-"""Sources read through PyGObject: CSI sensors, and GStreamer pipelines written as for gst-launch-1.0 but without the sink."""
+"""Read CSI sensors and GStreamer pipelines through PyGObject.
+
+A pipeline is written as for gst-launch-1.0, but without the sink.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class GstPipeline(Connection):
     """Reads a GStreamer pipeline, after adding a conversion to RGB and an appsink. A file plays at its recorded speed."""
 
     def __init__(self, pipeline: str, options: SourceOptions, *, newest: bool = True) -> None:
-        """Start the pipeline. ``newest`` drops unread pictures when a newer one arrives."""
+        """Start the pipeline. ``newest``: whether a newer picture replaces an unread one."""
         self._gst = gst = load_gst()
         self._timeout = int(options.read_timeout_s * gst.SECOND)
         try:
@@ -97,7 +100,6 @@ class GstPipeline(Connection):
         self._pipeline.set_state(self._gst.State.NULL)
 
     def _said(self) -> str | None:
-        """Return the first error on the pipeline's bus."""
         message = self._pipeline.get_bus().pop_filtered(self._gst.MessageType.ERROR)
         return mask_credentials(message.parse_error()[0].message) if message is not None else None
 

@@ -1,4 +1,4 @@
-"""Read frames of recordings and cameras in a separate thread, and reconnect cameras."""
+"""Read frames in a separate thread, and connect again to cameras that fail."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Slot:
         self._closed = False
 
     def put(self, frame: Frame) -> bool:
-        """Offer a frame; return whether it replaced an unread frame. A closed slot accepts no frames."""
+        """Offer a frame. Return whether it replaced an unread frame. A closed slot accepts no frames."""
         with self._changed:
             while self.rule == "block" and self._frame is not None and not self._closed:
                 self._changed.wait()
@@ -56,7 +56,7 @@ class Slot:
             return replaced
 
     def take(self, timeout_s: float) -> Frame | None:
-        """Take the frame out of the slot, waiting up to ``timeout_s``. Return None if no frame came or the slot is closed."""
+        """Take the frame, waiting up to ``timeout_s``. Return None if no frame came or the slot is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
             frame, self._frame = self._frame, None
@@ -64,7 +64,7 @@ class Slot:
             return frame
 
     def close(self) -> None:
-        """Accept no more frames and wake every waiting thread; the current frame can still be taken."""
+        """Accept no more frames, and wake every waiting thread. The current frame can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -95,8 +95,8 @@ class ThreadedSource(Source):
 class ReadAhead(ThreadedSource):
     """Reads another source in a separate thread, starting with the first :meth:`read`.
 
-    The next frame is decoded and prepared while the current frame is watched. ``paced`` limits the source to ``speed`` times
-    its own pace.
+    The next frame is decoded and prepared while the current frame is watched. ``paced``: play the source at ``speed`` times its
+    own pace at most.
     """
 
     def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
@@ -153,9 +153,10 @@ class ReadAhead(ThreadedSource):
 
 
 def pauses(first_s: float, longest_s: float, random: Random) -> Iterator[float]:
-    """Yield pauses of ``first_s * 2^n``, at most ``longest_s``, each shortened by up to half at random.
+    """Yield the pauses between attempts to connect, in seconds. Each is twice as long as the last, up to ``longest_s``.
 
-    The randomness keeps cameras that fail together (as in a power cut) from reconnecting at the same moment.
+    Each pause is shortened by up to half at random. This keeps cameras that fail together (as in a power cut) from reconnecting
+    at the same moment.
     """
     while True:
         yield min(first_s, longest_s) * random.uniform(0.5, 1)
@@ -166,10 +167,10 @@ Deliver = Callable[["Link", Connection, Grabbed], None]
 
 
 class Link:
-    """Connects, then passes each picture to ``deliver`` until the connection breaks or the link is abandoned.
+    """Connects to a camera in a separate thread, and passes on its pictures until the connection breaks or is abandoned.
 
-    ``changed`` is notified when the link opens and when it ends. A thread cannot be stopped inside a library, so an abandoned
-    link ends only when the library's own timeout expires.
+    ``deliver``: called with each picture. ``changed``: notified when the connection opens and when it ends. A thread cannot be
+    stopped inside a library, so an abandoned link ends only when the library's own timeout expires.
     """
 
     def __init__(self, connect: Callable[[], Connection], deliver: Deliver, changed: threading.Condition) -> None:
@@ -188,7 +189,7 @@ class Link:
         self.thread.start()
 
     def quiet_s(self) -> float:
-        """Return the seconds since data last arrived, or 0 while the link waits for the reader."""
+        """Return the seconds since data last arrived, or 0 if the thread is waiting for the reader."""
         return 0.0 if self.holding else time.monotonic() - self.moved_s
 
     def _run(self) -> None:
@@ -280,7 +281,6 @@ class LiveSource(ThreadedSource):
         raise SourceError(f"camera {self.name}: {problem}" + ("" if link.refused else "; add --wait to keep trying"))
 
     def _supervise(self) -> None:
-        """Run the state machine until the source is closed or the recording ends."""
         while not self._closing:
             link = self._link
             self._watch(link)
@@ -302,7 +302,6 @@ class LiveSource(ThreadedSource):
         self._slot.close()
 
     def _watch(self, link: Link) -> None:
-        """Wait until the link ends or times out. Set the state to STALLED if no frames come."""
         options = self._options
         with self._changed:
             while not self._closing and not link.over:
@@ -318,7 +317,6 @@ class LiveSource(ThreadedSource):
                 self._changed.wait(min(due - quiet, options.stall_timeout_s))
 
     def _rest(self) -> None:
-        """Pause before the next attempt to connect. The pause is longer while too many old connections hang."""
         end = time.monotonic() + next(self._pauses)
         with self._changed:
             while not self._closing:
@@ -329,7 +327,6 @@ class LiveSource(ThreadedSource):
                 self._changed.wait(left if left > 0 else POLL_S)
 
     def _deliver(self, link: Link, connection: Connection, grabbed: Grabbed) -> None:
-        """Sample and convert a picture, in the link's thread."""
         if not self._admits(link, connection, grabbed) or self._origin is None:
             return
         time_s = time.monotonic() - self._origin
@@ -351,7 +348,6 @@ class LiveSource(ThreadedSource):
         link.moved_s, link.holding = time.monotonic(), False
 
     def _admits(self, link: Link, connection: Connection, grabbed: Grabbed) -> bool:
-        """Return whether to use a picture, and count unusable ones. A usable picture makes the source RUNNING."""
         with self._changed:
             if link.abandoned:
                 self.drops["late"] += 1

@@ -1,4 +1,4 @@
-"""Read network cameras: send HTTP requests to allowed hosts only, and decode HTTP responses and RTSP with FFmpeg."""
+"""Read network cameras over HTTP and RTSP."""
 
 from __future__ import annotations
 
@@ -119,17 +119,13 @@ def split_address(url: str) -> SplitResult:
 
 
 def is_raw(parts: SplitResult) -> bool:
-    """Return whether a special character in a password seems to have cut an address short, as in ``rtsp://user:12/34@host``."""
+    """Return whether an address seems to be cut short by a special character in a password: ``rtsp://user:12/34@host``."""
     return "@" not in parts.netloc and "@" in parts._replace(scheme="", netloc="").geturl()
 
 
 def _request(
     url: str, camera: SplitResult, hosts: AllowedHosts | None, options: SourceOptions, headers: dict[str, str] | None = None
 ) -> HTTPResponse:
-    """Send an HTTP request with the camera's credentials (Basic or Digest).
-
-    Raises SourceError. Raises Unchanged if the server answers with status 304 (not modified).
-    """
     parts, known = urlsplit(url), http.HTTPPasswordMgrWithDefaultRealm()
     if camera.username is not None:
         own = camera._replace(netloc=camera.netloc.rpartition("@")[2], path="/", query="", fragment="").geturl()
@@ -164,7 +160,7 @@ def _request(
 
 
 class Unchanged(SourceError):
-    """Raised when a still picture has not changed since the last request (status 304)."""
+    """Raised when a single picture has not changed since the last request (status 304)."""
 
 
 class BoundHandler(http.AbstractHTTPHandler):
@@ -191,9 +187,9 @@ Ask = Callable[[dict[str, str]], HTTPResponse]
 
 
 class PictureConnection(Connection):
-    """Reads pictures over HTTP from an endless response (Motion JPEG), or requests single pictures ``fps`` times a second.
+    """Reads pictures over HTTP, from a Motion JPEG stream or with one request per picture, ``fps`` times a second.
 
-    Pictures are decoded one by one, so their size and format may change. Pictures have no timestamps. ``ask`` repeats the
+    Pictures are decoded one by one, so their size and format may change. Pictures have no timestamps. ``ask``: repeats the
     request with extra headers, such as If-None-Match to skip an unchanged picture.
     """
 
@@ -226,7 +222,6 @@ class PictureConnection(Connection):
         return Grabbed(corrupt=not data, decoded=changed or not still)
 
     def _again(self) -> Grabbed | None:
-        """Wait until the next still picture is due and request it; return None if the stream of pictures is over."""
         headers = self._response.headers
         if not self._seen or headers.get_content_maintype() == "multipart":
             self.problem = None if self._seen else f"no JPEG or PNG picture in the response; the camera sends {self._kind}"
@@ -250,10 +245,10 @@ class PictureConnection(Connection):
 
 
 class FfmpegConnection(Connection):
-    """Decodes one video stream with FFmpeg. Raises SourceError, whose message hides the address.
+    """Decodes one video stream with FFmpeg. Raises SourceError with a message that does not contain the address.
 
-    A video file at a URL plays at its recorded speed, and then ends. If ``response`` is given, FFmpeg reads this HTTP response
-    and opens no address. Addresses in an HTTP playlist are requested only on the camera's own host and on public hosts. If
+    A video file at a URL plays at its recorded speed, and then ends. ``response``: an HTTP response that FFmpeg reads instead
+    of opening an address. Addresses in an HTTP playlist are requested only on the camera's own host and on public hosts. If
     ``options.hosts`` is set, only allowed hosts are requested.
     """
 
@@ -333,7 +328,6 @@ class FfmpegConnection(Connection):
             raise SourceError(explain(failed, self._camera)) from None
 
     def _feed(self, url: str, *_: object) -> Feed:
-        """Open FFmpeg's inputs: first the response, then each address in a playlist. Raises SourceError."""
         options, response, camera = self._options, self._response, self._camera
         if self._feeds or response is None:
             hosts = options.hosts
@@ -348,10 +342,6 @@ class FfmpegConnection(Connection):
         return self._feeds[-1]
 
     def _decode(self, video: Video) -> Iterator[Grabbed]:
-        """Yield each decoded picture, and a corrupt :class:`Grabbed` for each picture that cannot be decoded.
-
-        Until the first keyframe, which may take many seconds, yield ``Grabbed(decoded=False)`` for each packet.
-        """
         started, patience = False, time.monotonic() + KEYFRAME_WAIT_S
         for packet in video.container.demux(video.stream):
             started = started or packet.is_keyframe or time.monotonic() > patience

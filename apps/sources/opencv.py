@@ -29,7 +29,7 @@ def load_cv2() -> Any:
 
 
 class Capture(Connection):
-    """A Video4Linux device that OpenCV's VideoCapture opens with ``arguments``."""
+    """Opens a Video4Linux device with OpenCV's VideoCapture. ``arguments``: VideoCapture's arguments."""
 
     def __init__(self, *arguments: Any) -> None:
         self._cv2 = load_cv2()
@@ -41,7 +41,7 @@ class Capture(Connection):
         return bool(self._capture.isOpened())
 
     def property(self, name: str) -> float:
-        """Return the property ``cv2.CAP_PROP_<name>``, or 0 if it does not exist."""
+        """Return a property by its name in OpenCV without ``CAP_PROP_``, or 0 if it does not exist."""
         return float(self._capture.get(getattr(self._cv2, f"CAP_PROP_{name}")))
 
     def grab(self) -> Grabbed | None:

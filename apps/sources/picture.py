@@ -20,9 +20,10 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 
 
 def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
-    """Decode a picture to uint8 RGB ``[H, W, 3]``: apply EXIF rotation, put transparency over white, scale 16 bits to 8.
+    """Decode a picture to uint8 RGB ``[H, W, 3]``.
 
-    Raises SourceError for data that is not an image, is damaged or has too many pixels (checked before decoding).
+    Applies the EXIF rotation, puts transparent pictures on white, and scales 16 bits to 8. Raises SourceError for data that is
+    not an image, is damaged or has too many pixels (checked before decoding).
     """
     with needs("reading pictures", "cpu"):
         from PIL import Image as pillow
@@ -47,7 +48,7 @@ def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
 
 
 def try_decoding(data: bytes) -> Image | None:
-    """Decode a camera's picture; return None if the picture is damaged or too large."""
+    """Decode a camera's picture. Return None if the picture is damaged or too large."""
     try:
         return decode_picture(data)
     except SourceError:
@@ -63,9 +64,10 @@ def check_size(width: int, height: int, most_pixels: int = MOST_PIXELS) -> None:
 
 
 def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yield each JPEG or PNG in a stream of bytes as soon as it is complete; for a picture cut short, yield empty bytes.
+    """Yield each JPEG or PNG in a stream of bytes as soon as it is complete.
 
-    Other data between pictures, such as multipart headers, is skipped. ``read`` returns empty bytes at the stream's end.
+    A picture that was cut short yields empty bytes. Other data between pictures, such as multipart headers, is skipped.
+    ``read``: returns empty bytes at the stream's end.
     """
     data, size = bytearray(), 1 << 16
     while block := read(size):
@@ -90,10 +92,10 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return (offset of the JPEG's end, True), or (offset to search from next, False) if the JPEG is incomplete.
+    """Return the offset of a JPEG's end and True. If the JPEG is incomplete, return the offset to search from next and False.
 
-    A negative offset means that a new JPEG begins there. ``at`` is the offset to search from: a segment's or the scan's.
-    ``seen`` is the number of bytes already searched.
+    A negative offset means that a new JPEG begins there. ``at``: the offset to search from. ``seen``: the number of bytes
+    already searched.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -19,14 +19,14 @@ MANY = 64
 
 
 class FrameCheck:
-    """Checks the frames of one source, made by the class or function ``made``. ``what`` names the source in error messages."""
+    """Checks the frames of one source. ``what``: the source's name in error messages. ``made``: its class or function."""
 
     def __init__(self, what: str, made: Any) -> None:
         self._what, self._where, self._newest = what, f" ({place(made)})", -math.inf
         self._first, self._count = math.nan, 0
 
     def __call__(self, image: Any, seconds: Any) -> None:
-        """Raise SourceError unless ``image`` is uint8 RGB ``[H, W, 3]`` and ``seconds`` is finite and never decreases.
+        """Raise SourceError unless a frame is uint8 RGB ``[H, W, 3]`` and its time is finite and never decreases.
 
         Also raise SourceError if the first ``MANY`` frames all have the same time.
         """
@@ -53,7 +53,7 @@ class FrameCheck:
 
 
 class GeneratorSource(Source):
-    """A source whose frames come from a generator function that yields ``image`` or ``(seconds, image)``.
+    """A source that gets its frames from a generator function, which yields ``image`` or ``(seconds, image)``.
 
     ``target``, ``fps`` and ``options`` are passed to the function if it declares them as parameters. Frames without times start
     at 0 and are ``1 / fps`` seconds apart. Frames with times are sampled at ``fps``.

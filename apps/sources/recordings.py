@@ -1,4 +1,4 @@
-"""Sources that end and are read only on demand: video files, folders of pictures, and video from a pipe."""
+"""Read video files, folders of pictures, and video from a pipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S = 0.2
 
 
 class Recording(Source):
-    """A source that ends and is read only on demand."""
+    """A source that ends, and that waits for its reader."""
 
     given = 0  # frames read so far
 
@@ -33,11 +33,11 @@ class Recording(Source):
 
     @abstractmethod
     def _advance(self) -> float | None:
-        """Go to the next picture; return its time in seconds, or None at the end. Raises SourceError if the file is damaged."""
+        """Go to the next picture. Return its time in seconds, or None at the end. Raises SourceError if the file is damaged."""
 
     @abstractmethod
     def _picture(self) -> Image | None:
-        """Decode the current picture, uint8 RGB ``[H, W, 3]``; return None if the picture is damaged."""
+        """Decode the current picture to uint8 RGB ``[H, W, 3]``. Return None if the picture is damaged."""
 
     def read(self) -> Frame | None:
         timer = StageTimer()
@@ -90,7 +90,10 @@ class VideoSource(Recording):
 
     @property
     def end_s(self) -> float:
-        """Return the end of the newest decoded picture, in seconds; after the last :meth:`read`, the recording's length."""
+        """Return the end of the newest decoded picture, in seconds.
+
+        After the last :meth:`read`, this is the recording's length.
+        """
         return 0.0 if self._clock.time_s is None else self._clock.time_s + self._video.period_s
 
     def close(self) -> None:
@@ -101,7 +104,7 @@ class VideoSource(Recording):
 class FolderSource(Recording):
     """Reads a folder's pictures in natural order: img2 comes before img10. A damaged picture is dropped and counted.
 
-    ``rate`` is the number of pictures a second, by default ``fps``, so that every picture is watched.
+    ``rate``: the number of pictures a second, by default ``fps``, so that every picture is watched.
     """
 
     def __init__(self, folder: str | Path, fps: float | None, rate: float | None = None) -> None:
@@ -140,9 +143,10 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 class StdinSource(Recording):
-    """Reads YUV4MPEG2 or Motion JPEG from a pipe. ``rate`` is the assumed number of frames a second in Motion JPEG.
+    """Reads YUV4MPEG2 or Motion JPEG from a pipe.
 
-    A frame's time is its number divided by the stream's rate. Frames that are not sampled are read but not decoded.
+    ``rate``: the assumed number of frames a second in Motion JPEG. A frame's time is its number divided by the stream's rate.
+    Frames that are not sampled are read but not decoded.
     """
 
     def __init__(self, fps: float | None, rate: float | None = None, descriptor: int | None = None) -> None:
@@ -172,7 +176,6 @@ class StdinSource(Recording):
         self._item: Any = None
 
     def _take(self, count: int) -> bytes:
-        """Read up to ``count`` bytes. Return empty bytes at the end or once the source is closed."""
         if taken := self._ahead[:count]:
             self._ahead = self._ahead[count:]
             return taken
@@ -193,7 +196,6 @@ class StdinSource(Recording):
         return (self._count - 1) / self._rate
 
     def _picture(self) -> Image | None:
-        """Decode the current picture; return None if the picture is damaged or was cut short."""
         if self._video is None:
             return try_decoding(self._item)
         frames = self._video.decode(self._item)
@@ -221,7 +223,7 @@ def _stdin() -> int:
 
 
 def check_readable(path: Path) -> None:
-    """Raise a one-line SourceError unless ``path`` is a readable file."""
+    """Raise SourceError with a one-line message unless this is a readable file."""
     if (found := look(path)) != "file":
         wrong = {"nothing": "file not found", "folder": "is a folder", "other": "is a device or a pipe"}[found]
         raise SourceError(f"{path}: {wrong}; give a video file")

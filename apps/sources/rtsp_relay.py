@@ -17,7 +17,10 @@ BEGUN = re.compile(rb"R(?:T(?:S(?:P(?:/.{0,7})?)?)?)?\Z", re.DOTALL)  # bytes th
 
 
 class Relay:
-    """Forwards one local connection to ``address`` until either side closes it or the server redirects (see ``problem``)."""
+    """Forwards one local connection to a server until either side closes it or the server redirects.
+
+    ``problem``: what to do about a redirect, or None.
+    """
 
     def __init__(self, address: str, port: int, timeout_s: float, tls: bool = False) -> None:
         """Connect. Raises OSError."""

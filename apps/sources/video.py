@@ -39,9 +39,10 @@ def load_av() -> Any:
 
 
 class Video:
-    """An open container and its best video stream; cover art is ignored. Raises SourceError.
+    """An open video file or stream, and the best video track in it. Raises SourceError.
 
-    ``source`` and ``options`` are passed to ``av.open``. If ``source`` is an open file, FFmpeg opens no other file.
+    Cover art is ignored. ``source`` and ``options``: passed to ``av.open``. If ``source`` is an open file, FFmpeg opens no
+    other file.
     """
 
     def __init__(self, source: Any, most_pixels: int = MOST_PIXELS, threads: str = "AUTO", **options: Any) -> None:
@@ -75,13 +76,13 @@ class Video:
         return max(found, key=lambda each: (bool(each.disposition & 1), each.codec_context.width * each.codec_context.height))
 
     def frames(self) -> Iterator[Any]:
-        """Yield deinterlaced PyAV frames in display order, and None for each picture that cannot be decoded."""
+        """Yield deinterlaced PyAV frames in display order. Yield None for each picture that cannot be decoded."""
         for packet in self.packets():
             yield from self.decode(packet)
         yield from self.drain()
 
     def packets(self) -> Iterator[Any]:
-        """Yield the packets of a recording; a damaged recording ends at its last readable packet."""
+        """Yield the packets of a recording. A damaged recording ends at its last readable packet."""
         with suppress(self._errors.FFmpegError, OSError, ValueError):  # reading the file can raise OSError or ValueError
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
@@ -107,7 +108,7 @@ class Video:
         return known or bool(frame.is_corrupt)
 
     def drain(self) -> list[Any]:
-        """Return the pictures still in the decoder, and reset it for the next packet."""
+        """Return the pictures still in the decoder, and reset the decoder for the next packet."""
         try:
             frames = self.stream.codec_context.decode(None)
         except (self._errors.InvalidDataError, self._errors.EOFError):
@@ -118,7 +119,10 @@ class Video:
         return frames
 
     def rgb(self, frame: Any) -> Image:
-        """Convert a frame to uint8 RGB ``[H, W, 3]`` with square pixels, turned and mirrored by its display matrix."""
+        """Convert a frame to uint8 RGB ``[H, W, 3]`` with square pixels.
+
+        Turn and mirror it as the video's metadata requires.
+        """
         ratio, width, height = self._pixel_ratio(), frame.width, frame.height
         width, height = (round(width * ratio), height) if ratio >= 1 else (width, round(height / ratio))
         check_size(width, height, self._most)
@@ -136,7 +140,7 @@ class Video:
 
 
 def oriented(image: Image, matrix: Any) -> Image:
-    """Turn and mirror an image by the display matrix ``a b c d``: x' = a x + c y, y' = b x + d y, with y pointing down."""
+    """Turn and mirror an image by FFmpeg's display matrix: x' = a x + c y, y' = b x + d y, with y pointing down."""
     a, b, c, d = map(int, matrix)
     if abs(a) + abs(d) < abs(b) + abs(c):
         image, a, d = image.swapaxes(0, 1), c, b
@@ -144,7 +148,7 @@ def oriented(image: Image, matrix: Any) -> Image:
 
 
 def open_video(path: Path, **options: Any) -> Video:
-    """Open a video file. Raises a one-line SourceError."""
+    """Open a video file. Raises SourceError with a one-line message."""
     with ExitStack() as opened:  # given a path instead of an open file, FFmpeg could open other files
         file = opened.enter_context(path.open("rb"))
         try:
@@ -157,7 +161,9 @@ def open_video(path: Path, **options: Any) -> Video:
 
 @dataclass
 class Feed:
-    """A file-like object of received bytes. Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
+    """A file-like object of received bytes, with limits.
+
+    Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
 
     At a limit or a read error, the file ends and ``problem`` holds the reason. No exception is raised, because PyAV would print
     its traceback.
@@ -198,7 +204,7 @@ class Feed:
 
 
 class Deinterlacer:
-    """Passes frames through FFmpeg's yadif, one frame late; progressive frames are left unchanged."""
+    """Deinterlaces frames with FFmpeg's yadif filter. Frames come out one frame late. Progressive frames do not change."""
 
     def __init__(self, time_base: Fraction) -> None:
         self._time_base, self._kind = time_base, (0, 0, "")
@@ -218,7 +224,7 @@ class Deinterlacer:
         return done
 
     def drain(self) -> list[Any]:
-        """Return the last frame, which the filter still holds back."""
+        """Return the last frame, which the filter has not returned yet."""
         if self._graph is None:
             return []
         self._graph.push(None)

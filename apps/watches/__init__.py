@@ -1,1 +1,1 @@
-"""Watches (standing questions), the events that they open and close, and the sinks that receive these events."""
+"""Ask standing questions (watches) of cameras, and send an event when the answer changes."""

@@ -1,4 +1,4 @@
-"""Send recorded events to sinks at least once and in order, with one thread per sink."""
+"""Send events to sinks at least once and in order."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CLOSE_S = 2.0
 
 
 class Delivery:
-    """Records events and sends them to sinks.
+    """Records events and sends them to sinks, with one thread per sink.
 
     Events that are unsent at :meth:`close` are sent by the next Delivery. An event sent just before the process is killed is
-    sent again, with the same id. A sink can call ``control(camera, watch, active)`` to resume or pause a watch. ``program``
-    describes the process that sends the events to the sinks.
+    sent again, with the same id. ``control``: a sink calls this with a camera, a watch and True to resume the watch, or False
+    to pause it. ``program``: describes the process that sends the events.
     """
 
     def __init__(
@@ -104,8 +104,6 @@ class Delivery:
 
 
 class Sender(threading.Thread):
-    """Sends events to one sink. Once :attr:`ending` is set, the thread stops when all events are sent or one fails."""
-
     def __init__(self, name: str, sink: Sink, delivery: Delivery) -> None:
         super().__init__(name=f"edgevlm-sink-{name}", daemon=True)
         self.sink, self.wake, self.ending, self.end = sink, threading.Event(), threading.Event(), math.inf

@@ -1,4 +1,4 @@
-"""Store the events of watches in an SQLite file, with an outbox of unsent events."""
+"""Store the events of watches in an SQLite file, until they are sent and expire."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SENT = "number NOT IN (SELECT event FROM outbox)"
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """An event: a watch opened or closed.
+    """An event that says that a watch opened or closed.
 
-    ``time`` is the event's time, ``opened`` the time at which the watch opened, both in seconds since 1970. ``evidence`` lists
-    moments, as in an answer's JSON. ``question`` is not part of the event's JSON.
+    ``time``: when this happened. ``opened``: when the watch opened. Both are in seconds since 1970. ``evidence``: moments, as
+    in an answer's JSON. ``question`` is not part of the event's JSON.
     """
 
     camera: str
@@ -54,7 +54,6 @@ class WatchEvent:
         }  # fmt: skip
 
     def line(self) -> str:
-        """Return the event's JSON as one line of ASCII."""
         return json.dumps(self.json())
 
     @property
@@ -62,7 +61,6 @@ class WatchEvent:
         return f"{self.camera} {self.watch} {self.question}".lower()
 
     def is_of(self, camera: str | None, since: float, until: float) -> bool:
-        """Return whether the event, or the watch's opening, was in a period and on a camera. ``camera``: None for any."""
         return camera in (None, self.camera) and any(since <= at <= until for at in (self.time, self.opened))
 
 
@@ -70,14 +68,14 @@ class WatchEvent:
 class Opening:
     """A period in which a watch was open.
 
-    ``event`` is the event that opened the watch. ``closed`` is in seconds since 1970, or None if the watch is still open.
+    ``event``: the event that opened the watch. ``closed``: in seconds since 1970, or None if the watch is still open.
     """
 
     event: WatchEvent
     closed: float | None = None
 
     def json(self) -> dict[str, Any]:
-        """Return the opening's JSON for ``GET /v1/digest`` and ``edgevlm digest --json``."""
+        """Return the JSON for ``GET /v1/digest`` and ``edgevlm digest --json``."""
         event, closed = self.event, self.closed
         return {
             "camera": event.camera, "watch": event.watch, "question": event.question, "opened": wall_clock(event.opened),
@@ -135,9 +133,9 @@ class EventStore(TimedDatabase):
         self._attempt(self.prune, None)
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
-        """Write an event and its deliveries in one transaction. An event whose id is already stored changes nothing.
+        """Write an event and the sinks that must receive it. An event whose id is already stored changes nothing.
 
-        ``pictures`` holds a JPEG or None for each moment of the event's evidence; the moment's ``jpeg_url`` points to it.
+        ``pictures``: a JPEG or None for each moment of the event's evidence. The moment's ``jpeg_url`` points to it.
         """
         urls = [f"/v1/events/{event.id}/{place}.jpg" if jpeg else None for place, jpeg in enumerate(pictures)]
         evidence = [{**moment, "jpeg_url": url} for moment, url in zip_longest(event.evidence, urls) if moment is not None]
@@ -177,7 +175,6 @@ class EventStore(TimedDatabase):
             return Counter(dict(rows)) + Counter(sink for each in self._unwritten.values() for sink in each.sinks)
 
     def unsent(self) -> set[str]:
-        """Return the ids of the events that must still be sent."""
         with self._lock:
             rows = self._rows("SELECT DISTINCT id FROM events JOIN outbox ON event = number")
             return {row[0] for row in rows} | {key for key, each in self._unwritten.items() if each.sinks}
@@ -220,7 +217,11 @@ class EventStore(TimedDatabase):
         return [_event(*row) for row in self._rows(statement)]
 
     def openings(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[Opening]:
-        """Return a period's openings, oldest first. ``search`` selects openings whose :attr:`names` contain all its words."""
+        """Return the periods in which watches were open, oldest first.
+
+        Includes watches that were already open at ``since``. ``search``: words that must all occur in the camera's, the watch's
+        or the question's text.
+        """
         newest = "SELECT max(number) FROM events WHERE time < ? AND camera = coalesce(?, camera) GROUP BY camera, watch"
         statement = f"SELECT {COLUMNS} FROM events WHERE state = 'open' AND number IN ({newest}) ORDER BY number"
         open_then = [_event(*row) for row in self._rows(statement, since, camera)]
@@ -233,7 +234,7 @@ class EventStore(TimedDatabase):
         return sorted(shown, key=lambda opening: opening.event.opened)
 
     def picture(self, event_id: str, place: int) -> bytes | None:
-        """Return the JPEG of moment ``place`` of an event's evidence, or None if there is none."""
+        """Return the JPEG of a moment in an event's evidence, or None. ``place``: the moment's index."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"
         rows = self._rows(statement, event_id, place)
         return rows[0][0] if rows else None

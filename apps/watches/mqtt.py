@@ -127,7 +127,6 @@ class Mqtt(Sink):
                 self._publish(f"{topic}/state", self._state(event))
 
     def _state(self, event: WatchEvent) -> str:
-        """Return the current state of an event's watch if it is known, else the event's state."""
         known = (self._watches or {}).get((event.camera, event.watch))
         return STATES[(known and known.state) or event.state]
 
@@ -188,7 +187,6 @@ class Mqtt(Sink):
                 self.control(camera, watch, message.payload == b"ON")
 
     def _found(self, device: str, held: Any) -> None:
-        """Remove obsolete components of a device on the broker, if this program announced the device."""
         if held["availability_topic"] == f"{self._base}/available" and held["origin"]["name"] == "edgevlm":
             keys = [key for key in held["components"] if re.fullmatch(COMPONENT, key)]
             components = {key: {"platform": ENTITIES[key.rpartition("_")[2]][0]} for key in keys}
@@ -200,7 +198,6 @@ class Mqtt(Sink):
                 self._announce()
 
     def _announce(self, again: bool = False) -> None:
-        """Publish the devices, topics and availability that have changed, or all of them if ``again`` is set."""
         if self._watches is None:
             return
         wanted = self._wanted() if self._discovery else {}

@@ -1,4 +1,4 @@
-"""Sinks for events: standard output, a webhook, a program, or any service that apprise supports. See :mod:`.mqtt` for MQTT."""
+"""Send events to standard output, a webhook, a program, or any service that apprise supports."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 class WatchStatus:
     """The state of a watch on a camera.
 
-    ``camera`` and ``watch`` are ids; ``camera_name`` and ``watch_name`` are the displayed names, or None. ``state`` is None
-    before it is known. ``device_class`` is the sensor's class in Home Assistant.
+    ``camera`` and ``watch``: ids. ``camera_name`` and ``watch_name``: the displayed names, or None. ``state``: None before it
+    is known. ``device_class``: the sensor's class in Home Assistant.
     """
 
     camera: str
@@ -57,8 +57,8 @@ class WatchStatus:
 class Program:
     """Describes the program that sends the events.
 
-    ``id`` is unique and stays the same after a restart. ``page`` is the server's address. ``shared`` means that all nodes of a
-    cluster have this id.
+    ``id``: unique, and the same after a restart. ``page``: the server's address. ``shared``: whether all nodes of a cluster use
+    the same id.
     """
 
     id: str = ""
@@ -106,7 +106,7 @@ class Stdout(Sink):
 class Webhook(Sink):
     """A sink that posts an event's JSON. With a secret, requests are signed as https://www.standardwebhooks.com specifies.
 
-    ``secret`` is ``whsec_`` and base64, or any text; by default the value of the environment variable SECRET_VARIABLE.
+    ``secret``: ``whsec_`` and base64, or any text. By default it is the value of the environment variable SECRET_VARIABLE.
     Redirects are not followed.
     """
 
@@ -156,7 +156,7 @@ class Webhook(Sink):
 
 
 class Exec(Sink):
-    """A sink that runs a program, without a shell, for each event, with the event's JSON on stdin.
+    """A sink that runs a program for each event, without a shell. The program gets the event's JSON on stdin.
 
     Exit status 0 means success. The program's output goes to stderr. After ``timeout`` seconds the program is killed.
     """
@@ -213,7 +213,7 @@ class Apprise(Sink):
 
 
 def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
-    """Return a message about an event: its title and one line. ``camera`` is the camera's displayed name."""
+    """Return a message about an event: a title and one line. ``camera``: the camera's displayed name."""
     what = f"Opened at {{}}, with probability {event.probability:.2f}."
     if event.state == "close":
         what = f"Closed at {{}}, after {ago(max(0.0, event.time - event.opened))}."
@@ -223,9 +223,9 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 
 
 class SinkSettings(BaseModel):
-    """A ``[[sinks]]`` table. Other keys are options of the sink.
+    """A ``[[sinks]]`` table of edgevlm.toml. Other keys are options of the sink.
 
-    ``kind`` is stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. ``name`` is by default the
+    ``kind``: stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. ``name``: by default the
     kind.
     """
 

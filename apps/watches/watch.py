@@ -1,4 +1,4 @@
-"""The settings and the state of a watch: a standing question to a camera."""
+"""Define a watch, which is a standing question to a camera, and decide when it opens and closes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Watch(WatchSettings):
 
     @property
     def in_words(self) -> str:
-        """Return the question, followed by the answers that open the watch unless "yes" is the only one."""
+        """Return the question, and the answers that open the watch unless "yes" is the only one."""
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:
@@ -138,10 +138,10 @@ def covers(hours: str, now: datetime) -> bool:
 
 @dataclass(slots=True)
 class WatchState:
-    """Tracks whether a watch is open on a camera, from the probabilities of its answer.
+    """Tracks whether a watch is open on a camera.
 
-    ``since`` is the stream time at which the watch last opened or closed. ``probability`` is the newest probability; ``asked``
-    is the stream time of its question.
+    ``since``: the stream time at which the watch last opened or closed. ``probability``: the newest probability of the answer.
+    ``asked``: the stream time of its question.
     """
 
     watch: Watch
@@ -153,7 +153,6 @@ class WatchState:
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:
-        """Return the answer that the newest probability gives, or None if there is no probability yet."""
         if self.probability is None:
             return None
         above, below = self.probability > self.watch.open_above, self.probability < self.watch.close_below

@@ -31,8 +31,6 @@ EARLY = 0.001  # a watch may be asked early by this fraction of its `every`
 
 @dataclass(slots=True)
 class SeenFrame:
-    """A watched frame, with its number and its time on the wall clock."""
-
     number: int
     wall: float
     frame: Frame
@@ -42,8 +40,8 @@ class SeenFrame:
 class Tracked(WatchState):
     """The state of a watch on one camera.
 
-    ``closed`` is the wall-clock time at which the watch last closed before a restart. If a video file is played again, the
-    watch is asked only after stream time ``judged``.
+    ``closed``: when the watch last closed before a restart, in seconds since 1970. ``judged``: if a video file is played again,
+    the stream time up to which the watch is not asked again.
     """
 
     opened: float = 0.0
@@ -56,11 +54,12 @@ class Tracked(WatchState):
 
 
 class Watcher:
-    """The watches of one camera, asked in a separate thread.
+    """Asks the watches of one camera in a separate thread.
 
-    The run loop passes frames to :meth:`watch`. ``taught`` returns a question in the words that the model learned, or None if
-    the model never learned it. ``last`` returns the newest recorded event of a camera's watch. ``changed`` is called with each
-    watch whose state or probability changed. If ``replays``, a restart plays the source again but sends no event again.
+    The run loop passes frames to :meth:`watch`. ``taught``: returns a question in the words that the model learned, or None if
+    the model never learned it. ``last``: returns the newest recorded event of a camera's watch. ``changed``: called with each
+    watch whose state or probability changed. ``replays``: whether a restart plays the source again. If so, no event is sent
+    again.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Watcher:
                 self._thread.start()
 
     def check(self, watch: Watch) -> None:
-        """Raise FieldError for a watch that cannot be asked on this camera."""
+        """Raise FieldError if a watch cannot be asked on this camera."""
         try:
             self._session.check(self._worded(watch), watch.choices)
         except UserError as error:
@@ -126,7 +125,7 @@ class Watcher:
         self._report_changes([tracked])
 
     def end(self) -> None:
-        """Close this camera's open watches before the camera is removed."""
+        """Close this camera's open watches because the camera is removed."""
         with self._lock:
             for tracked in self._tracked.values():
                 self._end(tracked)
@@ -152,7 +151,7 @@ class Watcher:
             self._fresh.notify_all()
 
     def forget(self, since: float, until: float) -> None:
-        """Drop the kept frames from ``since`` to ``until`` in stream time."""
+        """Delete the stored frames of a period of stream time, in seconds."""
         with self._fresh:
             kept = [seen for seen in self._frames if not since <= seen.frame.time_s <= until]
             self._frames = deque(kept, maxlen=FRAMES)
@@ -249,7 +248,6 @@ class Watcher:
         self._record(tracked.watch, event, pictures)
 
     def _seen(self, time_s: float) -> SeenFrame | None:
-        """Return the newest frame not later than ``time_s``, or None if no frame is kept. Waits up to COME_S for the frame."""
         with self._fresh:
             self._fresh.wait_for(lambda: self._closing or not self._frames or self._frames[-1].frame.time_s >= time_s, COME_S)
             before = (each for each in reversed(self._frames) if each.frame.time_s <= time_s)

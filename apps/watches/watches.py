@@ -1,4 +1,4 @@
-"""All watches of a service by name, with their cameras and the delivery of their events."""
+"""Keep all watches of a service, and send their events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_WATCHES = 256
 
 
 class WatchHooks(Protocol):
-    """Decisions about watches that a cluster node makes differently."""
+    """Decides what a cluster node does differently from a single server."""
 
     def may_record(self, event: WatchEvent) -> bool: ...
     def cameras_elsewhere(self) -> Collection[str]: ...
@@ -29,7 +29,7 @@ class WatchHooks(Protocol):
 class Watches:
     """The watches of a service, by name. Any thread may call any method.
 
-    ``watchers`` returns the watchers by camera name. ``delivery()`` returns the delivery, opened on the first call.
+    ``watchers``: returns the watchers by camera name. ``delivery``: returns the delivery, which the first call opens.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Watches:
         return done
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return the answer of ``GET /v1/watches/{name}``. Raises UserError for an unknown watch."""
+        """Return the answer to ``GET /v1/watches/{name}``. Raises UserError for an unknown watch."""
         watch = self.watch(name)
         standing = [watcher.states().get(watch.name) for watcher in self._chosen(watch)]
         return {
@@ -127,7 +127,7 @@ class Watches:
         }  # fmt: skip
 
     def record(self, watch: Watch, event: WatchEvent, pictures: Sequence[bytes | None]) -> None:
-        """Write an event, and send it if the watch's ``on`` includes its state."""
+        """Write an event. Send it if the watch is set to send events of this state."""
         if self._hooks().may_record(event):
             self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
 
@@ -135,7 +135,7 @@ class Watches:
         return self._delivery().store.last(camera, watch)
 
     def announce(self, anyway: bool = False) -> None:
-        """Send all watches' states to the sinks if they changed or ``anyway`` is set. Does nothing inside :meth:`held`."""
+        """Send all watches' states to the sinks if they changed. ``anyway``: send them even if they did not change."""
         if self._holds or self._closed:
             return
         standing = [
@@ -153,7 +153,7 @@ class Watches:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold back announcements until the block ends, so that reopening a camera or watch does not look like a removal."""
+        """Send no states until the block ends, so that reopening a camera or watch does not look like a removal."""
         with self._lock:
             self._holds += 1
         try:
@@ -164,7 +164,7 @@ class Watches:
         self.announce()  # not after an error, as watches that are not open yet would look removed
 
     def close(self) -> None:
-        """Stop announcing, so that cameras closed at shutdown do not look removed."""
+        """Send no more states, so that cameras closed at shutdown do not look removed."""
         self._closed = True
 
     def _chosen(self, watch: Watch) -> list[Watcher]:
