@@ -61,7 +61,7 @@ class Repetition:
     """A logits processor that penalises tokens of the prompt and the answer.
 
     ``penalty``: divides the positive logits of tokens used so far and multiplies their negative logits, as in transformers'
-    ``generate``. ``ngram``: no run of this many tokens may repeat; 0 means no limit. As in OpenAI's API, ``presence`` is
+    ``generate``. ``ngram``: no sequence of this many tokens may repeat; 0 means no limit. As in OpenAI's API, ``presence`` is
     subtracted once from the logit of each token in the answer, and ``frequency`` once per occurrence. ``prompt``: the prompt's
     token ids. Raises UserError for a penalty out of range.
     """
@@ -75,7 +75,7 @@ class Repetition:
         self.prompt: list[int] = []
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the penalised logits ``[vocabulary]`` of the token that follows ``token_ids``, the answer so far."""
+        """Return the penalised logits of the answer's next token, ``[vocabulary]``. ``token_ids``: the answer so far."""
         if self.penalty == 1 and not (self.ngram or self.presence or self.frequency):
             return logits
         ids, changed = [*self.prompt, *token_ids], logits.copy()
@@ -150,7 +150,10 @@ class OneOf:
         self._mass = dict.fromkeys(self._text, 1 / len(self._text))
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return ``logits [vocabulary]`` with minus infinity for tokens that continue no choice. Update ``probabilities``."""
+        """Exclude the tokens that continue no choice, by logits of minus infinity. Also updates ``probabilities``.
+
+        ``token_ids``: the answer so far. ``logits``: ``[vocabulary]``.
+        """
         after = {ids: ids[len(token_ids)] if len(ids) > len(token_ids) else self._stop for ids in self._open(token_ids)}
         allowed = np.array(sorted(set(after.values())))
         weights = np.exp(logits[allowed].astype(np.float64) - logits[allowed].max())
@@ -165,7 +168,7 @@ class OneOf:
         return masked
 
     def at_once(self, logits: NDArray[np.float32]) -> dict[str, float]:
-        """Return the probability of each text, given only the logits ``[vocabulary]`` of the answer's first token."""
+        """Return the probability of each text, given only the first token's logits, ``[vocabulary]``."""
         first = copy(self)
         first([], logits)
         return first.probabilities
@@ -178,13 +181,13 @@ class OneOf:
                 raise UserError(f"choices {other!r} and {text!r} start with the same token; word one of them differently")
 
     def complete(self, token_ids: Sequence[int]) -> bool:
-        """Return whether ``token_ids`` spell a choice, and no other choice starts with them."""
+        """Return whether the answer so far is a choice, and no other choice starts with it."""
         return self._open(token_ids) == [tuple(token_ids)]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the choice that ``token_ids`` spell, or an empty string if they spell none yet."""
+        """Return the choice that the answer spells, or an empty string if it spells none yet."""
         return self._text.get(tuple(token_ids), "")
 
     def _open(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the tokens of the choices that are still possible after ``token_ids``."""
+        """Return the tokens of the choices that are still possible after the answer so far."""
         return [ids for ids in self._text if ids[: len(token_ids)] == tuple(token_ids)]

@@ -30,7 +30,7 @@ helper = Helper(memory=MEMORY, cpu_s=CPU_S, wait_s=WAIT_S, imports=[__name__, "j
 
 
 def render(template: str, **values: Any) -> str:
-    """Render ``template``. Raises UserError if the template fails, tries to leave its sandbox, or exceeds a limit."""
+    """Render a chat template. Raises UserError if the template fails, tries to leave its sandbox, or exceeds a limit."""
     try:
         if hashlib.sha256(template.encode()).hexdigest() in KNOWN:
             return render_here(template, values)
@@ -72,7 +72,7 @@ def read_tokenizer(path: str) -> None:
 
 
 def render_here(template: str, values: dict[str, Any]) -> str:
-    """Render ``template`` in this process. Raises UserError for any failure."""
+    """Render a chat template in this process. Raises UserError for any failure."""
     try:
         text = _compiled(template).render({"tools": None, "documents": None} | values)
     except MemoryError:  # an uncaught MemoryError ends the helper
@@ -86,7 +86,7 @@ def render_here(template: str, values: dict[str, Any]) -> str:
 
 @lru_cache(8)
 def _compiled(template: str) -> Any:
-    """Compile ``template`` in an environment like that of transformers' ``apply_chat_template``."""
+    """Compile a chat template in an environment like that of transformers' ``apply_chat_template``."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

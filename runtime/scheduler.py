@@ -20,9 +20,10 @@ WATCH_FRACTION = 0.15
 
 
 class Task(NamedTuple):
-    """A queued call and the future for its result. ``session``: the session's id.
+    """A queued call and the future for its result.
 
-    ``due``: when the call is due on the scheduler's clock. ``period``: the seconds between the session's tasks.
+    ``session``: the session's id. ``due``: when the call is due on the scheduler's clock. ``period``: the seconds between the
+    session's tasks.
     """
 
     session: int
@@ -243,7 +244,6 @@ class Scheduler:
         return self._take(session)
 
     def _take(self, session: int) -> Task:
-        """Remove a session's next task from its queue and return it."""
         queue = self._queues.pop(session)
         task = queue.popleft()
         if queue:

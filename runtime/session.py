@@ -55,7 +55,7 @@ class SessionMemory:
     """A session's stream, unfinished chunk, conversations and counters. ``why``: why ``auto`` chose the policy.
 
     ``frames``: the number of frames watched. ``chunks``: the number of chunks appended. ``time_s``: the stream's time at the
-    newest frame. ``asked``: the number of questions. ``resumed``: how many of ``frames`` came from a snapshot. ``started``:
+    newest frame. ``asked``: the number of questions. ``resumed``: how many of the frames came from a snapshot. ``started``:
     when this process watched its first frame.
     """
 
@@ -162,7 +162,6 @@ class Session:
             raise
 
     def _empty_memory(self) -> SessionMemory:
-        """Allocate the empty memory of a new stream."""
         settings, model = self._settings, self.model
         encoder = open_encoder(settings, model, self._writer)
         stream, why = open_stream(settings, model, self._chat, self.text_budget, self._writer)
@@ -177,7 +176,7 @@ class Session:
         return SessionMemory(stream, chunk, Conversations(self._chat, text.conversation, most), why)
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """Continue from ``snapshot``. If the snapshot does not fit, empty the session again and raise SnapshotError."""
+        """Continue from a snapshot. If the snapshot does not fit, empty the session again and raise SnapshotError."""
         try:
             restore(snapshot, self._memory.restore)
             self._memory.resumed = self._memory.frames
@@ -297,12 +296,12 @@ class Session:
         self._run(self._append_chunk)
 
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run ``work`` on the model's thread when it is this session's turn, and return its result."""
+        """Run a function on the model's thread when it is this session's turn, and return its result."""
         self._check_open()
         return self.model.scheduler.run(self, self._step, work, *arguments, period=1 / self.rate)
 
     def _step(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do ``work`` on the model's thread and update the stats. Errors name the engine or policy that caused them."""
+        """Run a function on the model's thread and update the stats. Errors name the engine or policy that caused them."""
         self._check_open()
         self._check_memory()
         memory, chunks = self._memory, self._memory.chunks
@@ -359,7 +358,7 @@ class Session:
             self._memory.chunks += 1
 
     def _append_pieces(self, *, complete: bool = True) -> None:
-        """Append the chunk's frames. ``complete``: append only what later frames of the chunk cannot change."""
+        """Append the chunk's frames. ``complete``: leave out what later frames of the chunk can still change."""
         chunk = self._chunk
         try:
             if chunk.taken:
@@ -370,7 +369,7 @@ class Session:
             raise
 
     def check(self, question: str | Dialogue, choices: Sequence[str] = ()) -> None:
-        """Raise UserError if ``question`` is longer than its budget, contains the video's placeholder, or is not Unicode.
+        """Raise UserError if a question is longer than its budget, contains the video's placeholder, or is not Unicode.
 
         With ``choices``, also raises UserError for choices that :meth:`classify` cannot distinguish.
         """
@@ -631,13 +630,13 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete the frames seen from ``since`` to ``until``, in seconds of the stream. Return the number of rows lost in the
-        layer that lost the most.
+        """Delete the frames seen from ``since`` to ``until``, in seconds of the stream.
 
-        Tokens whose patch was visible in the period leave the memory, even if they are older. All conversations are forgotten.
-        A new snapshot replaces all earlier snapshots. Later rows that attended to deleted rows still reflect the deleted
-        frames. Raises UserError for a period that ends before it begins and for a policy that keeps rows in a store. If the new
-        snapshot cannot be written, raises UserError and keeps the old snapshots.
+        Returns the number of rows lost in the layer that lost the most. Tokens whose patch was visible in the period leave the
+        memory, even if they are older. All conversations are forgotten. A new snapshot replaces all earlier snapshots. Later
+        rows that attended to deleted rows still reflect the deleted frames. Raises UserError for a period that ends before it
+        begins and for a policy that keeps rows in a store. If the new snapshot cannot be written, raises UserError and keeps
+        the old snapshots.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:

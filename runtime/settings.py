@@ -30,9 +30,9 @@ class Metavar(NamedTuple):
 class AppendChanged:
     """Settings of ``--append changed``.
 
-    ``tau``: append a token if its feature's cosine similarity to the patch's reference is below ``tau``, and below what camera
-    noise can explain. ``refresh``: append a patch again after this many frames even if it is unchanged; 0 turns this off.
-    ``present``: keep this many of the newest frames outside the memory; every question sees them whole.
+    ``tau``: append a token if its feature's cosine similarity to the patch's reference is below this threshold, and below what
+    camera noise can explain. ``refresh``: append a patch again after this many frames even if it is unchanged; 0 turns this
+    off. ``present``: keep this many of the newest frames outside the memory; every question sees them whole.
     """
 
     tau: float = TAU
@@ -61,7 +61,7 @@ class EncodeChanged:
 
 
 def parse_append(text: str) -> tuple[str, float | None, int, int]:
-    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]`` to (word, tau, refresh, present).
+    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]``. Return (word, tau, refresh, present).
 
     If the text has no tau, ``tau`` is None, which means the model's value. Raises UserError for invalid text.
     """
@@ -77,7 +77,7 @@ def parse_append(text: str) -> tuple[str, float | None, int, int]:
 
 
 def parse_encode(text: str) -> tuple[str, EncodeChanged]:
-    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]`` to the word and the settings of ``changed``.
+    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]``. Return the word and the settings of ``changed``.
 
     Raises UserError for invalid text.
     """
@@ -122,7 +122,7 @@ def _number(text: str, units: str, says: str) -> int:
 
 
 def check_policy(policy: Any) -> Any:
-    """Return ``policy``. Raises UserError unless ``policy`` is ``auto`` or the name, class or instance of a policy."""
+    """Return the policy. Raises UserError unless it is ``auto`` or the name, class or instance of a policy."""
     if isinstance(policy, str) and policy.startswith(f"{AUTO}:"):
         raise UserError(f"policy {policy}: auto has no settings; set them with the policy's own name")
     if policy != AUTO:
@@ -137,7 +137,7 @@ def _integer(value: Any) -> Any:
 
 
 def _by(parse: Any, *, keep: bool = False) -> AfterValidator:
-    """Return a validator that calls ``parse``. ``keep``: whether to return the original value, not the parsed value."""
+    """Return a validator that parses a value. ``keep``: check the value, but leave it unparsed."""
 
     def check(value: Any) -> Any:
         try:
@@ -192,7 +192,7 @@ class SessionSettings(BaseModel):
 
     @classmethod
     def checked(cls, settings: SessionSettings | None = None, **fields: Any) -> SessionSettings:
-        """Return a copy of ``settings``, updated with ``fields``. Raises a one-line UserError that names the invalid field."""
+        """Return a copy of the settings with new values. Raises a one-line UserError that names the invalid field."""
         given = {} if settings is None else {name: getattr(settings, name) for name in SessionSettings.model_fields}
         if unknown := [name for name in fields if name not in cls.model_fields]:
             raise UserError(f"a session has no setting {unknown[0]!r}; {nearest(unknown[0], cls.model_fields)}")

@@ -25,7 +25,7 @@ class Change(NamedTuple):
 
 
 class AskedSession(Protocol):
-    """What a standing question needs from a session."""
+    """The part of a session that a standing question uses."""
 
     notify: Notify
 

@@ -61,18 +61,18 @@ def bytes_of(value: object) -> int:
 
 
 def undeclared(of: Stateful) -> list[str]:
-    """Return the names of attributes that hold arrays but are not declared, so that the budget and snapshots miss them."""
+    """Return the names of attributes that hold arrays but are not declared. The budget and snapshots miss these arrays."""
     named = (*of.state_fields, *of._scratch_fields)
     return [name for name, value in vars(of).items() if name not in named and bytes_of(value)]
 
 
 def add_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """Return ``state`` with ``part.`` in front of each name."""
+    """Add ``part.`` in front of each name of a state."""
     return {f"{part}.{name}": array for name, array in state.items()}
 
 
 def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """Return the entries of ``state`` whose names start with ``part.``, without that prefix in their names."""
+    """Return the entries whose names start with ``part.``, without that prefix in their names."""
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 

@@ -34,7 +34,7 @@ class MemoryStats:
         return self.tokens_appended / self.tokens_seen if self.tokens_seen else 1.0
 
     def plus(self, **more: float) -> MemoryStats:
-        """Return a copy with ``more`` added to the named counters."""
+        """Return a copy with these numbers added to the counters of the same names."""
         return replace(self, **{name: getattr(self, name) + number for name, number in more.items()})
 
 

@@ -39,14 +39,14 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame not yet in the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: frame start and end."""
+    """A frame not yet in the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: its start and end."""
 
     features: Float32
     seconds: Float64
 
 
 class Stream:
-    """Appends the prefix, frames and questions to a cache of fixed size.
+    """The memory of one stream. Prefix, frames and questions are appended to a cache of fixed size.
 
     The capacity of every layer is prefix + |M| + text budget. A layer never holds more than prefix + |M| rows of memory.
     ``capture_bytes``: the size of the snapshot buffer, which is allocated elsewhere but must fit in memory with the cache.
@@ -224,13 +224,14 @@ class Stream:
                     rows[:, length:] = 0
 
     def append_frames(self, features: Float32, coming: int = 0, seconds: Float64 | None = None) -> int:
-        """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames. Return how many frames were appended.
+        """Append frames in pieces of whole frames. Return how many frames were appended.
 
-        Here a frame is one grid of tokens; a tower that merges frames makes one grid from a group of frames. ``seconds``: the
-        times ``[F, 2]`` of each group's first and last frame, by default the group's number. A piece is as many frames as fit
-        before the next compression. If no frame fits, a piece is as many frames as one compression makes room for, at least
-        one. ``coming``: how many frames of the chunk are still to come. A piece that could take more frames of the chunk waits
-        for them. Raises UserError if an unbounded policy's budget is used up.
+        ``features``: float32 ``[F, tokens_per_frame, width]``. Here a frame is one grid of tokens; a tower that merges frames
+        makes one grid from a group of frames. ``seconds``: the times ``[F, 2]`` of each group's first and last frame, by
+        default the group's number. A piece is as many frames as fit before the next compression. If no frame fits, a piece is
+        as many frames as one compression makes room for, at least one. ``coming``: how many frames of the chunk are still to
+        come. A piece that could take more frames of the chunk waits for them. Raises UserError if the budget is used up and the
+        policy never compresses.
 
         If only changes are appended, a piece has only the changes, so that more frames fit. The newest frames become the
         *present*: they stay outside the memory, but count as appended.
@@ -252,7 +253,7 @@ class Stream:
             return done
 
     def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
-        """Return the frames to append: the present frames, then ``features``. Record the times of ``features``."""
+        """Return the frames to append, present frames first, and record the times of the new frames."""
         first = self.frames + len(self.present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
@@ -260,9 +261,10 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all but the *present*, the newest frames. Return how many new frames were appended or kept.
+        """Append the changes of all but the newest frames. Return how many new frames were appended or kept for later.
 
-        If more frames are ``coming``, the last piece waits for them, because they may still fit.
+        ``coming``: how many frames of the chunk are still to come. If there are any, the last piece waits for them, because
+        they may still fit.
         """
         done, last, held = 0, len(queue) - max(self._most_present - coming, 0), len(self.present)
         while done < last:
@@ -325,9 +327,9 @@ class Stream:
         return parts, frames, shown, references
 
     def _piece(self, left: int) -> int:
-        """Return how many of ``left`` frames the next piece has: as many as fit now or, if none fits, after a compression.
+        """Return how many frames to append next. These are as many as fit now or, if none fits, after a compression.
 
-        If the policy keeps frame 0, that frame is a piece by itself, prefilled densely.
+        If the policy keeps frame 0, that frame is appended alone, prefilled densely.
         """
         kept = self.rows_per_frame if self.policy.needs.keeps_first_frame else 0
         if kept and not self.frames:
@@ -341,7 +343,10 @@ class Stream:
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
-        """Make room for ``rows`` more rows of frames if needed. Raises UserError if an unbounded policy's budget is used up."""
+        """Make room for more rows of frames if needed.
+
+        Raises UserError if the budget is used up and the policy never compresses.
+        """
         if not self.policy.bounded and self.tokens + rows > self.budget:
             held = self.budget // self.rows_per_frame * self.model.bundle.vision.group
             raise UserError(
@@ -351,7 +356,6 @@ class Stream:
         self._compress_for(rows)
 
     def _inform_policy(self, first: int, rows: Rows, result: StepResult, frames: Sequence[StreamFrame]) -> None:
-        """Give the policy the committed rows of ``frames``. ``first``: the ``seq`` of the first row."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
         with self._timed("compress_ms"):
@@ -361,9 +365,10 @@ class Stream:
             check_declared(self.policy)
 
     def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
-        """Return the rows of ``frames``, numbered from ``first``, and of the texts around them. Advances the positions.
+        """Return the rows of some frames and of the texts around them. Advances the positions.
 
-        ``tokens``: the mask of each frame's tokens to append, bool ``[tokens_per_frame]``, by default all.
+        ``first``: the number of the first frame. ``tokens``: the mask of each frame's tokens to append, bool
+        ``[tokens_per_frame]``, by default all.
         """
         parts: list[Tokens] = []
         which = slice(None) if tokens is None else tokens
@@ -414,7 +419,7 @@ class Stream:
             raise
 
     def _compress_for(self, rows: int) -> None:
-        """Compress the memory if appending ``rows`` rows would exceed |M|, and re-index its positions if that is due."""
+        """Compress the memory if ``rows`` more rows would exceed |M|, and re-index its positions if that is due."""
         started, guided = time.perf_counter(), self.stats.guidance_ms
         plan = self.policy.before_append(self.cache, rows, self._guide, self.times)
         check_declared(self.policy)
@@ -560,7 +565,10 @@ class Stream:
         return NarrowedMemory(cache, shown, frames)
 
     def append_question(self, embeds: Float32) -> Float32:
-        """Append a question's rows ``[S, hidden]``. Record the last row's attention and return its logits, ``[vocabulary]``."""
+        """Append a question. Record its last row's attention, and return that row's logits, ``[vocabulary]``.
+
+        ``embeds``: ``[S, hidden]``.
+        """
         result = self._append_text(embeds, (len(embeds) - 1,))
         self.looked = self._look(result)
         return result.logits[0]
@@ -586,20 +594,25 @@ class Stream:
         return QuestionAttention(looked, heads, vision.grid, vision.group, self.times, logits, lossless)
 
     def append_text(self, embeds: Float32) -> Float32:
-        """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""
+        """Append text rows. Return the last row's logits, ``[vocabulary]``. ``embeds``: ``[S, hidden]``."""
         return self._append_text(embeds, (len(embeds) - 1,)).logits[0]
 
     def score_text(self, embeds: Float32, rows: Sequence[int]) -> Float32:
-        """Append text rows ``[S, hidden]`` in one call. Return the logits of ``rows``, ``[len(rows), vocabulary]``."""
+        """Append text rows in one call. Return the logits of some of them, ``[len(rows), vocabulary]``.
+
+        ``embeds``: ``[S, hidden]``. ``rows``: the indices of the rows whose logits are returned.
+        """
         return self._append_text(embeds, rows).logits
 
     def probe_text(self, embeds: Float32) -> dict[int, Float32]:
-        """Append text rows ``[S, hidden]``. Return the rotated queries ``[heads, S, head_dim]`` of each probed layer."""
+        """Append text rows. Return their rotated queries in each probed layer, ``[heads, S, head_dim]``.
+
+        ``embeds``: ``[S, hidden]``.
+        """
         probes, needs = self._append_text(embeds, ()).probes, self.policy.needs
         return {layer: probes[layer] for layer in {*needs.probe_layers, *needs.guidance_layers}}
 
     def _append_text(self, embeds: Float32, logit_rows: Sequence[int], kind: int = Kind.TEXT) -> StepResult:
-        """Append text rows ``[S, hidden]`` that belong to no frame."""
         with self._positions_kept():
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
@@ -635,7 +648,7 @@ class Stream:
 
 @contextmanager
 def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase) -> Iterator[Fetch | None]:
-    """Yield a function that fetches rows, called in each layer. On exit, move the fetched rows after the new rows."""
+    """Yield a function that fetches each layer's rows. On exit, move the fetched rows after the new rows."""
     if policy is None:
         yield None
         return
@@ -651,7 +664,7 @@ def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:
-    """Concatenate one or more parts, each a pair of embeddings and metadata."""
+    """Concatenate several parts, which are pairs of embeddings and metadata."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([embeds for embeds, _ in parts]), Rows.joined([rows for _, rows in parts])

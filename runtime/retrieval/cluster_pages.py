@@ -21,9 +21,10 @@ PAGE_ROWS = 64  # the largest number of rows in a block
 
 @dataclass(slots=True)
 class PageRun:
-    """Some of a cluster's rows, in blocks of PAGE_ROWS rows. The blocks are numbered ``first``, ``first + 1``, ...
+    """Some of a cluster's rows, in consecutive blocks of PAGE_ROWS rows.
 
-    ``missing``: the number of rows in lost blocks. ``block``: the rows themselves, until the store has them.
+    ``first``: the first block's number. ``missing``: the number of rows in lost blocks. ``block``: the rows themselves, until
+    the store has them.
     """
 
     rows: int
@@ -41,7 +42,7 @@ class PageRun:
 
 
 class ClusterPages(Stateful):
-    """The runs of all clusters: up to MAX_RUNS for each slot of each layer and KV head.
+    """The runs of all clusters. Each slot of each layer and KV head has up to MAX_RUNS runs.
 
     If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined, so rows are seldom rewritten. If a fetch
     has room for only part of a run, it reads only some of the run's pages, evenly spread.
@@ -63,7 +64,10 @@ class ClusterPages(Stateful):
         return held
 
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
-        """Return blocks for ``rows`` rows, by slot and then smallest run first, and the number of rows in other blocks."""
+        """Return the blocks to fetch for about ``rows`` rows of some clusters, and the number of rows left out.
+
+        The first clusters of ``slots`` come first, and within a cluster the smallest run.
+        """
         blocks, left = [], 0
         for slot in slots.tolist():
             for run in self._runs(layer, head, slot):
@@ -81,7 +85,7 @@ class ClusterPages(Stateful):
         return blocks, left
 
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
-        """Update ``store`` after the clusters of a KV head have changed.
+        """Write to the store how the clusters of a KV head have changed.
 
         ``home``: the slot that each slot's sealed cluster moved to, ``[slots]``; -1 if a slot has none. ``parts``: the newly
         sealed rows of each slot.
@@ -97,11 +101,11 @@ class ClusterPages(Stateful):
         self._write(layer, head, {slot: [] for slot in gone.tolist()} | runs_of)
 
     def block_ids(self, layer: int, head: int, slots: Iterable[int]) -> list[int]:
-        """Return the numbers of all blocks of ``slots``."""
+        """Return the numbers of all blocks of some clusters."""
         return [number for slot in slots for run in self._runs(layer, head, int(slot)) for number in run.pages]
 
     def take_out(self, store: Store, layer: int, head: int, slots: Sequence[int]) -> list[Block]:
-        """Take all blocks of ``slots`` out of the store, and return those that were not lost."""
+        """Remove all blocks of some clusters from the store, and return those that were not lost."""
         numbers = self.block_ids(layer, head, slots)
         found = store.get(numbers)
         store.drop(numbers)
@@ -151,7 +155,7 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
 
 
 def _join(store: Store, small: PageRun, large: PageRun) -> None:
-    """Append the rows of ``small`` to ``large``.
+    """Append the rows of the small run to the large run.
 
     Full pages get new, consecutive numbers. Only the last page of each run, if it is not full, is read and written again.
     """

@@ -60,7 +60,7 @@ class WorkingSet(Stateful):
     def load(
         self, layer: int, chosen: Sequence[Sequence[int]], always: Callable[[int], Sequence[Block]] | None = None
     ) -> Int32:
-        """Fetch each KV head's ``chosen`` blocks, best first, and return the number of rows in each head, ``[kv_heads]``.
+        """Fetch the blocks that each KV head has chosen, best first. Return the number of rows in each head, ``[kv_heads]``.
 
         ``always``: returns the rows of a layer that come first, a block per KV head. Rows that do not fit are dropped.
         """
@@ -78,7 +78,7 @@ class WorkingSet(Stateful):
         return counts
 
     def settle(self, layer: int, appended: int) -> None:
-        """Move the ``appended`` rows in front of each head's working set."""
+        """Move the newly appended rows in front of each head's working set. ``appended``: their number."""
         start = int(self._start[layer])
         for head, held in enumerate(self.held[layer]):
             moved = min(int(held), appended)
@@ -118,10 +118,10 @@ class WorkingSet(Stateful):
 
 
 def contiguous(rows: Block, first: int) -> Int32:
-    """Return positions for the n rows of one head, int32 ``[n, axes]``, in temporal order and starting at ``first``.
+    """Return consecutive positions for the rows of one head, in temporal order, int32 ``[n, axes]``.
 
-    With one axis, a position is the row's rank by ``seq``. With three axes (M-RoPE), a position is the rank of the frame, and
-    the row and column of the patch.
+    ``first``: the first position. With one axis, a position is the row's rank by ``seq``. With three axes (M-RoPE), a position
+    is the rank of the frame, and the row and column of the patch.
     """
     axes = rows.position.shape[2]
     if axes == 1:
@@ -133,7 +133,10 @@ def contiguous(rows: Block, first: int) -> Int32:
 
 
 def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
-    """Rotate ``key [.., n, head_dim]`` by ``by [.., n, axes]`` positions. A rotary pair is ``(d, d + head_dim / 2)``."""
+    """Rotate keys by a number of positions. A rotary pair is ``(d, d + head_dim / 2)``.
+
+    ``key``: ``[.., n, head_dim]``. ``by``: the number of positions for each key, ``[.., n, axes]``.
+    """
     angles = (by[..., :1] if pair_axis is None or by.shape[-1] == 1 else by[..., pair_axis]) * inv_freq
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     low, high = np.split(key, 2, -1)
@@ -141,7 +144,7 @@ def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pai
 
 
 def dequantize(rows: NDArray[np.number], scale: Float32 | None) -> Float32:
-    """Convert stored keys or values ``[H, n, head_dim]`` to float32. ``scale``: ``[H, head_dim]``, for int8 codes."""
+    """Convert stored keys or values to float32. ``rows``: ``[H, n, head_dim]``. ``scale``: ``[H, head_dim]``, for int8."""
     numbers = rows.astype(np.float32)
     return numbers if scale is None else numbers * scale[:, None]
 

@@ -90,7 +90,6 @@ class Folder:
         return reason(error, self.root)
 
     def close(self) -> None:
-        """Unlock the folder for other processes."""
         if self._lock >= 0:
             lock_file(self._lock, LOCK_UN)  # a forked process may still have the file open
             os.close(self._lock)
@@ -207,14 +206,14 @@ class SnapshotKey:
         return str(_pyrage().x25519.Identity.generate())
 
     def encrypt(self, content: Iterator[bytes | memoryview], stream: BinaryIO) -> None:
-        """Raises OSError."""
+        """Write the encrypted content to a stream. Raises OSError."""
         try:
             self._age.encrypt_io(_Reader(content), stream, [self._identity.to_public()])
         except self._age.EncryptError as error:
             raise OSError(str(error)) from None
 
     def decrypt(self, stream: BinaryIO, plain: BinaryIO) -> None:
-        """Raises SnapshotError."""
+        """Write the decrypted content to ``plain``. Raises SnapshotError."""
         try:
             self._age.decrypt_io(stream, plain, [self._identity])
         except (self._age.DecryptError, OSError) as error:
@@ -274,12 +273,12 @@ class SnapshotDirectory:
         take: Callable[[Snapshot], object] = lambda _: None,
         begin_again: bool = False,
     ) -> tuple[Snapshot | None, list[str]]:
-        """Return the newest usable snapshot with the identity ``wanted``, and a line for each newer snapshot that was refused.
+        """Return the newest usable snapshot of a session, and a line for each newer snapshot that was refused.
 
-        ``take``: a function that restores a snapshot. If it raises SnapshotError, an older snapshot is tried. If no snapshot is
-        usable, those of a different version are renamed with the suffix OTHER. ``begin_again`` also renames snapshots of a
-        different session. Raises UserError if a snapshot cannot be decrypted or, without ``begin_again``, is of a different
-        session.
+        ``wanted``: the session's identity. ``take``: a function that restores a snapshot. If it raises SnapshotError, an older
+        snapshot is tried. If no snapshot is usable, those of a different version are renamed with the suffix OTHER.
+        ``begin_again`` also renames snapshots of a different session. Raises UserError if a snapshot cannot be decrypted or,
+        without ``begin_again``, is of a different session.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []
@@ -305,7 +304,7 @@ class SnapshotDirectory:
         return None, refused
 
     def _set_aside(self, paths: list[PurePath]) -> None:
-        """Change the snapshots' suffix to OTHER, and delete the snapshots that were renamed earlier. Raises OSError."""
+        """Rename snapshots with the suffix OTHER, and delete those that were renamed earlier. Raises OSError."""
         storage: Any = self.storage
         for path in storage.others() if paths else ():
             if path.stem.isdecimal():
@@ -356,7 +355,6 @@ class SnapshotDirectory:
         return len(found)
 
     def close(self) -> None:
-        """Unlock the directory for other processes."""
         self.storage.close()
 
 

@@ -22,13 +22,14 @@ class AllOrNothing(UserError):
 
 
 def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
-    """Delete a time window from a capture's header and arrays, and return the largest number of rows that any layer lost.
+    """Delete a time window from a captured session. Return the largest number of rows that any layer lost.
 
     Deletes the vision rows whose patch was visible in the window, and all summaries, because summaries have no time. All heads
-    of a layer must keep the same number of rows, so some heads also lose their oldest rows. Policy scores do not change.
-    Resets the reference patches, the vision tower's cache and the conversations. An empty window changes nothing.
+    of a layer must keep the same number of rows, so some heads also lose their oldest rows. Policy scores do not change. Resets
+    the reference patches, the vision tower's cache and the conversations. An empty window changes nothing.
 
-    Raises AllOrNothing if the policy has a store, or if the window includes frame 0 and all later frames attend to frame 0.
+    ``about``, ``arrays``: the capture's header and arrays. Raises AllOrNothing if the policy has a store, or if the window
+    includes frame 0 and all later frames attend to frame 0.
     """
     if any(name.startswith("policy.store.") for name in arrays):
         raise AllOrNothing("the policy's store cannot forget a time range; use forget --all to delete the whole memory")
@@ -90,7 +91,7 @@ def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
 
 
 def _begun_anew(name: str, array: NDArray) -> NDArray:
-    """Return ``array``, reset or emptied if it may reveal frames or texts."""
+    """Return an array of the capture, reset or emptied if it may reveal frames or texts."""
     if name in ("references.seq", "chunk.encoder.changes.since"):
         return np.full_like(array, -1)
     if name.startswith(("references.", "chunk.encoder.")):

@@ -97,9 +97,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """A snapshot's header. ``bytes``: the arrays' total size. ``sections``: name, dtype, shape, offset and checksum by array.
+    """A snapshot's header.
 
-    ``boot``: the boot id and the seconds since boot when the snapshot was written.
+    ``bytes``: the arrays' total size. ``sections``: each array's name, dtype, shape, offset and checksum. ``boot``: the boot id
+    and the seconds since boot when the snapshot was written.
     """
 
     edgevlm: str

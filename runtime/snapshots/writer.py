@@ -107,7 +107,7 @@ class CaptureBuffer:
         return self._block.nbytes
 
     def copy(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Return contiguous copies of ``arrays``, valid until the next call."""
+        """Return contiguous copies of the arrays, valid until the next call."""
         needed = sum(array.nbytes + padding(array.nbytes) for array in arrays.values())
         if needed > self.nbytes:
             self._block = np.ones(needed, np.uint8)
@@ -182,7 +182,7 @@ class SnapshotWriter:
         return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
-        """Resume ``session`` from the newest usable snapshot. Raises UserError if the directory holds a different session.
+        """Resume a session from the newest usable snapshot. Raises UserError if the directory holds a different session.
 
         ``nbytes``: the size of the capture buffer. ``take``: a function that restores a snapshot. If the snapshot does not
         match the session, it raises SnapshotError and changes nothing.
@@ -234,7 +234,7 @@ class SnapshotWriter:
                 raise UserError(f"{self._storage}: {why}; older snapshots were not deleted") from None
 
     def write_once(self, session: Captured, identity: dict[str, Any]) -> None:
-        """Replace the directory's snapshots with one snapshot of ``session``, and release the directory. Raises UserError."""
+        """Replace the directory's snapshots with one of this session, and release the directory. Raises UserError."""
         self._session, self._identity, self.buffer = session, identity, CaptureBuffer(0)
         try:
             self.begin_anew()
@@ -323,7 +323,6 @@ def described(about: Mapping[str, Any]) -> str:
 
 
 def written_at(about: Mapping[str, Any]) -> Instant:
-    """Return when a snapshot was written."""
     boot, boot_s = about.get("boot", ("", 0.0))
     return Instant(boot, boot_s, about["written"])
 

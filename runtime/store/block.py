@@ -24,9 +24,9 @@ _MOST = 1 << 16  # limit on heads and head_dim: NumPy refuses shapes of more tha
 class Block:
     """A group of n rows of one layer, for one KV head (H is 1) or for all KV heads of the model.
 
-    key and value are ``[H, n, head_dim]`` in the cache's dtype, position ``[H, n, axes]`` and all other arrays ``[H, n]``. Keys
-    are rotated to ``position``, as in the cache. ``confirmed`` is not updated in a block. ``block[rows]`` holds views of the
-    arrays if ``rows`` is a slice, and copies otherwise.
+    ``key``, ``value``: ``[H, n, head_dim]`` in the cache's dtype. ``position``: ``[H, n, axes]``. All other arrays are
+    ``[H, n]``. Keys are rotated to their positions, as in the cache. ``confirmed`` is not updated in a block. ``block[rows]``
+    holds views of the arrays if ``rows`` is a slice, and copies otherwise.
     """
 
     key: NDArray[np.number]
@@ -113,7 +113,7 @@ def record_bytes(block: Block) -> int:
 
 
 def header_of(data: bytes) -> RecordHeader | None:
-    """Return the header at the start of ``data`` without verifying its checksum, or None if there is no header."""
+    """Return the header at the start of a record without verifying its checksum, or None if there is no header."""
     if len(data) < HEADER.size:
         return None
     header = RecordHeader(*HEADER.unpack_from(data))
@@ -121,7 +121,10 @@ def header_of(data: bytes) -> RecordHeader | None:
 
 
 def read_record(data: bytes, stamp: int) -> Block | None:
-    """Return a record's block as read-only views of ``data``, or None if the record is damaged or has a different stamp."""
+    """Return a record's block, or None if the record is damaged or has a different stamp.
+
+    The block's arrays are read-only views of ``data``.
+    """
     header = header_of(data)
     if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
         return None

@@ -84,7 +84,7 @@ class StoreFile:
             self.nbytes = self.limit
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset``, after allocating space if needed. Raises OSError."""
+        """Write all data at an offset of the file, after allocating space if needed. Raises OSError."""
         if (end := offset + len(data)) > self.nbytes:
             step = min(-(-end // STEP) * STEP, self.limit)
             try:
@@ -116,7 +116,6 @@ class StoreFile:
         os.fdatasync(self._handle)
 
     def close(self) -> None:
-        """Unlock and close the file."""
         if self._handle >= 0:
             lock_file(self._handle, LOCK_UN)  # a forked process may still have the file open
             os.close(self._handle)

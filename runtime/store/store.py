@@ -50,7 +50,11 @@ class StoreSettings:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters. ``hits``: blocks found in host memory. ``reads``: blocks read from the file. ``bytes_*``: their bytes."""
+    """Counters of a store.
+
+    ``hits``: how many blocks were found in host memory. ``reads``: how many blocks were read from the file. ``bytes_host``,
+    ``bytes_disk``, ``bytes_written``: the bytes found in host memory, read from the file and written to it.
+    """
 
     hits: int = 0
     bytes_host: int = 0
@@ -257,7 +261,6 @@ class Store:
         return [found[number] for number in asked]
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Delete blocks."""
         with self._editing, self._changed:
             for number in map(int, numbers):
                 if number in self._table:
@@ -562,7 +565,7 @@ class Store:
 
 
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
-    """Return the places in the file of each block of ``state`` whose records are intact, by block number.
+    """Return where the file holds the blocks of a saved state, by block number. Only intact records count.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites records in file order, from ``head`` to the
     end and then from the start to ``head``. Overwritten records are therefore the first ones after ``head`` or the first ones
