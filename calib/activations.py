@@ -64,7 +64,7 @@ def _with_inputs_of_matrices(bundle: Bundle) -> Any:
 
 
 def _run(session: Any, bundle: Bundle, embeds: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """Run the decoder on ``embeds [S, hidden]`` and return the inputs ``[S, in]`` of every layer's matrices."""
+    """Run the decoder and return the inputs of every layer's matrices, ``[S, in]``. ``embeds``: ``[S, hidden]``."""
     spec, count = bundle.decoder, len(embeds)
     rows = np.zeros((count, spec.row_width), np.float32)
     rows[:, : spec.hidden] = embeds

@@ -42,7 +42,7 @@ def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, pr
 
 
 def summarise(traces: Sequence[ClipTrace], clips: tuple[str, ...], questions: tuple[str, ...]) -> Calibration:
-    """Combine a model's traces of several clips into a calibration."""
+    """Combine the measurements of several clips into one calibration."""
     layers = range(len(traces[0].norms))
     cv = [_mean(variation(seen.norms[layer]) for seen in traces) for layer in layers]
     age_fractions = [[ages(seen.attention[layer], seen.frames) for seen in traces] for layer in layers]
@@ -71,7 +71,7 @@ def _mean_of_known(cells: Sequence[float | None]) -> float | None:
 
 
 def _over_clips(fractions: Sequence[Float64]) -> list[float]:
-    """Average the clips' attention by age, and scale the result to a sum of 1: ``[frames of the longest clip]``."""
+    """Average the clips' attention by age, and scale the result to a sum of 1. Shape ``[frames of the longest clip]``."""
     means = [_mean(fraction for fraction in of_age if fraction is not None) for of_age in zip_longest(*fractions)]
     return [mean / sum(means) for mean in means]
 
@@ -81,7 +81,10 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def ages(attention: Float64, frames: int) -> Float64:
-    """Return the fraction of the attention ``[n]`` that each frame gets, ``[frames]``, newest first."""
+    """Return the fraction of the attention that each frame gets, newest first.
+
+    ``attention``: ``[n]``, for all tokens. The result is ``[frames]``.
+    """
     mass = attention.reshape(frames, -1).sum(1)[::-1]
     return mass / max(mass.sum(), 1e-300)
 
@@ -97,10 +100,11 @@ def recency(age: Float64) -> float:
 
 
 def periodicity(attention: Float64, frames: int) -> float:
-    """Return how similar attention ``[n]`` is from frame to frame: its autocorrelation at a lag of n / frames tokens.
+    """Return how similar the attention is from frame to frame.
 
-    The result is 1 if the pattern is the same in all frames, and 0 if there is no pattern. A moving mean over one frame is
-    subtracted from the logarithm first, so that decay with age does not count.
+    This is the autocorrelation of ``attention [n]`` at a lag of one frame, n / frames tokens. It is 1 if the pattern is the
+    same in all frames, and 0 if there is no pattern. A moving mean over one frame is subtracted from the logarithm first, so
+    that decay with age does not count.
     """
     period = len(attention) // frames
     if period < 2:
@@ -116,10 +120,11 @@ def periodicity(attention: Float64, frames: int) -> float:
 
 
 def classify(recent: float, flat: float, periodic: float) -> LayerClass:
-    """Classify a layer by ``recent``, the fraction of its attention on the newest tenth of the frames.
+    """Classify a layer by how much of its attention goes to recent frames.
 
-    A layer is ``shallow`` if ``recent`` is above one half. A layer is ``deep`` if attention repeats from frame to frame and
-    ``recent`` is at most twice ``flat``, its value under even attention. All other layers are ``middle``.
+    ``recent``: the fraction of the attention on the newest tenth of the frames. A layer is ``shallow`` if this is above one
+    half. A layer is ``deep`` if attention repeats from frame to frame and ``recent`` is at most twice ``flat``, its value under
+    even attention. All other layers are ``middle``.
     """
     if recent > DOMINATED:
         return "shallow"
@@ -127,9 +132,10 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 
 
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
-    """Return the first middle layer and the first deep layer, chosen so that the three runs of layers best match ``classes``.
+    """Return the first middle layer and the first deep layer.
 
-    A shallow layer among the deep ones, or the reverse, counts as two errors. Ties go to the pair nearest to HERMES's depths.
+    They are chosen so that the shallow, middle and deep layers best match ``classes``. A shallow layer among the deep ones, or
+    the reverse, counts as two errors. Ties go to the pair nearest to HERMES's depths.
     """
     layers = len(classes)
     ranks = np.array([CLASSES.index(name) for name in classes])
@@ -144,10 +150,10 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
 
 
 def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
-    """Return tau1 < tau2 < tau3, which split the layers into quarters by their CV.
+    """Return tau1 < tau2 < tau3, which split the layers into quarters by the coefficient of variation of their value norms.
 
     The quarter of the layers that varies least gets a window of 7, the next quarters 5, 3 and 1. Each tau is half way between
-    two CVs. With fewer than 4 layers, or with equal CVs, some windows are not used.
+    two coefficients. With fewer than 4 layers, or with equal coefficients, some windows are not used.
     """
     ordered = np.sort(np.asarray(cv, np.float64))
     borders: list[float] = []
@@ -185,5 +191,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """Return the candidate whose scores correlate best with the scores of the layers above all candidates."""
+    """Return the candidate layer whose scores correlate best with the scores of the layers above all candidates."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

@@ -105,7 +105,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Replace a file, without changing other hard links to it."""
+    """Replace a file. Other hard links to it keep the old content."""
     path.unlink(missing_ok=True)
     path.write_bytes(raw)
 

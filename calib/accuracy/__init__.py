@@ -1,1 +1,1 @@
-"""Code that ``edgevlm calibrate`` and ``edgevlm bench accuracy`` share: variants, cases, workers, equal-byte budgets."""
+"""Code that ``edgevlm calibrate`` and ``edgevlm bench accuracy`` share to compare policies at equal bytes."""

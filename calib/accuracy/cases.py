@@ -1,8 +1,8 @@
 """Make the demo world's suites: streams, questions after the last frame, and the tokens that show the answers.
 
 ``streamqa`` asks a question of each kind. ``streamqa-hard`` has a moving background and nearly twice as many events.
-``longstream`` asks about objects last shown tens, hundreds or thousands of frames ago. A token's number is its place in the
-stream, ``frame * tokens_per_frame + patch``.
+``longstream`` asks about objects last shown tens, hundreds or thousands of frames ago. Tokens are numbered from the start of
+the stream, ``frame * tokens_per_frame + patch``.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class Case:
 
 
 def seed_words(text: str) -> Words:
-    """Return the first integers of every seed under ``--seed text``. Raises UserError unless ``text`` is ``test`` or a
-    number."""
+    """Return the integers with which every random seed starts. Raises UserError unless ``text`` is ``test`` or a number."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():
@@ -87,7 +86,7 @@ def seed_words(text: str) -> Words:
 def make_case(
     words: Words, stream: int, frames: int, suite: str = "streamqa", noise: float = 0.0, crf: int | None = None
 ) -> Case:
-    """Make a stream. The same arguments always give the same stream.
+    """Make a stream and its questions. The same arguments always give the same stream.
 
     ``noise``: the standard deviation of the noise added to each pixel, on a scale of 255. ``crf``: for :func:`through_h264`, or
     None for no H.264.
@@ -185,7 +184,10 @@ class EvidenceScore:
 def score_evidence(
     found: Evidence, case: Case, question: CaseQuestion, held: NDArray[np.bool_], grid: tuple[int, int]
 ) -> EvidenceScore:
-    """Score the reported evidence. ``held``: whether the cache holds a token, bool ``[layers, kv_heads, stream's tokens]``."""
+    """Score the evidence that came with an answer.
+
+    ``held``: whether the cache holds a token, bool ``[layers, kv_heads, stream's tokens]``.
+    """
     tokens, overlap = case.owners.shape[1], 0.0
     there = question.is_about_now or bool(held[:, :, question.evidence].any())
     frames = question.evidence // tokens

@@ -29,9 +29,9 @@ Pick = Callable[[dict[str, Any]], bool]  # returns whether to count a question's
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of a comparison. ``runs``: the ceiling (usually ``full``) first, then the other runs, budget by budget.
+    """The results of a comparison. ``records``: the records of each run, one per stream.
 
-    ``records``: the records of each run, one per stream.
+    ``runs``: first the run that shows what can be answered at all (usually ``full``), then the other runs, budget by budget.
     """
 
     settings: AccuracySettings
@@ -41,11 +41,11 @@ class Comparison:
 
     @property
     def enters(self) -> float:
-        """Return the accuracy that the ceiling needs on a kind of question; kinds below it are not scored."""
+        """Return how accurate the first run must be on a kind of question for that kind to be scored."""
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
-        """Return the ceiling's accuracy on each kind of question."""
+        """Return the first run's accuracy on each kind of question."""
         records = self.records[self.runs[0]]
         names = dict.fromkeys(result["kind"] for record in records for result in record["results"])
         return {name: fraction_right(clusters(records, partial(_is_of, name))) for name in names}
@@ -91,7 +91,7 @@ def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
 
 
 def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
-    """Return whether each result that ``pick`` selects is right, one list per stream."""
+    """Tell for each result whether it is right. Returns one list per stream, with only the results that ``pick`` selects."""
     return [[result["right"] for result in record["results"] if pick(result)] for record in records]
 
 

@@ -1,4 +1,4 @@
-"""Measure how many bytes a cache and its policy take, and find the budget at which they take no more than a sliding window."""
+"""Measure the bytes of a cache and its policy, and find the budget at which they take no more than a sliding window."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PeakBytes:
         self.bytes = 0
 
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
-        """Measure the bytes of the cache and the policy now, plus ``present`` bytes of frames kept outside the cache."""
+        """Count the bytes of the cache and the policy now. ``present``: bytes of frames kept outside the cache."""
         self.bytes = max(self.bytes, cache.nbytes + bytes_of(policy) + present)
 
 
@@ -40,8 +40,8 @@ def bytes_per_token(bundle: Bundle) -> int:
 def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
     """Return the largest budget up to ``tokens`` at which a policy takes at most ``allowed`` bytes.
 
-    ``per_token``: the bytes of a token in all layers. ``least``: the tokens of a frame. ``peak_bytes`` returns the policy's
-    bytes at a budget, and must grow with it. Raises UserError if ``allowed`` bytes are too few for one frame.
+    ``per_token``: the bytes of a token in all layers. ``least``: the tokens of a frame. ``peak_bytes``: a function that returns
+    the policy's bytes at a budget, which must grow with it. Raises UserError if ``allowed`` bytes are too few for one frame.
     """
     low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)

@@ -26,9 +26,9 @@ ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("sp
 
 @dataclass
 class Oracle(Policy):
-    """Keep the ``recent`` newest frames and the tokens with the highest priority, the same in all layers and heads.
+    """Keep the newest frames and the tokens that matter most to the questions, the same in all layers and heads.
 
-    ``priority``: float32 ``[tokens of the stream]``, fixed for the whole stream.
+    ``recent``: the number of newest frames. ``priority``: how much each token of the stream matters, float32 ``[tokens]``.
     """
 
     priority: NDArray[np.float32]
@@ -54,7 +54,7 @@ def make_oracle(name: str, case: Case) -> Oracle:
 
 
 def ranking(case: Case, order: Order) -> NDArray[np.float32]:
-    """Return a priority for each token of the stream, no two the same.
+    """Return how important each token of the stream is to the questions. No two values are the same.
 
     Tokens that show an answer come first, then those of other objects, then the background, newest first. Objects take turns,
     one token at a time, starting with the object that has the most questions.
@@ -75,7 +75,7 @@ def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
 
 
 def _spread(tokens: list[int]) -> list[int]:
-    """Return the last token, the first, and then always the one in the middle of the widest gap."""
+    """Reorder tokens: the last, the first, and then always the one in the middle of the widest gap."""
     if len(tokens) < 3:
         return tokens[::-1]
     taken, gaps = [tokens[-1], tokens[0]], [(0, len(tokens) - 1)]

@@ -33,7 +33,7 @@ ANSWER = 16
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAnswer:
-    """Full KV's greedy answer to a question at one moment, with the logits ``[tokens, vocabulary]`` before each token."""
+    """Full KV's greedy answer to a question, with the logits before each token, ``[tokens, vocabulary]``."""
 
     question: list[int]
     answer: list[int]
@@ -42,14 +42,14 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip's features ``[F, tokens_per_frame, width]``, and full KV's answers after each number of frames."""
+    """A clip's features, and full KV's answers after each number of frames. Features are ``[F, tokens_per_frame, width]``."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]
 
 
 class DivergenceMeter:
-    """Streams clips through a model as a session would. Raises UserError if a question is too long."""
+    """Measures how far policies diverge from full KV on clips. Raises UserError if a question is too long."""
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
@@ -63,7 +63,7 @@ class DivergenceMeter:
         self.per_frame = model.rows_per_frame
 
     def longest(self) -> int:
-        """Return how many frames full KV can hold with the model's positions and half of the free memory."""
+        """Return the most frames that full KV can hold, given the model's positions and half of the free memory."""
         positions = (self.model.bundle.limit - len(self._prefix) - self._text_rows) // self.per_frame
         memory = psutil.virtual_memory().available // 2 // (bytes_per_token(self.model.bundle) * self.per_frame)
         return min(positions, memory)
@@ -80,7 +80,10 @@ class DivergenceMeter:
         return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_rows, frames, CHUNK)
 
     def reference(self, clip: Clip, frames: int, beyond: int) -> FullKVReference:
-        """Watch ``frames`` frames of a clip under full KV, and ask at each moment with more than ``beyond`` tokens."""
+        """Watch a clip's first ``frames`` frames under full KV, asking questions at several moments.
+
+        ``beyond``: ask only once more tokens than this have been watched.
+        """
         pixels = list(map(Preprocessor(self.model.bundle.vision), islice(clip.frames, frames)))
         chunks = [np.stack(pixels[first : first + CHUNK]) for first in range(0, len(pixels), CHUNK)]
         features = np.concatenate(list(map(self.model.engine.encode, chunks)))
@@ -93,10 +96,11 @@ class DivergenceMeter:
     def measure(
         self, reference: FullKVReference, policy: Policy, tokens: int, budget: int, append: AppendChanged | None = None
     ) -> Record:
-        """Measure a policy with a budget of ``tokens``, at each moment when more than ``budget`` tokens have been watched.
+        """Compare a policy's next tokens with full KV's, at the same moments of the clip.
 
-        ``kl``: KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``: whether the policy and
-        full KV agree on the most probable token, in the same lists. ``appended``: the fraction of tokens appended.
+        ``tokens``: the policy's budget. ``budget``: measure only once more tokens than this have been watched. In the record,
+        ``kl`` is KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``, in the same lists, is
+        whether the policy and full KV agree on the most probable token. ``appended`` is the fraction of tokens appended.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -116,7 +120,7 @@ class DivergenceMeter:
         }  # fmt: skip
 
     def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        """Measure full KV with only changed tokens appended. The cache has room for ``frames`` whole frames."""
+        """Measure full KV when only changed tokens are appended. The cache has room for ``frames`` whole frames."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 
@@ -159,24 +163,24 @@ class DivergenceMeter:
         return ReferenceAnswer(question, answer, np.stack(logits))
 
     def _scored(self, stream: Stream, asked: ReferenceAnswer) -> Float32:
-        """Return the stream's logits for each token of full KV's answer, computed in one call."""
+        """Return the stream's logits for each token of full KV's answer."""
         rows = self._embeds(asked.question + asked.answer[:-1])
         with stream.question():
             return stream.score_text(rows, range(len(rows) - len(asked.answer), len(rows))).copy()
 
     def _embeds(self, ids: list[int]) -> Float32:
-        """Return the embeddings of ``ids``, after the rows that close the video."""
+        """Return the embeddings of ``ids``, preceded by the rows that close the video."""
         return np.concatenate([self.model.closing, self.model.engine.embed(np.asarray(ids, np.int64))])
 
 
 def moments(frames: int) -> set[int]:
-    """Return after how many frames to ask: at MOMENTS evenly spaced points of a clip, rounded up to whole chunks."""
+    """Return after how many frames to ask. These are MOMENTS evenly spaced points of a clip, rounded up to whole chunks."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 
 
 def divergence(full: Float32, ours: Float32) -> Float64:
-    """Return KL(full || ours) in nats, ``[n]``, for two arrays of logits ``[n, vocabulary]``."""
+    """Return KL(full || ours) in nats, ``[n]``. Both arguments are logits ``[n, vocabulary]``."""
     shifted = [logits.astype(np.float64) - logits.max(1, keepdims=True) for logits in (full, ours)]
     p, q = (each - np.log(np.exp(each).sum(1, keepdims=True)) for each in shifted)
     nats: Float64 = (np.exp(p) * (p - q)).sum(1)

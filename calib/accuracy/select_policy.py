@@ -70,7 +70,7 @@ class MeasuredCandidate(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The candidates and skipped policies of each budget, and the choices for ``append`` and ``encode``."""
+    """The candidates and the skipped policies at each budget, and the choices for ``append`` and ``encode``."""
 
     measured: dict[int, list[MeasuredCandidate]]
     skipped: dict[int, list[tuple[str, str]]]
@@ -131,7 +131,7 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
 
 
 def usual_budget(model: Model) -> int:
-    """Return the budget that a session gets by default."""
+    """Return the vision tokens per layer that a session gets by default."""
     text, prefix = TextBudget.fitting(model.bundle.limit), Chat(model.bundle.chat, model.tokenizer).prefix
     return default_budget(model, create_policy(PLAIN.policy), model.bundle.limit - len(prefix) - text.rows(model))
 
@@ -212,9 +212,10 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 
 
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
-    """Return the trial that takes least, of those that save at least SAVING and lose at most BOUND, or None.
+    """Return the trial that appends or encodes least without losing too much, or None.
 
-    ``taken``: the field to compare, ``appended`` or ``encoded``. ``losses``: for each trial, one list per cluster.
+    Only trials that save at least SAVING and lose at most BOUND count. ``taken``: the field to compare, ``appended`` or
+    ``encoded``. ``losses``: for each trial, one list per cluster.
     """
     fit = [
         (getattr(trial, taken), trial)
@@ -251,7 +252,7 @@ def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
 
 
 def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, float, float]:
-    """Return the mean of the field ``taken``, and the mean loss with the ends of its 95 % interval."""
+    """Return the mean of a field, then the mean loss and the ends of its 95 % interval. ``taken``: the field's name."""
     found = mean(_lost_tokens(records))
     return (
         round(fmean(record[taken] for record in records), 4),

@@ -164,7 +164,7 @@ def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 
 
 def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> TextQuestion:
-    """Make a question about a scene. ``shows``: the tokens that show the answer, bool ``[T, TOKENS]``."""
+    """Make a question. ``shows``: which tokens show the answer, bool ``[T, TOKENS]``."""
     shows[:-1] &= not kind.startswith("now")
     evidence = np.flatnonzero(shows)
     return TextQuestion(kind, f"Who was there?\n{ALWAYS[1:]} {start}", answer, evidence, int(evidence[-1]) // TOKENS)

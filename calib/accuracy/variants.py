@@ -79,7 +79,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A fraction of a stream's vision tokens (``12.5%``), or ``count`` vision tokens per layer."""
+    """A number of vision tokens per layer, or a fraction of a stream's vision tokens such as ``12.5%``."""
 
     text: str
     fraction: float = 0.0
@@ -91,7 +91,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """A run with a budget of ``tokens``. Cache and policy may take ``allowed`` bytes together; 0 means no limit."""
+    """A policy to run with a budget of ``tokens``. ``allowed``: most bytes of the cache and the policy; 0 means no limit."""
 
     label: str
     budget: str
@@ -107,7 +107,7 @@ class SkippedRun:
 
 
 def key_of(record: Record) -> tuple[str, str, int]:
-    """Return the policy, budget and stream of a record, which identify it in the journal."""
+    """Return what identifies a record in the journal: its policy, budget and stream."""
     return record["policy"], record["budget"], record["stream"]
 
 

@@ -149,7 +149,6 @@ class Worker:
         return VariantRun(FULL, "100%", frames * self.per_frame)
 
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """Return the most bytes that the cache and the policy take in a stream."""
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
         if self._text:
             prefix, rows = Chat(self.model.bundle.chat, self.model.tokenizer).prefix, self._text_budget.rows(self.model)
@@ -170,7 +169,6 @@ def model_identity(model: Model) -> str:
 
 
 def open_variant(model: Model, policy: Policy, tokens: int | None, variant: Variant, text_budget: TextBudget) -> Session:
-    """Open a session with the variant's ``append``, ``encode`` and ``reindexing``."""
     return Session.open(
         model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=text_budget,
         append=variant.append, encode=variant.encode,
@@ -225,8 +223,9 @@ def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[n
 def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.bool_]) -> Record:
     """Ask a question and score the answer.
 
-    ``quarter``, ``gap``: see :class:`Case`. ``held``, ``any``: see :func:`overlap`. ``moved``: the bytes that retrieval fetched
-    for the answer. ``seen``: the score of the evidence reported with the answer, or None if there is none.
+    In the record, ``quarter`` and ``gap`` are those of :class:`Case`, and ``held`` and ``any`` those of :func:`overlap`.
+    ``moved`` is how many bytes retrieval fetched for the answer. ``seen`` is the score of the evidence reported with the
+    answer, or None.
     """
     before = moved_bytes(session)
     answer = session.ask(question.text)
@@ -250,7 +249,7 @@ def moved_bytes(session: Session) -> int:
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
     """Return how much of the evidence a KV head holds on average, and the fraction of heads that hold any of it.
 
-    Returns (None, None) for a question without evidence.
+    Both are None for a question without evidence.
     """
     if not len(evidence):
         return None, None

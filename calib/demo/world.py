@@ -83,7 +83,6 @@ class History:
         return self.entries == len(self.things)
 
     def snapshot(self) -> "History":
-        """Return a copy that later frames do not change."""
         return History(self.now, [replace(thing) for thing in self.things], self.first, set(self.shown), self.entries)
 
 
@@ -184,7 +183,6 @@ class World:
         return np.flatnonzero(~self.occupied).tolist()
 
     def _hop(self, thing: Thing) -> None:
-        """Move an object to another free cell of its quadrant, if there is one."""
         row, column = thing.cell // GRID // 2 * 2, thing.cell % GRID // 2 * 2
         cells = [(row + down) * GRID + column + right for down in (0, 1) for right in (0, 1)]
         free = [cell for cell in cells if not self.occupied[cell]]
