@@ -62,7 +62,7 @@ class AllowedHosts:
 
 
 def plain(text: str) -> IPv4Address | IPv6Address:
-    """Parse an IP address; if it is IPv6 and embeds an IPv4 address (mapped or NAT64), return the IPv4 address."""
+    """Parse an IP address. An IPv6 address that contains an IPv4 address (mapped or NAT64) becomes the IPv4 address."""
     address = ip_address(text)
     if isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address in NAT64):
         return IPv4Address(int(address) & 0xFFFFFFFF)

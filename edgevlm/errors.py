@@ -83,7 +83,7 @@ def refuse_fork(pid: int, what: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: ``did you mean 'x'?``, or ``choose from a, b`` if none is similar."""
+    """Return the end of an error message about an unknown word, such as ``did you mean 'x'?`` or ``choose from a, b``."""
     names = list(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}" if names else "none is available"

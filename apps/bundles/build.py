@@ -53,7 +53,7 @@ def capacity_for(bundle: str, budget: int | None) -> int:
 
 
 class ExportTarget(NamedTuple):
-    """Export options for a device. ``line`` explains them to the user. A ``precision`` of None is the exporter's default."""
+    """Export options for a device. ``line``: an explanation for the user. ``precision``: None means the exporter's default."""
 
     profile: str
     precision: str | None

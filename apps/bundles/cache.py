@@ -39,7 +39,7 @@ def cache_folder() -> Path:
 
 
 def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, **options: Any) -> Path:
-    """Return a checkpoint's cached bundle; export it if it is missing or with ``force``. ``options`` override DEFAULTS."""
+    """Return a checkpoint's cached bundle; export it if it is missing or ``force`` is true. ``options`` override DEFAULTS."""
     target = cached_path(checkpoint, **options)
     with locked(target, "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):

@@ -53,7 +53,7 @@ class HubId(NamedTuple):
 
 
 class HubFile(NamedTuple):
-    """A file of a repository. ``digest`` (SHA-256, or git SHA-1 for small files) is the blob's name in the hub's cache."""
+    """A file of a repository. ``digest``: its SHA-256 or, for a small file, git SHA-1; the hub's cache uses it as file name."""
 
     name: str
     bytes: int

@@ -34,7 +34,7 @@ MOST_CAMERAS = 256
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """Predicted memory in bytes: the parts of a running stream, the peak of an export and that of TensorRT's builder.
+    """The predicted memory in bytes of a running stream, an export and TensorRT's builder.
 
     ``activations`` is the decoder's working memory. ``vision`` is the tower's memory, including pixels and features.
     ``snapshots`` counts a server's snapshot copies and thumbnails.
@@ -303,8 +303,8 @@ class Roofline:
     def speed(self, budget: int, chunk: int) -> Speed:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        The frames of a grid share its time: the tower's time, the decoder's time for the grid's rows and a share of the chunk's
-        compression. Each compression reads the cache ``COMPRESSION_READS`` times.
+        The frames of a grid share the time of the tower, the time of the decoder for the grid's rows, and a part of the time
+        for compressing the chunk. Each compression reads the cache ``COMPRESSION_READS`` times.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)

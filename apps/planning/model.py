@@ -218,6 +218,6 @@ def _tower(family: Family, vision: VisionSpec, graph: Path, tokenizer: Tokenizer
 
 
 def published_facts() -> list[dict[str, Any]]:
-    """Read models.json: each model's ``id`` on the hub, ``licence``, ``checked`` and ``config``."""
+    """Return the models listed in models.json. Each has an ``id`` on the hub, ``licence``, ``checked`` and ``config``."""
     facts: list[dict[str, Any]] = json.loads(files(__package__ or "").joinpath("models.json").read_text(encoding="utf-8"))
     return facts

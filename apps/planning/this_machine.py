@@ -28,7 +28,7 @@ SOURCES = {"here": FigureSource("Read from Linux; figures that are not checked a
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
-    """Return a Jetson's profile or, for another machine, a profile of its processor with ``cores`` cores in use."""
+    """Return the profile of this Jetson or, on another machine, of its processor with ``cores`` cores in use."""
     machine = machine or Machine()
     if is_jetson(machine) and (profile := profile_of(machine)) is not None:
         return profile

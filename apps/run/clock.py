@@ -114,7 +114,7 @@ class Span:
         return Span(self.since - SLACK_S, self.until + SLACK_S)
 
     def of_stream(self, offset: float) -> TimeWindow:
-        """Return the period in stream seconds; ``offset`` is the wall-clock time of stream time 0."""
+        """Convert the period to stream seconds. ``offset``: the wall-clock time of stream time 0."""
         return TimeWindow(self.since - offset, self.until - offset)
 
     def seconds(self, offset: float) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Span:
 
 
 def nothing_held(error: NothingHeld, offset: float) -> str:
-    """Return the message for a time window without frames in memory; ``offset`` is the wall-clock time of stream time 0."""
+    """Return the message for a time window without frames in memory. ``offset``: the wall-clock time of stream time 0."""
     window = Span(offset + error.window.since, offset + error.window.until)
     back = "it is empty" if error.oldest_s is None else f"it reaches back to {clock_time(offset + error.oldest_s)}"
     return f"the memory holds nothing{window}; {back}"

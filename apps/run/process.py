@@ -98,7 +98,7 @@ def silence_if_gone() -> bool:
 
 
 class Notifier:
-    """Sends sd_notify(3) messages to the socket that ``NOTIFY_SOCKET`` names: a path, or ``@name`` in the abstract namespace.
+    """Sends sd_notify(3) messages to the service manager's socket, which ``NOTIFY_SOCKET`` names.
 
     Does nothing without NOTIFY_SOCKET, and never blocks. ALIVE is sent only if the manager expects it from this process
     (``WATCHDOG_USEC``, ``WATCHDOG_PID``).

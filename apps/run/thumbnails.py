@@ -21,9 +21,9 @@ TINY = 160
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """When a frame was taken: its stream time and ``wall`` (seconds since 1970).
+    """The stream time and the wall-clock time (seconds since 1970) at which a frame was taken.
 
-    ``held`` is true if the memory held any of the frame's tokens at the last check.
+    ``held``: whether the memory held any of the frame's tokens at the last check.
     """
 
     time_s: float

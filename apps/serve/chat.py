@@ -315,7 +315,7 @@ class ChatRequest(Asked):
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
-        """Prepare and return the newest pictures, up to the limit. Also return the fields of older pictures, which are ignored.
+        """Return the newest pictures, up to the limit, and the names of the fields with older pictures, which are ignored.
 
         Raises FieldError for a forbidden or unreadable picture, and if the last message has too many pictures.
         """

@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def writes_json(model: Model) -> bool:
-    """Return whether the model's tokens can spell JSON. The demo model's tokens are words, which cannot spell JSON."""
+    """Return whether the model's tokens can spell JSON. The demo model's tokens cannot, because they are words."""
     if model not in _writers:
         try:
             _writers[model] = bool(Grammar(model, {"type": "object"}))

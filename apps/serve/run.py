@@ -168,7 +168,7 @@ def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) ->
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
-    """Tell the service manager that the server is ready and its streams are alive, and reopen cameras after errors."""
+    """Tell the service manager when the server is ready and that its streams are alive, and reopen cameras after errors."""
     notifier, before = Notifier(), dict[str, tuple[int, int]]()
     while not serving.wait(ALIVE_S):
         notifier.send(Notifier.STARTING)

@@ -68,7 +68,7 @@ def check_client_policy(policy: str | None) -> None:
 
 
 class Hooks:
-    """The methods of a service that a cluster node overrides."""
+    """The methods of a service that behave differently in a cluster."""
 
     def camera_folder(self, service: Service, name: str) -> Path:
         return service.state / name
@@ -362,7 +362,7 @@ class Service:
         return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """Return a period's watch openings and journal lines, oldest first, as in ``GET /v1/digest``."""
+        """Return the watches that opened and the journal lines of a period, oldest first, as in ``GET /v1/digest``."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
@@ -380,7 +380,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return the counters of each watched stream's run loop and model. A stream is alive while either counter rises."""
+        """Return each watched stream's counters of its run loop and its model. A stream is alive while either rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces

@@ -198,7 +198,7 @@ class CameraStream:
         return None if resumed is None else float(resumed.about["written"])
 
     def rates(self) -> tuple[float, float]:
-        """Return the rates, over the last ten seconds, of frames watched and of frames skipped because the model was busy."""
+        """Return the frames a second, over ten seconds, that were watched, and that were skipped because the model was busy."""
         if len(counts := list(self._counts)) < 2:
             return 0.0, 0.0
         (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]

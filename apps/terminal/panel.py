@@ -125,7 +125,7 @@ def wrap(line: Line, columns: int) -> list[Line]:
 
 
 def whole_fields(status: str, columns: int) -> str:
-    """Drop fields, separated by `` · ``, from the right until the rest fits."""
+    """Shorten a status line to ``columns`` by dropping whole fields from its right end."""
     while len(status) > columns and " · " in status:
         status = status.rpartition(" · ")[0]
     return status[:columns]
