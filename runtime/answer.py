@@ -32,7 +32,7 @@ Draw = Callable[[Float32], int]
 
 @dataclass(eq=False, slots=True)
 class Found:
-    """What is known about an answer so far. The model's thread fills it in.
+    """What is known about an answer so far.
 
     ``time_s``: the stream's time when the question was asked. ``queued_ms``: the time from ``ask`` until the model started on
     the question. ``ttft_ms``: the time from ``ask`` to the first token, including the wait for the chunk in progress.
@@ -57,7 +57,8 @@ class Found:
 
 
 class Answer:
-    """The answer to one question. ``print(answer)`` waits for its end; ``for`` and ``async for`` yield pieces as they come.
+    """The answer to one question. ``print(answer)`` waits for the whole answer; ``for`` and ``async for`` yield pieces as they
+    come.
 
     The model's thread generates the answer, so a slow reader never delays the stream. An error in generation is raised when the
     text is read. An answer has every attribute of :class:`Found`; reading one of them waits for the answer's end. Reading
@@ -196,7 +197,6 @@ class Answer:
             raise self._error
 
     def _push(self, piece: str) -> None:
-        """Add a piece of text to the answer. Called on the model's thread."""
         with self._changed:
             self._pieces.append(piece)
         self._wake_readers()
@@ -208,7 +208,6 @@ class Answer:
             listener()
 
     def _follow(self, future: Future[FinishReason]) -> None:
-        """End this answer when ``future`` ends."""
         self._future = future
         future.add_done_callback(self._finish)
 
@@ -232,7 +231,7 @@ class Answer:
         max_tokens: int,
         give_way: Callable[[], None],
     ) -> FinishReason:
-        """Append the prompt, PIECE rows at a time, then draw the answer's tokens. Between pieces, call ``give_way``."""
+        """Append the prompt in pieces, then draw the answer's tokens. ``give_way``: called between pieces."""
         model, append = stream.model, stream.append_question
         while len(embeds) > PIECE and not self.cancelled:
             stream.score_text(embeds[:PIECE], ())

@@ -58,7 +58,7 @@ def longest_question(text: TextBudget, spare: int) -> int:
 
 
 def present_rows(model: Model, present: int = 1) -> int:
-    """Return how many rows must be free to show the ``present`` newest frames to a question.
+    """Return how many rows must be free to show the newest frames to a question. ``present``: the number of these frames.
 
     A tower that merges frames needs room for one more frame, because the newest group may be incomplete.
     """
@@ -122,14 +122,14 @@ def allocate(
 
 
 def chunk_bytes(frames: int, vision: VisionSpec) -> int:
-    """Return the size in bytes of ``frames`` frames of float32 pixels."""
     return frames * 3 * vision.size[0] * vision.size[1] * 4
 
 
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
-    """Return the size in bytes of a snapshot's buffer for a chunk and ``rows`` rows. ``item``: the bytes of a stored number.
+    """Return the size in bytes of a snapshot's buffer.
 
-    The policy's state is not counted, because the snapshot buffer grows if needed.
+    The policy's state is not counted, because the buffer grows if needed. ``rows``: the rows of all layers. ``chunk``: the
+    frames in a chunk. ``item``: the bytes of a stored number.
     """
     held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
     features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
@@ -138,11 +138,12 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
 
 
 class Pressure:
-    """Sets the number of frames in a chunk, starting from ``most``.
+    """Makes chunks smaller while memory is short.
 
-    The number of frames is halved while the free fraction of memory is below LOW, and doubled up to ``most`` while it is above
-    ENOUGH. ``group``: the number of frames that the tower merges; a chunk's size is a multiple of ``group``. ``notify``: called
-    when chunks shrink, and when they have ``most`` frames again. ``short``: whether chunks are smaller than ``most``.
+    A chunk's number of frames is halved while the free fraction of memory is below LOW, and doubled while it is above ENOUGH.
+    ``most``: the number of frames at the start, and at most. ``group``: the number of frames that the tower merges; a chunk has
+    a multiple of it. ``notify``: called when chunks shrink, and when they have all their frames again. ``short``: whether
+    chunks are smaller now.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Pressure:
         self._next = clock()
 
     def look(self) -> int:
-        """Check the free memory if INTERVAL has passed, and return the number of frames for the next chunk."""
+        """Return the number of frames for the next chunk, after checking the free memory at most once per INTERVAL."""
         if self._clock() < self._next:
             return self.frames
         self._next = self._clock() + INTERVAL

@@ -72,17 +72,17 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """The language model's dimensions and files. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``).
+    """The language model's dimensions and files. Keys are stored rotated; a rotary pair is the channels ``d`` and ``d +
+    head_dim / 2``.
 
     ``model_limit`` is the number of positions that the checkpoint's configuration allows, and ``trained_length`` is the number
     that training covered. ``graphs`` maps each variant to its file; the variant ``full`` always exists. ``embedding`` is a .npy
     file: float32 or float16 ``[vocab, hidden]``, or uint8 codes ``[vocab, B, size]`` if the float32 ``embedding_scales [vocab,
-    B]`` exist. With ``embedding_scales``, an embedding is ``(code - 128) * scale``. With M-RoPE, ``rope_sections`` gives how
-    many rotary pairs turn by frame, by row and by column. If ``rope_interleaved`` is set, pairs alternate between the three
-    axes (Qwen3-VL) instead of forming three blocks. ``deepstack`` is the number of layers, counted from the first, that add
-    features to vision rows. ``windows`` gives how many positions back each layer sees; 0 means all. ``local_inv_freq`` replaces
-    ``inv_freq`` in layers with a window. If ``whole_frames`` is set, each row of a frame sees all rows of the frame, including
-    later rows.
+    B]`` exist. With ``embedding_scales``, an embedding is ``(code - 128) * scale``. With M-RoPE, ``rope_sections`` gives the
+    number of rotary pairs for frame, row and column. If ``rope_interleaved`` is set, pairs alternate between the three axes
+    (Qwen3-VL) instead of forming three blocks. ``deepstack`` is the number of first layers that add features to vision rows.
+    ``windows`` gives how many positions back each layer sees; 0 means all. ``local_inv_freq`` replaces ``inv_freq`` in layers
+    with a window. If ``whole_frames`` is set, each row of a frame sees all rows of the frame, including later rows.
     """
 
     backbone: Word
@@ -117,23 +117,23 @@ class DecoderSpec:
 
     @property
     def rotary(self) -> int:
-        """The width of the cosine and sine tables: one column for each number in ``inv_freq`` and ``local_inv_freq``."""
+        """The number of columns in the cosine and sine tables."""
         return len(self.inv_freq) + len(self.local_inv_freq)
 
     @property
     def is_causal(self) -> bool:
-        """Whether, in every layer, a row sees exactly the rows up to itself."""
+        """Whether a row sees all rows up to itself, and no later ones, in every layer."""
         return not (any(self.windows) or self.whole_frames)
 
     @property
     def row_width(self) -> int:
-        """The width of the decoder's input rows, including the features for ``deepstack`` layers."""
+        """The width of the decoder's input rows, including DeepStack features."""
         return self.hidden * (1 + self.deepstack)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedTowerSpec:
-    """The graph that encodes only a frame's changed patches, and the layout of the cache that it keeps between calls.
+    """The graph that encodes only a frame's changed patches, and the layout of its cache.
 
     ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache has the keys and then the
     values of each layer, ``[heads, positions, head_dim]`` of type ``kv``, then float32 ``[patches, width]`` for each output.
@@ -197,7 +197,7 @@ class PixelBudget:
 
 @dataclass(frozen=True, slots=True)
 class VisionSpec:
-    """How a frame is converted to pixels, and how pixels become rows.
+    """How frames are resized, encoded and placed in the decoder's input.
 
     The pixels, float32 ``[3, height, width]``, are ``(frame * rescale - mean) / std`` of the RGB frame fitted to ``size``.
     ``fit`` is ``"stretch"`` (resize to ``size``), ``"crop"`` (resize the shorter edge to ``shortest_edge``, then cut ``size``
@@ -234,7 +234,8 @@ class VisionSpec:
     pixels: PixelBudget | None = None  # the frame sizes that the tower supports; None: only ``size``
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
-        """Return the spec for frames of a new size. ``changed`` is dropped, because its graph works only at the bundle's size.
+        """Return the spec for frames of a new size. The graph for changed patches is dropped, because it works only at the
+        bundle's size.
 
         Returns this spec itself if the tower takes only one size. Raises UserError for an invalid size.
         """
@@ -246,7 +247,7 @@ class VisionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """The checkpoint's chat template, and the video's place in it.
+    """The checkpoint's chat template, and where the video goes in it.
 
     The template is rendered with one content item ``{"type": content_type}`` for the whole stream. In the rendered text, the
     rows of all frames and the closing rows replace ``placeholder``, which occurs once. ``opening`` and ``ending`` are the texts
@@ -269,7 +270,7 @@ class ChatSpec:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A verified bundle. Use :meth:`file` to get the path of a file.
+    """A verified bundle. :meth:`file` returns the path of one of its files.
 
     ``profile``: the kind of the bundle's graphs, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. ``shapes``: the
     largest calls that engines are built for; None for the profile ``onnxruntime``, whose graphs take calls of any size.
@@ -307,7 +308,7 @@ class Bundle:
         return self.path / name
 
     def in_fp32(self) -> Bundle:
-        """Return a copy of this bundle whose sessions have an fp32 cache."""
+        """Return this bundle with an fp32 cache for its sessions."""
         return replace(self, decoder=replace(self.decoder, kv="fp32"))
 
     @property
@@ -381,7 +382,7 @@ class Bundle:
 
 
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
-    """Return the bytes of ``bundle.json`` for ``manifest``, with a newly computed ``checksum``."""
+    """Return the content of ``bundle.json`` with a new checksum."""
     body = {**{k: v for k, v in manifest.items() if k != "checksum"}, "checksum": _BLANK.decode()}
     raw = (json.dumps(body, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode()
     head, tail = raw.rsplit(_BLANK, 1)
@@ -400,7 +401,7 @@ def hash_file(path: Path) -> FileRecord:
 
 
 def check_target(out_dir: str | Path, force: bool) -> None:
-    """Raise UserError if a bundle must not be written to ``out_dir``. This check is cheap, so call it before long work."""
+    """Raise UserError if a bundle must not be written to this folder. The check is cheap; call it before long work."""
     target = Path(os.path.abspath(out_dir))
     found = look(target)
     if found == "nothing" and not target.is_symlink():
@@ -469,7 +470,6 @@ def _schema() -> TypeAdapter[Bundle]:
 
 
 def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
-    """Return the bundle that a manifest describes. Raises BundleError if the manifest contradicts itself."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 

@@ -32,7 +32,7 @@ PARTS = ("key", "value", *ROW_DTYPES)  # a layer's arrays, in memory order
 
 
 class Kind:
-    """The kind of a row, stored as uint8. Kinds are plain ints, because NumPy widens an array to compare it with an enum."""
+    """The kinds of rows. They are plain ints, because comparing an array with an enum widens the array."""
 
     PREFIX: Final = 0  # all rows before the first vision token, which are never evicted and do not count towards |M|
     VISION: Final = 1
@@ -42,11 +42,11 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Metadata of n new rows, shared by all layers and heads, in arrays ``[n]`` of the dtypes in :data:`ROW_DTYPES`.
+    """The metadata of new rows, which all layers and heads share.
 
-    ``kind`` holds numbers from :class:`Kind`. ``seq`` is each token's place in the stream. ``frame`` is the token's frame, or
-    -1 for text outside frames; ``row`` and ``col`` locate its patch. ``position`` ``[n, axes]`` holds rotary positions, which
-    are never negative. In the cache, a new row's ``confirmed`` is its ``frame``.
+    All arrays are ``[n]``, except ``position``. ``kind``: numbers from :class:`Kind`. ``seq``: each token's number in the
+    stream. ``frame``: the token's frame, or -1 for text outside frames. ``row``, ``col``: the token's patch. ``position``:
+    rotary positions, ``[n, axes]``, never negative. In the cache, a new row's ``confirmed`` is its ``frame``.
     """
 
     kind: NDArray[np.uint8]
@@ -61,12 +61,11 @@ class Rows:
 
     @property
     def arrays(self) -> tuple[NDArray, ...]:
-        """The metadata arrays, in the order of the fields."""
         return tuple(getattr(self, name) for name in self.__slots__)
 
     @classmethod
     def text(cls, position: NDArray[np.int32], kind: int = Kind.TEXT, frame: int = -1) -> Rows:
-        """Return rows of text at positions ``[n, axes]``; their ``seq`` is 0 to n - 1."""
+        """Return rows of text, numbered from 0. ``position``: ``[n, axes]``."""
         count = len(position)
         zeros = np.zeros(count, np.int16)
         order = np.arange(count, dtype=np.int64)
@@ -78,7 +77,6 @@ class Rows:
 
 
 def row_bytes(axes: int) -> int:
-    """Return the bytes of one row's metadata in one KV head."""
     return sum(np.dtype(dtype).itemsize * (axes if name == "position" else 1) for name, dtype in ROW_DTYPES.items())
 
 
@@ -142,19 +140,19 @@ class KVCache(_native.Cache):
     def dequantize(
         self, part: Literal["key", "value"], layer: int, rows: slice | NDArray[np.bool_] = slice(None)
     ) -> NDArray[np.float32]:
-        """Return a copy of the keys or values of ``rows``, as float32 ``[kv_heads, m, head_dim]``."""
+        """Return a copy of a layer's keys or values, or of some of their rows, as float32 ``[kv_heads, m, head_dim]``."""
         stored, scale = (self.key, self.key_scale) if part == "key" else (self.value, self.value_scale)
         return _native.dequantize(stored(layer)[:, rows], scale(layer))
 
     def commit(self, rows: Rows) -> None:
-        """Commit the reserved rows. If ``rows`` is invalid, the rows stay reserved: call ``abort``, or commit valid rows."""
+        """Commit the reserved rows. After an error they stay reserved: call ``abort``, or commit valid rows."""
         self._commit(*rows.arrays)
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
         """Add a policy's own rows to one layer.
 
-        ``key`` (rotated to ``rows.position``) and ``value`` are float32 ``[kv_heads, n, head_dim]``, dense in the last axis,
-        whatever the cache's ``dtype``. Earlier marks from :meth:`mark` become invalid. Raises CacheFull if the rows do not fit.
+        ``key``, ``value``: float32 ``[kv_heads, n, head_dim]``, dense in the last axis. Keys are rotated to ``rows.position``.
+        Results of :meth:`mark` become invalid. Raises CacheFull if the rows do not fit.
         """
         self._append(layer, key, value, *rows.arrays)
 
@@ -165,8 +163,7 @@ class KVCache(_native.Cache):
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
         """Replace a layer's rows with what :meth:`held` returned for a cache of the same shape.
 
-        Earlier marks from :meth:`mark` become invalid. Raises CacheFull if rows do not fit, CacheError for a wrong shape or
-        type.
+        Results of :meth:`mark` become invalid. Raises CacheFull if rows do not fit, CacheError for a wrong shape or type.
         """
         self._load(layer, *(held[name] for name in PARTS))
 
@@ -175,7 +172,7 @@ KVCache.__new__(KVCache)  # pybind11 registers a subclass on its first instance,
 
 
 def sight_of(decoder: DecoderSpec, cache: KVCache, rows: Rows) -> dict[str, Any]:
-    """Return ``sight`` as a dict of keyword arguments for :meth:`Decoder.step`. The dict is empty for a causal decoder."""
+    """Return the extra arguments of :meth:`Decoder.step` for a decoder that is not causal, or an empty dict."""
     if decoder.is_causal:
         return {}
     vision, until = rows.kind == Kind.VISION, np.arange(1, len(rows) + 1, dtype=np.int32)
@@ -210,9 +207,9 @@ def native_shape(
 
 
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
-    """Return the position axis that rotates each of ``pairs`` rotary pairs, uint8 ``[pairs]``.
+    """Return which axis of the position rotates each rotary pair, uint8 ``[pairs]``.
 
-    If ``interleaved``, the axes alternate: 0 1 2 0 1 2. Once axis 1 or 2 has all its pairs, axis 0 takes its place.
+    ``interleaved``: whether the axes alternate (0 1 2 0 1 2). When axis 1 or 2 has all its pairs, axis 0 gets its turns.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

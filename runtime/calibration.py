@@ -131,7 +131,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The policy chosen at a budget of |M| tokens. ``skipped``: the policies that cannot run at this budget, with reasons.
+    """The policy chosen for a memory budget in tokens. ``skipped``: the policies that cannot run at this budget, with reasons.
 
     ``chosen`` is None if no candidate is clearly better than the policy that ``auto`` falls back to.
     """
@@ -148,7 +148,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AppendTrial:
-    """The measurements of one value of ``tau`` with full KV, compared with appending whole frames."""
+    """The measurements of one setting of ``--append``, compared with appending whole frames."""
 
     tau: Annotated[Number, "Threshold of --append changed, under full KV."]
     appended: Annotated[Number, "Fraction of the frames' tokens that entered the memory."]
@@ -159,7 +159,9 @@ class AppendTrial:
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """The ``tau`` that ``--append auto`` uses. None means whole frames, because no trial's loss is clearly within ``bound``."""
+    """The setting that ``--append auto`` uses. None means whole frames, because no measured setting clearly loses less than
+    ``bound``.
+    """
 
     tau: Annotated[Number | None, "What --append auto uses; null means all."]
     bound: Bound
@@ -168,7 +170,7 @@ class AppendChoice:
 
 @dataclass(frozen=True, slots=True)
 class EncodeTrial:
-    """The results of one setting of ``--encode``, measured with full KV."""
+    """The measurements of one setting of ``--encode``, compared with encoding whole frames."""
 
     setting: Annotated[str, "Setting of --encode, under full KV."]
     encoded: Annotated[Number, "Fraction of the frames' patches that were encoded."]
@@ -182,7 +184,9 @@ class EncodeTrial:
 
 @dataclass(frozen=True, slots=True)
 class EncodeChoice:
-    """The setting that ``--encode auto`` uses. None means whole frames, because no trial's loss is clearly within ``bound``."""
+    """The setting that ``--encode auto`` uses. None means whole frames, because no measured setting clearly loses less than
+    ``bound``.
+    """
 
     setting: Annotated[str | None, "What --encode auto uses; null means all."]
     bound: Bound
@@ -227,7 +231,7 @@ class Choices(JsonFile):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceHeads(JsonFile):
-    """The attention heads in ``layer`` that show which frames an answer came from.
+    """The attention heads that show which frames an answer came from.
 
     ``weights``: one number for each of ``QuestionAttention.features``, ``[3 x heads + 3]``; empty without a calibration. If the
     features' weighted sum plus ``bias`` is above 0, the memory holds the evidence.

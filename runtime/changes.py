@@ -36,9 +36,9 @@ MOST_NOISE = 0.25
 
 
 class References(Stateful):
-    """Holds each patch's normalised feature, as last appended to the memory.
+    """Finds the tokens of a frame that differ from those in the memory.
 
-    A frame is compared with what was *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
+    A frame is compared with what was last *appended*, not with the previous frame, so slow drift is not missed. Distances are 1
     minus the cosine similarity. The camera's noise is estimated as the median distance between consecutive frames. A smaller
     median found later lowers the estimate. A token has changed if its distance exceeds both 1 - tau and the noise limit. The
     noise limit is STANDS_OUT times the noise. The limit is at most MOST_NOISE times the distance between a frame's patches, so
@@ -56,7 +56,7 @@ class References(Stateful):
         self._spread: NDArray[np.float32] | None = None  # the largest mean distance so far between the patches of a frame
 
     def changed(self, features: Float32) -> Bool:
-        """Return the mask of a frame's tokens to append, bool ``[tokens]``: all in the first frame, then the changed tokens."""
+        """Return which of a frame's tokens to append, bool ``[tokens]``. All tokens of the first frame are appended."""
         distances, noise, spread = self._compare(unit_features(features))
         least = 1 - self.settings.tau
         if noise is not None:
@@ -65,7 +65,7 @@ class References(Stateful):
         return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
 
     def _compare(self, unit: Float32) -> tuple[Float32, NDArray[np.float32] | None, NDArray[np.float32]]:
-        """Return each unit-length feature's distance from its reference, ``[tokens]``, and the new noise and spread."""
+        """Return each feature's distance from the one in the memory, and new estimates of noise and spread."""
         mean = unit.mean(0)
         spread = np.maximum(self._spread or 0, 1 - mean @ mean, dtype=np.float32)
         distances: Float32 = 1 - np.einsum("pw,pw->p", unit, self._features)
@@ -76,7 +76,7 @@ class References(Stateful):
         return distances, noise if self._noise is None or is_next else np.minimum(noise, self._noise), spread
 
     def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
-        """Record that a frame's ``changed`` tokens are now in the memory with the sequence numbers ``seq``."""
+        """Record that a frame's changed tokens are now in the memory. ``seq``: their numbers in the stream."""
         unit = unit_features(features)
         _, self._noise, self._spread = self._compare(unit)
         self.seq[changed] = seq
@@ -98,8 +98,8 @@ def unit_features(features: Float32) -> Float32:
 
 
 class FrameChanges(NamedTuple):
-    """The result of comparing a frame with its references. The mask ``patches``, bool ``[n]``, selects the patches of ``pixels
-    [F, 3, H, W]`` to encode. The mask ``changed``, bool ``[n]``, selects patches that changed or have a changed neighbour.
+    """Which patches of a frame to encode. ``patches``: the patches to encode, bool ``[n]``. ``pixels``: the frame, ``[F, 3, H,
+    W]``. ``changed``: the patches that changed or have a changed neighbour, bool ``[n]``.
     """
 
     patches: Bool
@@ -112,7 +112,7 @@ class FrameChanges(NamedTuple):
 
 
 class PatchChanges(Stateful):
-    """Holds the pixels from which each patch was last encoded, and finds the patches of a new frame that differ from them.
+    """Finds the patches of a frame whose pixels differ from those that were last encoded.
 
     A patch has changed if its most different tenth of pixels differs on average by at least ``threshold`` levels and MARGIN
     times the noise. The patches around a changed patch are encoded too. The noise is estimated as the median patch's distance
@@ -142,9 +142,9 @@ class PatchChanges(Stateful):
         self._size = np.zeros(2, np.int32)
 
     def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
-        """Find the patches to encode in a normalised frame, or a group of F frames, ``[F, 3, H, W]``. Changes nothing.
+        """Find the patches to encode in a frame, or in a group of frames, without changing anything.
 
-        ``size``: the (height, width) of the camera's picture.
+        ``pixels``: normalised, ``[F, 3, H, W]``. ``size``: the (height, width) of the camera's picture.
         """
         levels = kernels.levels(pixels.reshape(-1, *pixels.shape[2:]), self._scale, self._offset)
         every = np.ones(len(self._exposure), bool)
@@ -172,7 +172,7 @@ class PatchChanges(Stateful):
         return FrameChanges(patches, patches, pixels, moved, exposure, noise, size)
 
     def encoded(self, changes: FrameChanges, right: bool | None = None) -> None:
-        """Store the encoded patches' pixels as their references.
+        """Record that the patches were encoded, for comparison with later frames.
 
         ``right``: whether the kept features matched the whole frame; None if the frame was not encoded whole.
         """
@@ -191,19 +191,19 @@ class PatchChanges(Stateful):
         self._noise, self._size = changes.noise, np.array(changes.size, np.int32)
 
     def _distances(self, levels: Levels, low: Levels, high: Levels | None = None, gain: Float32 | None = None) -> Float32:
-        """Return each patch's distance ``[n]``; for a patch that spans several frames, the largest distance in any frame."""
+        """Return how much each patch has changed. For a group of frames, the largest change counts."""
         frames, high = [slice(at, at + 3) for at in range(0, len(levels), 3)], low if high is None else high
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return the exposure of each patch ``[n]``. Each row of patches shares a median, as flickering lamps cause bands."""
+        """Return the exposure of each patch. A whole row of patches shares one, because flickering lamps cause stripes."""
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """Yield what the camera may have done to an unchanged scene: the levels, the bounds of unchanged levels, the gain."""
+        """Yield exposures and shifts of the camera that may explain why the pixels of an unchanged scene differ."""
         gain = exposure / self._exposure
         gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
@@ -221,17 +221,17 @@ class PatchChanges(Stateful):
 
 
 def dilated(mask: Bool) -> Bool:
-    """Return ``mask [rows, columns]`` with the eight neighbours of each true element set to true."""
+    """Return a mask in which the eight neighbours of each true element are true too."""
     return _with_neighbours(mask[None], np.logical_or)[0]
 
 
 def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
-    """Return the minimum and maximum around each pixel. After a shift of less than a pixel, levels stay within these."""
+    """Return the minimum and maximum around each pixel, which bound its value after a shift of less than a pixel."""
     return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
 
 
 def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
-    """Combine each element of ``planes [n, rows, columns]`` with its eight neighbours."""
+    """Combine each element with its eight neighbours. ``planes``: ``[n, rows, columns]``."""
     rows = planes.copy()
     combine(rows[:, 1:], planes[:, :-1], out=rows[:, 1:])
     combine(rows[:, :-1], planes[:, 1:], out=rows[:, :-1])
@@ -242,7 +242,7 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 
 
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
-    """Return how far ``before [H, W]`` moved down and right to become ``after``, in pixels, at most ``furthest`` per axis.
+    """Return how far a picture moved down and right, in pixels. ``furthest``: the most per axis.
 
     Phase correlation of the pictures' centres finds the shift, and a parabola refines it. Large pictures are used at half size.
     """
@@ -266,7 +266,7 @@ def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, fl
 
 
 def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> tuple[int, int]:
-    """Return the whole-pixel shift near ``about`` that leaves the least difference between ``before`` and ``after``."""
+    """Round a shift to whole pixels so that the pictures differ least."""
 
     def difference(shift: tuple[int, int]) -> float:
         moved = before[None].copy()
@@ -278,13 +278,13 @@ def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> 
 
 
 def _vertex(three: NDArray[np.float64]) -> float:
-    """Return where the parabola through the values ``three`` at x = -1, 0 and 1 peaks, limited to -0.5 to 0.5."""
+    """Return the peak of the parabola through three values at x = -1, 0 and 1, limited to -0.5 to 0.5."""
     bend = three[0] - 2 * three[1] + three[2]
     return float(np.clip((three[0] - three[2]) / (2 * bend), -0.5, 0.5)) if bend < 0 else 0.0
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Copy ``levels [planes, H, W]`` to ``out``, moved up by ``down`` and left by ``across``. Other pixels are unchanged."""
+    """Undo a shift: copy a picture, moved up by ``down`` and left by ``across``. Other pixels of ``out`` keep their values."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -292,15 +292,14 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether ``kept [n, width]`` still matches ``whole``. At most the fraction WRONG of tokens may differ beyond
-    noise."""
+    """Return whether kept features still match those of the whole frame, except for a fraction WRONG of the tokens."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)
 
 
 class ChangedEncoder(Stateful):
-    """Encodes the frames of one stream in order. The encoder's state is the references, the features and the tower's cache.
+    """Encodes only the changed patches of one stream's frames.
 
     A patch that is not encoded keeps its features, even if patches that it attended to have changed.
     """
@@ -308,7 +307,9 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Bind the tower. Raises UserError as ``bind_tower`` does, and if ``copies`` tower caches exceed the free memory."""
+        """Prepare the tower. Raises UserError as ``bind_tower`` does, and if memory is too small. ``copies``: the number of
+        such caches that must fit.
+        """
         vision = bundle.vision
         if (spec := vision.changed) is None:
             height, width = vision.size
@@ -337,9 +338,10 @@ class ChangedEncoder(Stateful):
         return self.computed / self.seen if self.seen else 1.0
 
     def encode(self, pixels: Float32, sizes: NDArray[np.int32], *, keep: bool = True) -> Float32:
-        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``, like ``Engine.encode``.
+        """Encode frames like ``Engine.encode``, with the same shapes.
 
-        ``sizes``: the (height, width) of each camera picture, ``[F, 2]``. ``keep``: whether to keep the encoder's new state.
+        ``sizes``: the (height, width) of each camera picture, ``[F, 2]``. ``keep``: whether to remember these frames for later
+        calls.
         """
         starts = range(0, len(pixels), self._group)
         features = [self._encode(pixels[at : at + self._group], sizes[at : at + self._group], keep) for at in starts]
@@ -372,7 +374,7 @@ class ChangedEncoder(Stateful):
         return features
 
     def restore(self, state: State) -> None:
-        """Restore what :meth:`state` returned. The tower's cache is filled in place, as the tower is bound to it."""
+        """Restore what :meth:`state` returned."""
         bound = self._tower_cache
         super().restore(state)
         bound[:] = self._tower_cache

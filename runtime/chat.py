@@ -24,10 +24,10 @@ LONGEST = 1 << 19  # the maximum length of a conversation in a prompt, in charac
 class Dialogue:
     """A conversation that the caller keeps and passes in whole.
 
-    ``messages``: dicts in the format of chat templates, with ``role`` and ``content``, which is None in a message with tool
-    calls. A tool call's ``arguments`` are an object, not a string. ``tools``: functions in OpenAI's format, for a template that
-    supports tools. ``continues``: whether the answer continues the last message, which must then be the assistant's.
-    ``opening``: the text with which the answer begins.
+    ``messages``: dicts in the format of chat templates, with ``role`` and ``content``. In a message with tool calls,
+    ``content`` is None, and each call's ``arguments`` are an object, not a string. ``tools``: functions in OpenAI's format, for
+    a template that supports tools. ``continues``: whether the answer continues the last message, which must then be the
+    assistant's. ``opening``: the text with which the answer begins.
     """
 
     messages: tuple[Message, ...]
@@ -46,23 +46,20 @@ class Dialogue:
         return next((each["content"] or "" for each in reversed(self.messages) if each["role"] == "user"), "")
 
     def with_text(self, text: str) -> Dialogue:
-        """Return a copy of the dialogue with the user's last message replaced by ``text``."""
         last = max((place for place, each in enumerate(self.messages) if each["role"] == "user"), default=len(self.messages))
         said = ({**each, "content": text} if place == last else each for place, each in enumerate(self.messages))
         return replace(self, messages=tuple(said))
 
     @property
     def size(self) -> int:
-        """The number of characters in the conversation's messages and tool calls."""
         return sum(map(len, _strings(self.messages)))
 
     @property
     def turns(self) -> int:
-        """The number of messages from the user."""
         return sum(each["role"] == "user" for each in self.messages)
 
     def without(self, turns: int) -> Dialogue:
-        """Return the dialogue without its ``turns`` oldest turns; each user message starts a turn."""
+        """Return the dialogue without its oldest turns. Each user message starts a turn."""
         starts = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
         first = starts[turns] if turns else 0
         system = (each for each in self.messages[:first] if each["role"] == "system")
@@ -70,7 +67,7 @@ class Dialogue:
 
 
 class Chat:
-    """Renders prompts and encodes them to two lists of token ids: a prefix before the stream and a suffix after it.
+    """Makes prompts in two parts: a prefix before the stream, and a suffix after it.
 
     A prompt is encoded whole and then split at the video's token, because tokenizers treat the start of a text differently.
     """
@@ -96,7 +93,9 @@ class Chat:
             return False
 
     def suffix(self, turns: Sequence[Turn], question: str | Dialogue) -> list[int]:
-        """Return the ids that follow the vision tokens: earlier turns (oldest first), the question, the generation prompt."""
+        """Return the token ids that follow the stream: earlier turns, oldest first, then the question and the generation
+        prompt.
+        """
         return self._split(self._checked(turns, question))[1]
 
     def text_only(self, turns: Sequence[Turn], question: str | Dialogue) -> list[int]:
@@ -104,13 +103,13 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the prompt as text. The text ``video`` takes the video's place. Raises UserError if the template omits the
+        """Return the prompt as text. ``video``: the text in the video's place. Raises UserError if the template omits the
         video.
         """
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
-        """Return the token ids of the prompt that :meth:`text` returns."""
+        """Return the prompt as token ids, with the arguments of :meth:`text`."""
         return self._encode(self.text(turns, question, video))
 
     def _checked(self, turns: Sequence[Turn], question: str | Dialogue) -> Dialogue:
@@ -128,7 +127,6 @@ class Chat:
                 raise UserError(f"a prompt cannot contain {found!r}, the video placeholder; remove it")
 
     def _render(self, asked: Dialogue, *, video: bool, ends: bool = False) -> str:
-        """Render the template. ``ends``: whether to omit the generation prompt."""
         messages: list[dict[str, Any]] = []
         if self.system is not None and asked.messages[0]["role"] != "system":
             messages.append({"role": "system", "content": [_text(self.system)]})
@@ -149,9 +147,10 @@ class Chat:
         return text + asked.opening
 
     def _parts(self, asked: Dialogue) -> tuple[str, str]:
-        """Return the prompt's texts before and after the video, which is in the user's first message or in a new message.
+        """Return the prompt's text before the video and the text after it.
 
-        A request's tools and system messages come after the video, because the prefix already in the memory has neither.
+        The video is in the user's first message or in a new message. A request's tools and system messages come after the
+        video, because the prefix already in the memory has neither.
         """
         if asked.messages[0]["role"] == "user" and not asked.tools:
             before, placeholder, after = self._render(asked, video=True).partition(self.spec.placeholder)
@@ -178,7 +177,7 @@ class Chat:
 
 
 def video_mark(tokenizer: Tokenizer, spec: ChatSpec) -> str:
-    """Return the text of the video's placeholder token, or an empty text if the tokenizer has none."""
+    """Return the token that stands for the video in a prompt, as text, or an empty text if the tokenizer has none."""
     token = tokenizer.get_added_tokens_decoder().get(spec.placeholder_id)
     return "" if token is None else token.content
 
@@ -191,7 +190,6 @@ def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
 
 
 def _place(ids: list[int], spec: ChatSpec) -> int:
-    """Return the index of the video's token. Raises UserError unless the token occurs exactly once."""
     if (found := ids.count(spec.placeholder_id)) != 1:
         what = "the tokenizer merges the video token with the text next to it; save it as a special token"
         raise UserError("a question cannot contain the video token; remove it" if found else what)
@@ -199,7 +197,7 @@ def _place(ids: list[int], spec: ChatSpec) -> int:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
-    """Encode ``text`` to token ids. ``special``: include the tokens that the tokenizer's post-processor adds.
+    """Return a text's token ids. ``special``: whether to include the special tokens that the tokenizer adds.
 
     Raises UserError for text with lone surrogates, which stand for bytes that are not UTF-8, and if the tokenizer fails.
     """
@@ -220,7 +218,6 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield each string in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -250,11 +247,12 @@ class Conversations:
         text_only: bool = False,
         taken: int = 0,
     ) -> list[int]:
-        """Return the ids of the prompt's suffix, with the newest turns that fit; the conversation's older turns are forgotten.
+        """Return the token ids of a prompt's suffix, with the newest turns that fit. The conversation's older turns are
+        forgotten.
 
-        ``history``: the earlier turns, oldest first, used if ``conversation`` is None. ``text_only``: return the ids of the
-        whole prompt, without a video, instead of the suffix. ``taken``: how many of the ``most`` tokens are already in use.
-        Raises UserError if the template omits the question or the video.
+        ``history``: the earlier turns, oldest first, used if ``conversation`` is None. ``text_only``: return a whole prompt
+        without a video instead. ``taken``: the number of tokens already in use. Raises UserError if the template omits the
+        question or the video.
         """
         known = self.turns.get(conversation, []) if conversation is not None else history
         asked = question if isinstance(question, Dialogue) else Dialogue.of(known, question)
@@ -275,7 +273,7 @@ class Conversations:
         return prompt(self.dropped)
 
     def add(self, conversation: str, turn: Turn) -> None:
-        """Add a turn. Above MAX_CONVERSATIONS conversations, forget the least recently used one."""
+        """Add a turn to a conversation. If there are too many conversations, the least recently used one is forgotten."""
         self.turns[conversation] = [*self.turns.pop(conversation, []), turn]
         if len(self.turns) > MAX_CONVERSATIONS:
             del self.turns[next(iter(self.turns))]

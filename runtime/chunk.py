@@ -19,8 +19,8 @@ Float64 = NDArray[np.float64]
 
 
 class Encoded(NamedTuple):
-    """Encoded groups of frames, each with one grid of tokens. ``features``: ``[G, tokens_per_frame, width]``. ``seconds``: the
-    times of each group's first and last frame, ``[G, 2]``. ``coming``: how many groups of the chunk will follow.
+    """Encoded frames, or groups of merged frames. ``features``: ``[G, tokens_per_frame, width]``. ``seconds``: the times of
+    each group's first and last frame, ``[G, 2]``. ``coming``: how many groups of the chunk will follow.
     """
 
     features: Float32
@@ -54,16 +54,16 @@ class Chunk:
         self._incomplete: Float32 | None = None
 
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
-        """Return the state for a snapshot: the numbers of received and encoded frames, and views of frames not in the memory.
+        """Return what a snapshot must hold: the numbers of received and encoded frames, and the frames that are not in the
+        memory.
 
-        The views include the features ``[G, tokens_per_frame, width]`` of complete groups, and the pixels and (height, width)
-        of frames that are not encoded. The views also include each frame's float64 seconds and the encoder's state.
+        The arrays are views. They hold the features of complete groups, the pixels and sizes of frames that are not encoded,
+        each frame's time, and the encoder's state.
         """
         kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
         return {"taken": self.taken, "encoded": self._encoded}, {**self._unsaved(), "features": self._features, **kept}
 
     def _unsaved(self) -> dict[str, NDArray]:
-        """Return views of the frames that are not encoded, and of the times of frames that are not in the memory."""
         waiting, held = slice(self._encoded, self.taken), slice(self.taken - self.waiting, self.taken)
         return {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": self._seconds[held]}
 
@@ -122,7 +122,6 @@ class Chunk:
         self._features = self._features[groups:]
 
     def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:
-        """Encode frames. ``keep``: whether to keep the encoder's new state; False for an incomplete group."""
         started = time.perf_counter()
         if self.encoder is None:
             features = self._engine.encode(self._pixels[start:end])

@@ -26,9 +26,9 @@ KVDevice = Literal["host", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class KVBuffer:
-    """One layer's key and value memory, owned by the caller. Keys and values are dense ``[1, kv_heads, capacity, head_dim]`` of
-    ``dtype`` at the given addresses. ``owner`` keeps the memory alive for as long as an engine holds the buffer. With int8, a
-    key or value is its code times the channel's ``key_scale`` or ``value_scale``, float32 ``[kv_heads, head_dim]``.
+    """One layer's memory for keys and values, owned by the caller. At each address is a dense array ``[1, kv_heads, capacity,
+    head_dim]``. ``owner``: keeps the memory alive while an engine uses it. ``key_scale``, ``value_scale``: for int8, what to
+    multiply each channel's numbers by, float32 ``[kv_heads, head_dim]``.
     """
 
     key_address: int
@@ -53,11 +53,11 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class FramePattern:
-    """The rows of the cache that a sparse call attends to. A sparse call appends whole frames, each of p rows.
+    """The rows of the cache that new frames attend to in a layer with sparse attention.
 
-    A row sees the cache's first ``shared`` slots in every layer and KV head. In its own frame, a row sees the rows up to
-    itself. In the previous frame, a row sees only the row of the same patch. The frame before the call's first frame is in the
-    cache, in slots ``previous[l, head, place]``; -1 marks a missing row.
+    The call appends only whole frames. A row sees the first ``shared`` rows of the cache. In its own frame, a row sees the rows
+    up to itself. In the previous frame, a row sees only the row of the same patch. ``previous``: where the cache holds the rows
+    of the frame before the call, by layer, KV head and patch; -1 if a row is missing.
     """
 
     shared: int
@@ -66,7 +66,7 @@ class FramePattern:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Defines which rows the new rows see, if the decoder is not causal in every layer.
+    """Which rows the new rows see, for a decoder that is not causal in every layer.
 
     ``until``: how many of the call's rows each row sees, int32 ``[S]``. ``place``: the new rows' positions, int32 ``[S]``.
     ``held``: the positions of the rows already in each layer, int32 ``[kv_heads, n]``. In a layer with a window of w positions,
@@ -94,7 +94,7 @@ the valid ones in the layer's buffer, and returns how many rows each KV head att
 
 
 class Decoder(Protocol):
-    """A decoder bound to one stream's KV buffers."""
+    """Runs the language model on one stream's KV buffers."""
 
     def step(
         self,
@@ -113,22 +113,22 @@ class Decoder(Protocol):
         ``embeds``: the rows to append, ``[S, hidden]``, or ``[S, row_width]`` from a tower. ``cos``, ``sin``: the rotary tables
         of the new rows, ``[S, rotary]``. ``past_len``: the number of valid rows in each layer before the step, ``[layers]``.
         After the step, rows ``[past_len[l], past_len[l] + S)`` of layer ``l`` hold the new keys (rotated) and values; the
-        caller commits them. ``logit_rows``: for which of the S rows to return logits; a negative index counts from the end, and
-        ``()`` requests no logits. ``pattern`` is only for a decoder that was bound with ``sparse``.
+        caller commits them. ``logit_rows``: for which of the S rows to return logits; a negative index counts from the end.
+        ``pattern``: only for a decoder that was bound with ``sparse``.
 
-        For a ``by_layer`` engine, ``rows[l][h]`` (int32, without duplicates) lists the valid rows of layer ``l`` and KV head
-        ``h`` that the new rows see. If ``fetch`` is set, the fetched rows come before the new rows. ``sight`` is required if
-        the decoder is not causal. Raises CacheFull or CacheError before the cache is changed.
+        ``rows``: only for a ``by_layer`` engine; lists the valid rows that the new rows see, by layer and KV head, int32
+        without duplicates. ``fetch``: adds fetched rows, which come before the new rows. ``sight``: required if the decoder is
+        not causal. Raises CacheFull or CacheError before the cache is changed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TowerBuffer:
-    """A tower's cache for one stream's frames, owned by the caller: ``size`` bytes at ``address``.
+    """The memory of a tower's cache for one stream, owned by the caller.
 
-    ``owner`` keeps the memory alive for as long as an engine holds the buffer. A copy of the bytes still works when it is
-    restored at another address.
+    ``size``: in bytes. ``owner``: keeps the memory alive while an engine uses it. The bytes may be copied and restored at
+    another address.
     """
 
     address: int
@@ -137,19 +137,19 @@ class TowerBuffer:
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8]) -> TowerBuffer:
-        """Return the buffer of ``memory``, a dense array of ``VisionSpec.changed.cache_bytes`` bytes."""
+        """Return a buffer for an array. ``memory``: dense, of ``VisionSpec.changed.cache_bytes`` bytes."""
         return cls(memory.ctypes.data, memory.nbytes, memory)
 
 
 class ChangedTower(Protocol):
-    """A tower that encodes only the changed patches of a frame, bound to one stream's tower cache."""
+    """Encodes only the changed patches of one stream's frames."""
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
-        """Encode patches ``[n]`` of a frame; return features ``[t, row_width]`` and the numbers ``[t]`` of their tokens.
+        """Encode some patches of a frame, and return the features and numbers of the tokens that contain them.
 
         ``pixels``: a whole normalised frame ``[3, H, W]``, or ``[group, 3, H, W]`` for towers that merge frames. ``patches``:
-        patch numbers, row-major in ``VisionSpec.changed.grid``, sorted and unique. Patches not in ``patches`` keep their keys
-        and values. The returned tokens are those that contain any of ``patches``, sorted and row-major in ``VisionSpec.grid``.
+        patch numbers, row-major in ``VisionSpec.changed.grid``, sorted and unique. Other patches keep their keys and values.
+        Features are ``[t, row_width]``. Token numbers are ``[t]``, sorted, row-major in ``VisionSpec.grid``.
 
         The first call on an empty cache must encode all patches. A call with all patches returns the same features as
         :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before the cache is changed.
@@ -158,7 +158,7 @@ class ChangedTower(Protocol):
 
 
 class Engine(Protocol):
-    """One loaded bundle on one backend. ``kv_device``: the device that must hold the cache buffers.
+    """Runs one bundle's graphs. ``kv_device``: the device that must hold the cache's keys and values.
 
     ``by_layer``: whether the engine's decoders take ``rows``, ``fetch`` and ``sight``.
     """
@@ -167,25 +167,26 @@ class Engine(Protocol):
     by_layer: bool
 
     def encode(self, pixels: Float32) -> Float32:
-        """Encode normalised frames ``[F, 3, H, W]`` to language-space features ``[G, tokens_per_frame, row_width]``.
+        """Encode frames to the decoder's input rows.
 
-        G is the number of groups if the tower merges ``group`` frames, otherwise F. The last frame is repeated to fill its
-        group. Frames have ``VisionSpec.size`` or, if ``VisionSpec.pixels`` is set, any size that it allows.
+        ``pixels``: normalised frames, ``[F, 3, H, W]``. The result is ``[G, tokens_per_frame, row_width]``. G is the number of
+        groups if the tower merges frames, otherwise F. The last frame is repeated to fill its group. Frames have
+        ``VisionSpec.size`` or, if ``VisionSpec.pixels`` is set, any size that it allows.
         """
         ...
 
     def capacity(self, rows: int) -> int:
-        """Return how many rows each layer's buffer must have: ``rows``, or a fixed number if the backend's graphs need one.
-        Raises UserError if the graphs cannot hold ``rows`` rows.
+        """Return how many rows each layer's buffer must have. This is ``rows``, or a fixed number if the backend's graphs need
+        one. Raises UserError if the graphs cannot hold ``rows`` rows.
         """
         ...
 
     def embed(self, token_ids: Int64) -> Float32:
-        """Return the embeddings ``[N, hidden]`` of token ids ``[N]``."""
+        """Return the embeddings of token ids, ``[N, hidden]``."""
         ...
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """Bind the decoder to one buffer per layer. The binding lasts as long as the returned decoder exists.
+        """Return a decoder that appends to these buffers, one per layer.
 
         ``probes``: the layers whose queries each step returns. ``sparse``: whether steps may pass a ``pattern``. Raises
         UserError if the bundle lacks a required graph.
@@ -193,7 +194,7 @@ class Engine(Protocol):
         ...
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
-        """Bind the tower for changed patches to one stream's cache. The binding lasts as long as the returned tower exists.
+        """Return a tower that encodes one stream's changed patches and uses this memory.
 
         Raises UserError if the bundle lacks the tower's graph or the backend cannot run it.
         """
@@ -207,7 +208,7 @@ class Engine(Protocol):
 
 
 def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
-    """Load ``bundle`` on the backend ``name``: an entry point of ``edgevlm.engines``, or ``./file.py:Class``.
+    """Load a bundle on a backend. ``name``: an entry point of ``edgevlm.engines``, or ``./file.py:Class``.
 
     ``options``: the backend's settings, such as ``threads`` for the CPU. Raises UserError for an unknown name, a package that
     is not installed, and a bundle that the backend refuses.

@@ -63,7 +63,7 @@ class Evidence:
 
 
 class SeenRows(NamedTuple):
-    """The n rows of frames that one KV head saw: keys, float32 ``[n, head_dim]``, and metadata."""
+    """The keys and metadata of the frames' rows that one KV head saw. ``key``: float32 ``[n, head_dim]``."""
 
     key: Float32
     frame: Integers
@@ -73,7 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """Return the rows of frames in one KV head. All arrays are copies, except float32 keys, which later steps may change."""
+    """Return the frames' rows in one KV head. All arrays are copies, except float32 keys, which later steps may change."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -110,22 +110,22 @@ class QuestionAttention:
 
     @property
     def blind(self) -> bool:
-        """Return whether some head saw no frame at all."""
         return any(not score.size for score, *_ in self.scores)
 
     @property
     def features(self) -> Float64:
-        """Return ``[3 x heads + 3]`` numbers. For each head, these are its best score, median score and query norm. The last
-        three are the next token's logit, log-probability and entropy.
+        """Return the numbers from which a calibrated rule decides whether the memory holds the evidence, ``[3 x heads + 3]``.
+        For each head, these are its best score, median score and query norm. The last three are the next token's logit,
+        log-probability and entropy.
         """
         parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self.scores)
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
-        """Return the distinct tokens (``frame * tokens + patch``), the last frame that showed each, and the weight of each.
+        """Return which tokens of frames the question attended to, the last frame that showed each, and each one's weight.
 
-        A token's weight is its softmax weight among all rows of frames, averaged over the query heads. Rows whose weight is
-        below LEAST_ROW times the largest weight are skipped.
+        A token is numbered ``frame * tokens + patch``. Its weight is its softmax weight among all frames' rows, averaged over
+        the query heads. Rows whose weight is below LEAST_ROW times the largest weight are skipped.
         """
         token, confirmed, weight = [], [], []
         for score, _, known in self.scores:
@@ -170,7 +170,7 @@ class QuestionAttention:
 
 
 def _medians(score: Float32) -> Float32:
-    """Return the median of each row; ``np.median`` is several times slower."""
+    """Return the median of each row several times faster than ``np.median``."""
     low, high = (score.shape[1] - 1) // 2, score.shape[1] // 2
     middle = np.partition(score, (low, high), axis=1)
     return (middle[:, low] + middle[:, high]) * np.float32(0.5)
@@ -187,8 +187,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    Above KNOTS times, a time is dropped if interpolation comes within CLOSE_S seconds of it. If interpolation can replace no
-    time, every second time of the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
+    If there are more, a time that interpolation restores to within CLOSE_S seconds is dropped. If there is no such time, every
+    second time of the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
     """
 
     state_fields = ("frame", "seconds")
@@ -202,14 +202,14 @@ class FrameTimes(Stateful):
             raise ValueError("invalid frame times")
 
     def add(self, frame: int, seconds: float) -> None:
-        """Record a frame's time, and drop the recorded times of this frame and of later frames."""
+        """Record a frame's time in seconds, and drop the recorded times of later frames."""
         count = int(np.searchsorted(self.frame, frame))
         kept = self._thinned() if count == KNOTS else slice(count)
         self.frame, self.seconds = np.append(self.frame[kept], frame), np.append(self.seconds[kept], seconds)
 
     @property
     def newest(self) -> int:
-        """The newest frame whose time is recorded, or -1 if none is."""
+        """The newest frame with a recorded time, or -1."""
         return int(self.frame[-1]) if len(self.frame) else -1
 
     def at(self, frame: int) -> float:
@@ -221,7 +221,6 @@ class FrameTimes(Stateful):
         return bisect_left(range(self.newest + 1), seconds, key=self.at)
 
     def _thinned(self) -> Int64:
-        """Return the indices of the recorded times to keep."""
         frame, seconds, middle = self.frame, self.seconds, np.arange(1, KNOTS - 1, 2)
         between = seconds[middle - 1] + (seconds[middle + 1] - seconds[middle - 1]) * (
             (frame[middle] - frame[middle - 1]) / (frame[middle + 1] - frame[middle - 1])

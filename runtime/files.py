@@ -40,7 +40,7 @@ _FOLDER, _KEY, _JOURNAL, _OLD = "bundle", "key", "journal", "old"
 
 
 def look(path: str | Path) -> Found:
-    """Return the kind of file at ``path``, following links. Raises UserError if the file system cannot read ``path``."""
+    """Return what kind of file a path or its link leads to. Raises UserError if the file system cannot read the path."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -68,13 +68,13 @@ def check_utf8(path: str | Path) -> None:
 
 
 def refuse_address(path: str | Path) -> None:
-    """Raise UserError if ``path`` is a URL. The message does not repeat the URL, because a URL may hold a password."""
+    """Raise UserError for a URL. The message does not repeat the URL, because it may hold a password."""
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
         raise UserError("a model cannot be a URL; give a folder, or ORG/NAME on the Hugging Face hub")
 
 
 def open_file(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading without blocking, following links. Raises OSError unless ``path`` is a regular file."""
+    """Open a regular file for reading, following links. Raises OSError for any other kind of file, without blocking."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a file")
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
@@ -85,7 +85,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def home() -> Path:
-    """Return the user's home folder. Raises UserError if the user has no home folder, as in a container without a user name."""
+    """Return the user's home folder. Raises UserError if there is none, as in a container without a user name."""
     try:
         found = Path.home()
     except RuntimeError:
@@ -105,13 +105,13 @@ def private_folder(path: Path) -> None:
 
 
 def refuse_unmapped(path: Path, error: Exception) -> None:
-    """Raise UserError if ``error`` means that the file system cannot map files, as on some FUSE, 9p and network mounts."""
+    """Raise UserError if an error shows that the file system cannot map files, as on some FUSE, 9p and network mounts."""
     if isinstance(error, OSError) and "No such device" in str(error):
         raise UserError(f"{path}: its file system cannot map files into memory; copy the folder to a local disk") from None
 
 
 def reason(error: OSError, place: Path) -> str:
-    """Describe a failure to write. An error without errno means a full disk if less than _NO_SPACE bytes are free."""
+    """Describe a failure to write. An error without a number means a full disk if hardly any space is free."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))
@@ -134,7 +134,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """Yield a stream whose content replaces the file at ``path`` if the block succeeds. Raises OSError.
+    """Open a file for writing that replaces the file at ``path`` only if the ``with`` block succeeds. Raises OSError.
 
     Only one process at a time may write ``path``. A killed process leaves a file whose name ends in UNFINISHED.
     """
@@ -249,7 +249,6 @@ def _locked(folder: Path, how: int) -> Iterator[int]:
 
 
 def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, int]:
-    """Return a work folder and its lock: the one that a stopped call with this key left, or a new one. Remove all others."""
     found: tuple[Path, int] | None = None
     for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
         with suppress(OSError), _locked(work, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:

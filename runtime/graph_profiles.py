@@ -1,5 +1,5 @@
-"""Define profiles, the kinds of graphs that a bundle may have. Each TensorRT profile is named after the first TensorRT version
-that accepts its graphs. docs/internals/engines.md lists the graphs' inputs and outputs.
+"""Define the kinds of graphs that a bundle may have, called profiles. Each TensorRT profile is named after the first TensorRT
+version that accepts its graphs. docs/internals/engines.md lists the graphs' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """Return the profile for TensorRT (such as ``10.16``) or, if None, ONNX Runtime. Raises UserError before TensorRT 10.3."""
+    """Return the profile for a TensorRT version such as ``10.16``; None is for ONNX Runtime. Raises UserError before TensorRT
+    10.3.
+    """
     if tensorrt is None:
         return ONNXRUNTIME
     wanted = _version(tensorrt)
@@ -46,7 +48,9 @@ def check_profile(name: str) -> None:
 
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
-    """Return a tower's precision, by default that for ``precision``. Raises UserError if ``profile`` lacks the precision."""
+    """Return the vision tower's precision, by default the one that suits the decoder's ``precision``. Raises UserError if the
+    profile does not support the requested one.
+    """
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
     if chosen not in TOWERS[profile]:

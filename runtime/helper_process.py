@@ -53,7 +53,8 @@ class Helper:
         self.close()
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Return what ``module:function`` returns. Callable options run in the calling process.
+        """Call a function and return its result. ``function``: ``module:function``. Callable options run in the calling
+        process.
 
         Raises the function's UserError, or HelperEnded if the process ends, exceeds a limit or does not answer.
         """
@@ -67,7 +68,7 @@ class Helper:
         return result
 
     def lines(self, function: str, *arguments: Any, **options: Any) -> Iterator[Any]:
-        """Yield what the generator ``module:function`` yields. Raises the errors of :meth:`call`.
+        """Call a generator and yield its results. Raises the errors of :meth:`call`.
 
         Closing the generator early ends the process.
         """
@@ -76,7 +77,6 @@ class Helper:
                 yield values[0]
 
     def _leave_to_parent(self) -> None:
-        """After a fork, forget the parent's helper, so that the next call starts a new process."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.Lock()
             self.process: subprocess.Popen[bytes] | None = None
@@ -115,7 +115,6 @@ class Helper:
         yield line
 
     def _read(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        """Yield lines until the process ends, writes a line longer than LONGEST, or writes nothing for ``wait_s`` seconds."""
         assert process.stdout is not None
         rest = b""
         poll = select.poll()
@@ -144,7 +143,7 @@ class Helper:
 
 
 def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
-    """Run :meth:`Helper.call` in a new process, so that nothing that the call imports stays in memory.
+    """Call a function in a new process, so that nothing that it imports stays in memory.
 
     If the process is killed, the UserError's message begins with the call's first argument.
     """

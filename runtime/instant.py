@@ -19,7 +19,9 @@ def boot_id() -> str:
 
 
 class Instant(NamedTuple):
-    """A moment. ``boot``: its boot's id. ``boot_s``: seconds since boot, including sleep. ``wall``: seconds since 1970."""
+    """A moment. ``boot``: the id of the machine's boot at that moment. ``boot_s``: seconds since boot, including sleep.
+    ``wall``: seconds since 1970.
+    """
 
     boot: str
     boot_s: float
@@ -30,7 +32,7 @@ class Instant(NamedTuple):
         return cls(boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
     def since(self, then: Instant, most: float = math.inf) -> float:
-        """Return the seconds from ``then`` to this instant, 0 or more.
+        """Return the seconds from an earlier instant to this one, 0 or more.
 
         If the machine was restarted in between, the wall clocks are compared, and the result is at most ``most``.
         """

@@ -46,12 +46,12 @@ if _wanted := os.environ.get("EDGEVLM_SIMD"):
 
 
 def cuda_twin(held: Any) -> Any:
-    """Return the kernels of the CUDA device that has ``held``, a cache or a view of one, or None if ``held`` is on the host."""
+    """Return the CUDA kernels for a cache or a view of one, or None if it is in host memory."""
     return getattr(held, "kernels", None)
 
 
 def _on_either(native: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a kernel so that it runs on the device that its arguments are on."""
+    """Wrap a kernel so that it runs where its arguments are: on the CPU or on a CUDA device."""
 
     @wraps(native)
     def run(*arguments: P.args, **others: P.kwargs) -> R:

@@ -29,7 +29,7 @@ class KVScales:
 
     @classmethod
     def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
-        """Return scales for keys up to ``key`` and values up to ``value``, each multiplied by ``headroom``.
+        """Return the scales that fit the largest keys and values. ``headroom``: a factor for larger ones.
 
         ``key``: the largest length of each rotary pair, ``[layers, kv_heads, head_dim / 2]``. ``value``: the largest magnitude
         of each channel, ``[layers, kv_heads, head_dim]``. All channels of a head's values share the largest channel's scale,
@@ -40,7 +40,7 @@ class KVScales:
 
     @classmethod
     def load(cls, path: Path, shape: tuple[int, int, int]) -> KVScales:
-        """Read what :meth:`save` wrote for ``shape`` (layers, kv_heads, head_dim). Raises ValueError for an invalid file."""
+        """Read what :meth:`save` wrote. ``shape``: (layers, kv_heads, head_dim). Raises ValueError for an invalid file."""
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except OSError:
@@ -64,12 +64,14 @@ class KVScales:
 
 
 def codes(numbers: NDArray[np.floating], scale: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Quantise ``numbers [kv_heads, n, head_dim]`` to int8 codes with ``scale [kv_heads, head_dim]``; halves round to even."""
+    """Round numbers to int8 codes; halves round to even. ``numbers``: ``[kv_heads, n, head_dim]``. ``scale``: ``[kv_heads,
+    head_dim]``.
+    """
     return np.clip(np.rint(numbers / scale[:, None]), -MOST - 1, MOST).astype(np.int8)
 
 
 def _usable(scale: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Replace zeros in ``scale [..., channels]`` with the head's largest scale, or with 1 if all are zero. Return float32."""
+    """Replace scales of zero with the head's largest scale, or with 1 if all are zero."""
     most = scale.max(-1, keepdims=True)
     filled = np.where(scale > 0, scale, np.where(most > 0, most, 1.0))
     return np.maximum(filled, np.finfo(np.float32).tiny).astype(np.float32)

@@ -30,9 +30,10 @@ FURTHEST = 10 * 365.25 * 86400.0
 
 @dataclass(eq=False)
 class Model:
-    """A loaded bundle with its engine. Sessions submit work to ``scheduler``, and only the scheduler's thread calls the engine.
+    """A loaded bundle with its engine. Any number of sessions can share a model.
 
-    ``is_demo`` is set for the embedded model and its copies, which were trained only on the demo world.
+    ``scheduler``: runs the sessions' work in one thread, the only one that calls the engine. ``is_demo``: whether this is the
+    embedded model or a copy, trained only on the demo world.
     """
 
     bundle: Bundle
@@ -56,7 +57,7 @@ class Model:
         return f"Model({self.name}, {type(self.engine).__name__}, {self.bundle.decoder.layers} layers)"
 
     def for_frames(self, size: tuple[int, int]) -> Model:
-        """Return this model for frames of ``size``, (height, width). The engine and the scheduler are shared.
+        """Return this model for another frame size, (height, width). The engine and the scheduler are shared.
 
         Returns the model itself if its tower takes frames of only one size. Raises UserError for an invalid size.
         """
@@ -111,7 +112,7 @@ class Model:
         return self.bundle.vision.tokens_per_frame + text
 
     def frame_text(self, seconds: float, frame: int) -> tuple[str, str]:
-        """Return the texts before and after the frame with number ``frame`` (from 0), seen at ``seconds`` of the stream."""
+        """Return the texts before and after a frame. ``seconds``: the frame's time. ``frame``: its number, from 0."""
         full = int(seconds)
         vision = self.bundle.vision
         time = {"seconds": seconds, "minutes": full // 60, "second": full % 60, "frame": frame + 1}
@@ -149,7 +150,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 
 
 def find_bundle(name: str | Path, engine: str) -> Path:
-    """Return the folder of the bundle called ``name``. If needed, export a checkpoint or download a hub model first.
+    """Return a bundle's folder by name. If needed, export a checkpoint or download a hub model first.
 
     A plugin of the group ``edgevlm.models`` exports and downloads. Raises UserError as :meth:`Model.load` does.
     """
@@ -161,7 +162,7 @@ def find_bundle(name: str | Path, engine: str) -> Path:
 
 
 def bundle_folder(name: str | Path) -> Path:
-    """Return the folder of the bundle ``name``, which is ``demo`` or a path. Raises UserError for a URL."""
+    """Return a bundle's folder. ``name``: ``demo`` or a path. Raises UserError for a URL."""
     refuse_address(name)
     return demo_bundle() if str(name) == "demo" else Path(name)
 

@@ -1,4 +1,4 @@
-"""Build a session's stream from its settings: choose the policy for ``auto``, the budget, the store and the encoder."""
+"""Build a session's stream from its settings, and choose what the settings leave to ``auto``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATEST_S = 1e12
 
 
 def check_int(**numbers: object) -> None:
-    """Raise UserError for an argument that is neither None nor an integer."""
+    """Raise UserError unless each argument is an integer or None."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
             raise UserError(f"{name} must be an integer, not {number!r}")
@@ -69,7 +69,7 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
 def open_stream(
     settings: SessionSettings, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
 ) -> tuple[Stream, str]:
-    """Open a stream and append its prefix. Also returns a line about the policy and the append setting that ``auto`` chose.
+    """Open a stream and append its prefix. Returns the stream, and a line about the choices of ``auto``.
 
     ``writer`` writes the snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
     """
@@ -143,11 +143,11 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy that ``auto`` chooses for this model at a budget of |M| tokens, and the reason. After its first ``; ``,
-    the reason has details.
+    """Return the policy that ``auto`` chooses for this model and budget, and the reason.
 
-    The policy is the one that calibration chose at the budget nearest to ``budget``. The policy is FALLBACK if no budget was
-    measured, no policy is clearly better, or the chosen policy is not installed. Raises BundleError for invalid choices.
+    ``budget``: in tokens. The policy is the one that calibration chose at the nearest budget. The policy is FALLBACK if no
+    budget was measured, no policy is clearly better, or the chosen policy is not installed. Raises BundleError for invalid
+    choices.
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
     if not choices:
@@ -165,7 +165,7 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
-    """Describe the policy that ``auto`` chooses at ``budget``; the numbers and warnings follow the text's first ``; ``."""
+    """Describe what ``auto`` chooses for a budget. Numbers and warnings follow the first ``; ``."""
     best, on = choice.best, f"on streams of {choices.frames} frames"
     on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:

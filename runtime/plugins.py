@@ -43,13 +43,15 @@ GROUPS = {
 
 
 def names(group: str, *, own: bool = False) -> list[str]:
-    """Return the names in ``group``, edgevlm's own first, sorted. ``own``: return only edgevlm's names."""
+    """Return the sorted names in a group, edgevlm's own first. ``own``: return only edgevlm's names."""
     ours = sorted(_own(group))
     return ours if own else ours + sorted({point.name for point in entry_points(group=f"edgevlm.{group}")} - set(ours))
 
 
 def load_class(group: str, name: str) -> Any:
-    """Return the class called ``name``, preferring edgevlm's own, or the class ``./file.py:Class``. Raises UserError."""
+    """Return a class by its name in a group, preferring edgevlm's own. ``name``: may also be ``./file.py:Class``. Raises
+    UserError.
+    """
     if is_file(name):
         return _from_file(name)
     point = _own(group).get(name) or next(iter(entry_points(group=f"edgevlm.{group}", name=name)), None)
@@ -79,9 +81,10 @@ def split_options(text: str) -> tuple[str, str]:
 
 @contextmanager
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Raise ``kind``, with file, line and error, if code in the file of ``plugin`` (a class, instance or function) fails.
+    """Turn an error in a plugin's file into a UserError with file, line and error.
 
-    Errors in edgevlm's own classes, and errors whose traceback does not include the plugin's file, are raised unchanged.
+    ``plugin``: a class, instance or function. ``kind``: the error to raise. Errors in edgevlm's own classes, and errors whose
+    traceback does not include the plugin's file, are raised unchanged.
     """
     try:
         yield
@@ -97,7 +100,7 @@ def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterato
 
 
 def is_foreign(plugin: Any) -> bool:
-    """Return whether ``plugin``, a class, instance or function, is from outside edgevlm."""
+    """Return whether a class, instance or function is from outside edgevlm."""
     return not plugin.__module__.startswith("edgevlm.")
 
 

@@ -23,9 +23,10 @@ _ROUNDING = 1e-6  # added to positions before rounding down, because 0.1 * 30 ma
 
 
 def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8] | None = None) -> tuple[Float32, Float32]:
-    """Return the cosine and sine tables, each float32 ``[S, head_dim / 2]``, for positions ``[S]`` or ``[S, axes]``.
+    """Return the cosines and sines that rotate rows to their positions, each float32 ``[S, head_dim / 2]``.
 
-    With several axes, ``pair_axis [head_dim / 2]`` gives the axis that rotates each rotary pair. Angles are float32.
+    ``positions``: ``[S]`` or ``[S, axes]``. ``pair_axis``: with several axes, the axis that rotates each rotary pair. Angles
+    are float32.
     """
     flat = positions.reshape(len(positions), -1).astype(np.float32)
     angles = (flat[:, :1] if pair_axis is None or flat.shape[1] == 1 else flat[:, pair_axis]) * inv_freq
@@ -33,18 +34,21 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
 
 
 def position_rule(rule: str, wanted: str) -> str:
-    """Return ``VIDEO_RULES[wanted]`` if ``rule`` treats the stream as one video, otherwise ``rule``."""
+    """Return the rule for a bundle's positions: the requested one if the bundle treats the stream as one video, otherwise its
+    own.
+    """
     return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 
 @dataclass(slots=True)
 class Positions:
-    """The rotary positions of one stream. Text takes the next position on every axis; frames follow ``rule``.
+    """Counts the rotary positions of one stream.
 
-    ``limit``: the smaller of the model's limit and the trained length written in the bundle. ``grid`` and ``tokens_per_second``
-    are those of :class:`~edgevlm.runtime.bundle.VisionSpec`, and ``rule`` is its ``positions``. ``next``: the first position
-    that is free on every axis. ``margin`` is min(1024, limit / 4), but at least the text budget (InfiniPot-V, appendix B.4;
-    HERMES, appendix F). The margin leaves room for a question below the limit.
+    Text takes the next position on every axis; frames follow ``rule``. ``limit``: the smaller of the model's limit and the
+    trained length written in the bundle. ``grid`` and ``tokens_per_second`` are those of
+    :class:`~edgevlm.runtime.bundle.VisionSpec`, and ``rule`` is its ``positions``. ``next``: the first position that is free on
+    every axis. ``margin`` is min(1024, limit / 4), but at least the text budget (InfiniPot-V, appendix B.4; HERMES, appendix
+    F). The margin leaves room for a question below the limit.
     """
 
     limit: int
@@ -71,7 +75,7 @@ class Positions:
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin
 
     def compact(self, cache: KVCache, prefix: int, gap: int = 0) -> None:
-        """Replace each kept row's position with the row's rank in its layer, head and axis. The next frame begins a new video.
+        """Renumber the positions of kept rows without gaps, in each layer, head and axis. The next frame begins a new video.
 
         ``gap``: how many positions to leave free after the prefix.
         """
@@ -83,14 +87,14 @@ class Positions:
             self.next += gap
 
     def mark(self) -> Mark:
-        """Return the positions' state, for :meth:`restore`."""
+        """Return the state, for :meth:`restore`."""
         return self.next, self._start, self._time, self._since, self._text
 
     def restore(self, mark: Mark) -> None:
         self.next, self._start, self._time, self._since, self._text = (*mark, None)[:5]  # older snapshots lack the last value
 
     def take(self, rows: int) -> Int32:
-        """Return the positions ``[rows, axes]`` of the next ``rows`` rows of text."""
+        """Return the positions of the next rows of text, ``[rows, axes]``."""
         first = self.next if self._text is None else self._text
         self.next = max(self.next, first + rows)
         if self._text is not None:
@@ -98,13 +102,13 @@ class Positions:
         return np.repeat(np.arange(first, first + rows, dtype=np.int32)[:, None], self.axes, 1)
 
     def frame(self, seconds: float, tokens: NDArray[np.bool_] | None = None) -> Int32:
-        """Return the positions ``[rows * columns, axes]`` of the tokens of the next frame, seen at ``seconds``.
+        """Return the positions of the next frame's tokens, ``[tokens, axes]``.
 
-        ``tokens``: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule ``rows`` leaves no gaps
-        between positions. Rule ``video`` counts rows and columns from the video's start, and advances the frame coordinate by 1
-        per frame or by ``tokens_per_second`` per second. With rule ``frame``, each frame's coordinates start at the next free
-        position (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2). Rule ``transformers`` is like ``video``,
-        but text continues after the largest row or column (transformers 5.23 and later).
+        ``seconds``: the frame's time. ``tokens``: the mask of tokens to append, bool ``[rows * columns]``, by default all. Rule
+        ``rows`` leaves no gaps between positions. Rule ``video`` counts rows and columns from the video's start, and advances
+        the frame coordinate by 1 per frame or by ``tokens_per_second`` per second. With rule ``frame``, each frame's
+        coordinates start at the next free position (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2). Rule
+        ``transformers`` is like ``video``, but text continues after the largest row or column (transformers 5.23 and later).
         """
         rows, columns = self.grid
         if self.rule == "rows":

@@ -61,13 +61,12 @@ class Preprocessor:
         return planes
 
     def _resize(self, height: int, width: int) -> list[Pass]:
-        """Return the passes that resize pictures of this size. Only one size is cached, because cameras rarely change size."""
         if (found := self._passes.get((height, width))) is None:
             self._passes = {(height, width): (found := self._bands(height, width))}
         return found
 
     def _bands(self, height: int, width: int) -> list[Pass]:
-        """Return the filter weights of each resize pass, in bands. A frame that already has the tower's size needs no pass."""
+        """Return the filter weights for resizing pictures of this size, one pass after another."""
         spec, method = self.spec, self.spec.resample
         sizes = [(height, width), (spec.size[0], spec.size[1])]
         if spec.fit == "longest":
@@ -84,7 +83,7 @@ class Preprocessor:
 
 
 def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.float32]:
-    """Resize ``[3, H, W]`` to ``[3, H, width]``, rounded to integers because Pillow rounds between columns and rows."""
+    """Resize a picture ``[3, H, W]`` to a new width, and round to integers, as Pillow does."""
     lines, width = planes.reshape(-1, planes.shape[2]), columns[-1][0].stop
     out = np.empty((len(lines), width), np.float32)
     for to, of, weights in columns:
@@ -97,7 +96,7 @@ def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.floa
 
 
 def _down(planes: NDArray[np.float32], rows: list[Band]) -> NDArray[np.float32]:
-    """Resize ``[3, H, width]`` to ``[3, height, width]``, rounded to integers from 0 to 255."""
+    """Resize a picture ``[3, H, W]`` to a new height, and round to integers."""
     out = np.empty((3, rows[-1][0].stop, planes.shape[2]), np.float32)
     for to, of, weights in rows:
         many = max(1, SMALL // weights.size)
@@ -112,7 +111,7 @@ def _levels(planes: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def longest(height: int, width: int, edge: int) -> tuple[int, int]:
-    """Return (height, width) with the longer edge ``edge`` and an even, proportional shorter edge (SmolVLM's rule)."""
+    """Return the (height, width) to which SmolVLM resizes a picture. ``edge``: the longer edge. The shorter edge is even."""
     aspect = width / height
     other = int(edge / aspect) if width >= height else int(edge * aspect)
     other = max(1, other + other % 2)
@@ -120,10 +119,10 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
 
 
 def resize_bands(size: int, to: int, method: str, start: int = 0, count: int | None = None) -> list[Band]:
-    """Return, in bands, the weights with which Pillow's antialiasing filter ``method`` resizes ``size`` pixels to ``to``.
+    """Return the filter weights with which Pillow resizes a line of pixels, as small matrices for a few output pixels each.
 
-    ``start``, ``count``: return only the weights of ``count`` output pixels from ``start`` on; by default, of all output
-    pixels. A band holds weights only for the input pixels that it uses.
+    ``size``, ``to``: the numbers of input and output pixels. ``method``: the name of Pillow's filter. ``start``, ``count``:
+    which output pixels to return weights for, by default all.
     """
     scale, bands = size / to, list[Band]()
     stretch = max(scale, 1.0)

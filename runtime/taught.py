@@ -68,7 +68,7 @@ def ask(kind: str, phrasing: int, color: int | None = None, shape: int | None = 
 
 
 def parse(text: str) -> Question | None:
-    """Return ``text`` as a taught question, or None. Ignores case, spaces, final punctuation and British spelling."""
+    """Return the taught question that a text asks, or None. Ignores case, spaces, final punctuation and British spelling."""
     words = " ".join(text.lower().replace("colour", "color").split()).rstrip(" ?!.")
     words = re.sub(r"\ban? ", "a ", words)
     for pattern, kind, phrasing in _PATTERNS:
@@ -81,7 +81,6 @@ def parse(text: str) -> Question | None:
 
 
 def _pattern(phrasing: str) -> re.Pattern[str]:
-    """Return the regular expression that matches a phrasing; a final "now" is optional."""
     text = phrasing.rstrip("?")
     for slot, name, names in ((COLOR, "color", COLORS), (SHAPE, "shape", SHAPES)):
         text = text.replace(slot, f"(?P<{name}>{'|'.join(names)})")
@@ -92,7 +91,7 @@ _PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text i
 
 
 def never_taught(text: str, listing: str = "edgevlm run --questions") -> str:
-    """Return a message that the model was never taught ``text``, with three similar questions and the command to list all."""
+    """Return the message for an unknown question, with three similar questions and the command that lists all."""
     words = text.lower().split()
     slots = [
         (slot, next((name for name in names if name in words), names[0])) for slot, names in ((COLOR, COLORS), (SHAPE, SHAPES))

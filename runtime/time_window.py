@@ -23,7 +23,7 @@ Bool = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """A period from ``since`` to ``until``, both included, in seconds of the stream."""
+    """A period of the stream, in seconds. Both ends are included."""
 
     since: float = -math.inf
     until: float = math.inf
@@ -31,7 +31,7 @@ class TimeWindow:
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
         """Return the numbers of the window's first and last frame; in an empty window, the first number exceeds the last.
 
-        ``now``: the stream's time; the newest frame counts as seen until ``now``.
+        ``now``: the stream's time, until which the newest frame counts as seen.
         """
         first, last = times.first_from(self.since), times.first_from(math.nextafter(self.until, math.inf)) - 1
         if last == times.newest:
@@ -51,9 +51,10 @@ class NothingHeld(UserError):
 
 
 def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> Bool:
-    """Return the mask ``[kv_heads, n]`` of a layer's rows that a question about frames ``first`` to ``last`` attends to.
+    """Return which rows of a layer a question about some frames attends to, as a mask ``[kv_heads, n]``.
 
-    Frames with numbers above ``newest`` are the question's own pictures.
+    ``first``, ``last``: the frames in question. ``newest``: the stream's newest frame; higher numbers are the question's own
+    pictures.
     """
     kind, frame = cache.kind(layer), cache.frame(layer)
     shown = (frame > newest) | ((frame <= last) & (cache.confirmed(layer) >= first))
@@ -66,9 +67,9 @@ class NarrowedMemory:
     """Limits a question to some rows of the cache. The question's own rows follow the cache's rows and are not committed."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
-        """Narrow ``cache`` to the rows in ``shown``, a bool mask ``[kv_heads, n]`` for each layer.
+        """Show a question only some rows of the cache. ``shown``: a mask for each layer, bool ``[kv_heads, n]``.
 
-        ``frames``: the window's first and last frame, for :meth:`seen`.
+        ``frames``: the first and last frame that the question is about.
         """
         self._cache, self._frames = cache, frames
         self._shown = [[np.flatnonzero(head).astype(np.int32) for head in mask] for mask in shown]

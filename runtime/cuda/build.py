@@ -28,6 +28,6 @@ def nvcc() -> str | None:
 
 
 def compile_kernels(compiler: str, source: Path, target: Path) -> None:
-    """Compile a module for all TARGETS. Raises subprocess.CalledProcessError if nvcc fails. nvcc prints errors to stderr."""
+    """Compile the kernels for all TARGETS. Raises subprocess.CalledProcessError if nvcc fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([compiler, *FLAGS, *TARGETS, "-o", str(target), str(source)], check=True)

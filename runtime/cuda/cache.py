@@ -1,7 +1,7 @@
 """Keep the cache of one stream with its keys and values in device memory.
 
-The rows' metadata stays in host memory, where policies read it as arrays. The ledger, which keeps the metadata, is a C++ cache
-whose rows have only one rotary pair. The ledger checks each call before the cache changes.
+The rows' metadata stays in host memory, in a small C++ cache called the ledger, where policies read it as arrays. The ledger
+checks each call before the cache changes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class CudaCache(KVCache):
         return self.kernels.value_norms(self.value(layer))
 
     def table(self, layers: Sequence[int], lengths: Sequence[int]) -> NDArray:
-        """Return a table that describes each layer to the kernels, of dtype :data:`edgevlm.runtime.cuda.calls.LAYER`."""
+        """Return a description of each layer for the kernels, of dtype :data:`edgevlm.runtime.cuda.calls.LAYER`."""
         table = np.zeros(len(layers), calls.LAYER)
         for row, layer in zip(table, layers, strict=True):
             row["key"], row["value"], row["norm"] = self.address[layer]
@@ -108,7 +108,7 @@ class CudaCache(KVCache):
         return table
 
     def copy_out(self, out: NDArray, layer: int, address: int) -> None:
-        """Copy rows of a layer's keys, values or norms to a contiguous array ``[kv_heads, n, ..]``."""
+        """Copy a layer's keys, values or norms from the device. ``out``: a contiguous array ``[kv_heads, n, ..]``."""
         width = out[0].nbytes
         pitch = int(self.capacities[layer]) * (width // max(1, out.shape[1]))
         self.kernels.driver.copy_rows(out, width, address, pitch, width, len(out))
@@ -176,7 +176,6 @@ class CudaCache(KVCache):
         return {name: array.copy() if isinstance(array, DeviceRows) else array for name, array in held.items()}
 
     def _length(self, layer: int) -> int:
-        """Return the number of rows in a layer. Raises CacheError for an unknown layer."""
         return self.seq(layer).shape[1]
 
     def _rows(self, layer: int, part: int) -> DeviceRows:
@@ -190,7 +189,7 @@ class CudaCache(KVCache):
                 raise CacheError(f"{name} must be contiguous in its last axis")
 
     def _write(self, layer: int, start: int, *numbers: NDArray) -> None:
-        """Write keys and values ``[kv_heads, n, head_dim]`` from row ``start`` on, rounded to the cache's dtype."""
+        """Write keys and values to the device, rounded to the cache's dtype. Each is ``[kv_heads, n, head_dim]``."""
         driver, pitch = self.kernels.driver, int(self.capacities[layer]) * self._row
         for address, array in zip(self.address[layer][:2], numbers, strict=True):
             with np.errstate(over="ignore"):  # numbers too large for float16 become infinite
@@ -216,12 +215,11 @@ CudaCache.__new__(CudaCache)  # makes pybind11 register the subclass now
 def _ledger(
     capacities: list[int], kv_heads: int, head_dim: int, inv_freq: Any, axes: int, dtype: str, pair_axis: Any, local: Any
 ) -> tuple[Any, ...]:
-    """Return the arguments of a device cache's ledger, a C++ cache with one rotary pair that is never rotated."""
     return capacities, kv_heads, 2, np.zeros(1), axes, "fp16", None if pair_axis is None else np.zeros(1, np.uint8)
 
 
 def _starts(capacities: list[int], kv_heads: int, head_dim: int, dtype: np.dtype) -> list[Any]:
-    """Return the byte offsets of each layer's keys, values and norms in the arena, followed by the arena's size."""
+    """Return the offsets of each layer's keys, values and norms in the arena, in bytes, followed by the arena's size."""
     starts: list[Any] = []
     end = 0
     for rows in capacities:

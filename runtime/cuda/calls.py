@@ -35,7 +35,6 @@ _TWO_PI = Fraction(Decimal("6.28318530717958647692528676655900576839433879875021
 
 
 def _struct(name: str, *fields: str | tuple[type, str]) -> type[ctypes.Structure]:
-    """Return a ctypes struct. A field without a type is an address."""
     typed = [(c_uint64, field) if isinstance(field, str) else field for field in fields]
     return type(name, (ctypes.Structure,), {"_fields_": [(each, kind) for kind, names in typed for each in names.split()]})
 
@@ -65,41 +64,38 @@ AttentionCall = _struct(
 
 
 def named(kernel: str, dtype: np.dtype) -> str:
-    """Return the name of a kernel's variant for rows of ``dtype``."""
     return f"{kernel}_{'fp16' if dtype == np.float16 else 'fp32'}"
 
 
 def blocks(rows: int, lanes: int = 1) -> int:
-    """Return the number of thread blocks for ``rows`` rows with ``lanes`` threads each, at least 1."""
     return max(1, -(-rows * lanes // THREADS))
 
 
 def slots_for(rows: int) -> int:
-    """Return the number of slots, a power of two, that keep a hash table of ``rows`` keys at most half full."""
+    """Return the size of a hash table that is at most half full with this many keys; the size is a power of two."""
     return 1 << max(5, (2 * rows).bit_length())
 
 
 @lru_cache(maxsize=16)
 def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
-    """Return how far each rotary pair turns in one step, in units of 2^-64 of a full turn, uint64 ``[pairs]``.
+    """Return the angle by which each rotary pair turns per position, as a 64-bit fraction of a full turn.
 
-    Whole turns overflow, so multiplying the result by a number of steps is exact.
+    Whole turns overflow, so the product of an angle and a number of positions is exact.
     """
     full = 1 << 64
     return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)
 
 
 def aligned(nbytes: int) -> int:
-    """Round ``nbytes`` up to the next multiple of the alignment."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """A layer's rows ``[kv_heads, n, head_dim]`` in device memory, where the heads are ``capacity`` rows apart.
+    """A layer's keys or values in device memory, ``[kv_heads, n, head_dim]``.
 
-    :mod:`edgevlm.runtime.kernels` accepts an instance in place of an array of keys or values. Indexing an instance, or using it
-    as an array elsewhere, copies the rows to host memory. An instance keeps the cache alive.
+    :mod:`edgevlm.runtime.kernels` accepts this object in place of an array. Indexing it, or using it as an array elsewhere,
+    copies the rows to host memory. The object keeps the cache alive.
     """
 
     cache: DeviceCache = field(repr=False)
@@ -117,7 +113,7 @@ class DeviceRows:
         return self.cache.kernels
 
     def copy(self) -> NDArray:
-        """Return a contiguous copy of the rows in host memory, ``[kv_heads, n, head_dim]``."""
+        """Return a contiguous copy of the rows in host memory."""
         out = np.empty(self.shape, self.dtype)
         self.cache.copy_out(out, self.layer, self.address)
         return out
@@ -133,7 +129,6 @@ class DeviceRows:
 
 
 def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Raise CacheError if ``array`` is not an array of this dtype and shape."""
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
         raise CacheError(f"{name} must be {dtype}, not {getattr(array, 'dtype', type(array).__name__)}")
     if array.shape != shape:
@@ -141,10 +136,10 @@ def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
 
 
 class KernelCall:
-    """A kernel call for some layers of a cache and all their heads.
+    """Runs kernels over some layers of a cache, and manages their arrays in device memory.
 
-    Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. Inputs are adjacent in device memory, so one
-    copy sends them all. Arrays to clear are adjacent too. ``lengths``: each layer's number of rows, by default the cache's.
+    Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. ``lengths``: each layer's number of rows, by
+    default the cache's.
     """
 
     def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: Sequence[int] | None = None) -> None:
@@ -158,34 +153,35 @@ class KernelCall:
         self._address: dict[str, int] = {}
 
     def put(self, name: str, *arrays: NDArray) -> None:
-        """Declare an input that consists of ``arrays``, which have the same dtype and are stored one after another."""
+        """Declare an input. Several arrays of the same dtype are stored one after another."""
         self._inputs[name] = arrays
 
     def know(self, *names: str) -> None:
-        """Declare metadata of the cache's rows, such as ``seq``, as inputs."""
         for name in names:
             self.put(name, *(getattr(self.cache, name)(layer) for layer in self.layers))
 
     def masks(self, name: str, masks: Masks) -> None:
-        """Declare an input with one mask per layer, bool ``[kv_heads, n_l]``."""
+        """Declare one mask per layer as an input. Each mask is bool ``[kv_heads, n]``."""
         for mask, n in zip(masks, self.lengths, strict=True):
             require(name, mask, np.dtype(np.bool_), (self.cache.kv_heads, n))
         self.put(name, *masks)
 
     def turns(self) -> None:
-        """Declare the inputs for a struct's field ``how``: each rotary pair's turn per position, and its axis."""
+        """Declare the inputs that kernels need to rotate keys."""
         axis = np.zeros(len(self.cache.inv_freq), np.uint8) if self.cache.pair_axis is None else self.cache.pair_axis
         self.put("turns", turns_of(*self.cache.inv_freq.tolist()))
         self.put("axis", np.ascontiguousarray(axis))
 
     def make(self, dtype: type[np.generic], *names: str, size: int | None = None, zero: bool = False) -> None:
-        """Declare arrays of ``size`` numbers, by default one per row, that kernels write. ``zero``: clear the arrays first."""
+        """Declare arrays that kernels write. ``size``: how many numbers each has, by default one per row. ``zero``: clear them
+        first.
+        """
         for name in names:
             self._made[name] = self.total if size is None else size, np.dtype(dtype)
             self._zeroed.update([name] if zero else [])
 
     def lay_out(self) -> None:
-        """Assign an address to each array. Inputs may still change in place until :meth:`send` is called."""
+        """Assign an address to each array. Inputs may still change until :meth:`send` is called."""
         sizes = {name: aligned(sum(array.nbytes for array in arrays)) for name, arrays in self._inputs.items()}
         self._sent = sum(sizes.values())
         made = sorted(self._made, key=lambda name: name not in self._zeroed)
@@ -196,7 +192,7 @@ class KernelCall:
         self._cleared = sum(sizes[name] for name in self._zeroed)
 
     def send(self) -> None:
-        """Copy the inputs to the device, and clear the arrays that were declared with ``zero``."""
+        """Copy the inputs to the device, and clear the arrays that must start at zero."""
         if not self._address:
             self.lay_out()
         host, driver = self._host(self._sent), self.kernels.driver
@@ -209,11 +205,10 @@ class KernelCall:
         driver.clear(self._base + self._sent, self._cleared, self._cleared, 1)
 
     def __getitem__(self, name: str) -> int:
-        """Return the device address of an array."""
         return self._address[name]
 
     def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
-        """Return a kernel's struct. Each field gets the address of the array with its name, or a value from ``others``.
+        """Return a kernel's arguments: the addresses of the arrays by name, and other values as given.
 
         ``turned``: whether the kernel rotates the keys.
         """
@@ -229,7 +224,7 @@ class KernelCall:
     def launch(self, name: str, arguments: Any, *, of_rows: bool = False, over: int | None = None) -> None:
         """Launch a kernel over every layer and head, by default with one thread per row.
 
-        ``of_rows``: use a group of threads per row. ``over``: the number of thread blocks for each layer and head.
+        ``of_rows``: use several threads per row. ``over``: the number of thread blocks for each layer and head.
         """
         longest = max(self.lengths, default=0)
         across = blocks(longest, arguments.rows.lanes) if of_rows else over or blocks(longest)
@@ -237,7 +232,7 @@ class KernelCall:
         self.kernels.launch(kernel, (across, self.cache.kv_heads, len(self.layers)), arguments)
 
     def fetch(self, name: str) -> list[NDArray]:
-        """Wait for all launches, and return a copy of an array of rows, ``[kv_heads, n_l]`` per layer."""
+        """Wait for the kernels and return a copy of an array with a number per row, as ``[kv_heads, n]`` for each layer."""
         size, dtype = self._made[name]
         host, driver = self._host(size * dtype.itemsize), self.kernels.driver
         driver.copy_out(host, self[name])
@@ -247,7 +242,6 @@ class KernelCall:
         return [part.reshape(heads, n) for part, n in zip(np.split(flat, ends[:-1]), self.lengths, strict=True)]
 
     def _host(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return page-locked host memory, which the device reads and writes at full speed."""
         host = self.kernels.memory.block("host", nbytes, True).host
         assert host is not None
         return host[:nbytes]

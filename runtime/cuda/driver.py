@@ -1,7 +1,7 @@
 """Use a CUDA device through pycuda: memory, copies and streams.
 
-The driver shares the device's primary context with ONNX Runtime and TensorRT, so all three can use the same addresses, from any
-thread. Sizes and pitches are in bytes. Copies and kernels run on the stream :attr:`Driver.main` unless another stream is given.
+The device's memory is shared with ONNX Runtime and TensorRT, which can use the same addresses from any thread. Sizes are in
+bytes. Copies and kernels run on the stream :attr:`Driver.main` by default.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """The driver's description of a device. ``integrated``: whether the device shares the host's memory, as on a Jetson."""
+    """A CUDA device. ``integrated``: whether the device shares the host's memory, as on a Jetson."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -35,9 +35,9 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A block of memory at ``address`` on a device, aligned to at least 256 bytes.
+    """A block of device memory, aligned to at least 256 bytes.
 
-    ``host``: the same bytes as an array, uint8 ``[nbytes]``, if the block is mapped from host memory, else None.
+    ``host``: the same bytes as a uint8 array if the block is mapped from host memory, else None.
     """
 
     address: int
@@ -91,7 +91,7 @@ class Driver:
 
     @contextmanager
     def entered(self) -> Iterator[Any]:
-        """Yield pycuda's driver with the device's context current in this thread."""
+        """Make this device the current one in this thread, and yield pycuda's driver."""
         cuda = self._cuda
         try:
             self._context.push()
@@ -108,9 +108,9 @@ class Driver:
             return free
 
     def allocate(self, nbytes: int, mapped: bool | None = None) -> DeviceMemory:
-        """Allocate ``nbytes`` bytes, at least one, without clearing them. Raises UserError if too little memory is free.
+        """Allocate memory without clearing it. Raises UserError if too little memory is free.
 
-        ``mapped``: whether to map the block from host memory, by default only if the device shares the host's memory.
+        ``mapped``: whether to map the memory from the host, by default only if the device shares the host's memory.
         """
         try:
             with self.entered() as cuda:
@@ -153,7 +153,9 @@ class Driver:
         rows: int,
         stream: CudaStream | None = None,
     ) -> None:
-        """Copy ``width`` bytes of each of ``rows`` rows between addresses or arrays. A pitch is the distance between rows."""
+        """Copy rows between addresses or arrays. ``width``: the bytes to copy of each row. A pitch is the distance between
+        rows.
+        """
         if width and rows:
             with self.entered() as cuda:
                 copy = cuda.Memcpy2D()
@@ -163,7 +165,7 @@ class Driver:
                 copy(self._own(stream))
 
     def clear(self, address: int, pitch: int, width: int, rows: int) -> None:
-        """Zero ``width`` bytes of each of ``rows`` rows, which are ``pitch`` bytes apart."""
+        """Zero the first ``width`` bytes of each row. ``pitch``: the distance between rows."""
         if width and rows:
             with self.entered() as cuda:
                 cuda.memset_d2d8_async(address, pitch, 0, width, rows, self.main.own)
@@ -188,7 +190,6 @@ class WorkingMemory:
         weakref.finalize(self, _free_all, driver, self._held)
 
     def block(self, name: str, nbytes: int, mapped: bool | None = False) -> DeviceMemory:
-        """Return a block of at least ``nbytes`` bytes, without clearing it."""
         held = self._held.get(name)
         if held is None or held.nbytes < nbytes:
             if held is not None:

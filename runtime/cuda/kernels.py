@@ -1,4 +1,4 @@
-"""Run the kernels of :mod:`edgevlm.runtime.kernels` on a CUDA device, and the kernels that a cache in device memory needs.
+"""Run edgevlm's kernels on a CUDA device: those of :mod:`edgevlm.runtime.kernels`, and those that a device cache needs.
 
 The host sends the rows' metadata, up to 31 bytes a row, with each call.
 """
@@ -50,7 +50,7 @@ def _function(driver: Driver, name: str) -> Any:
 
 
 class Kernels:
-    """The kernels of one cache, run one call at a time on the driver's main stream, in their own working memory."""
+    """Runs the kernels of one cache, one call at a time, in their own working memory."""
 
     def __init__(self, driver: Driver) -> None:
         _module(driver)
@@ -58,7 +58,6 @@ class Kernels:
         self.memory = WorkingMemory(driver, driver.main)
 
     def launch(self, name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
-        """Launch one kernel, or do nothing if the grid has no blocks."""
         if min(grid):
             self.driver.launch(_function(self.driver, name), grid, calls.THREADS, bytes(call))
 
@@ -203,9 +202,10 @@ class Kernels:
 
 
 def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
-    """Fill the places of evicted rows with rows from the end of each layer. ``lengths``: each layer's number of rows before.
+    """Evict rows by moving rows from the end of each layer into their places.
 
-    ``keep``: each layer's mask of rows to keep, bool ``[kv_heads, n_l]``, with the same number of rows in each head.
+    ``keep``: each layer's mask of rows to keep, bool ``[kv_heads, n]``, with the same number of rows in each head. ``lengths``:
+    each layer's number of rows before.
     """
     work = KernelCall(cache, list(keep), [int(lengths[layer]) for layer in keep])
     kept = np.array([mask[0].sum() for mask in keep.values()], np.int32)
@@ -225,7 +225,7 @@ def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32])
 
 
 def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
-    """Rotate layers' keys. ``by``: how many positions to rotate each row by, int32 ``[kv_heads, n_l, axes]`` for each layer."""
+    """Rotate keys. ``by``: how many positions to rotate each row by, int32 ``[kv_heads, n, axes]`` for each layer."""
     work = KernelCall(cache, list(by))
     work.put("by", *by.values())
     work.turns()
@@ -235,7 +235,6 @@ def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
 
 
 def complete_norms(work: KernelCall) -> None:
-    """Compute the value norms that are missing in the arena."""
     known = work.cache.known
     if any(known[layer] < n for layer, n in zip(work.layers, work.lengths, strict=True)):
         work.launch("value_norms", work.at(calls.NormsCall), of_rows=True)
@@ -244,7 +243,7 @@ def complete_norms(work: KernelCall) -> None:
 
 
 def norms(cache: DeviceCache, layer: int) -> Float32:
-    """Return a layer's value norms from the arena, float32 ``[kv_heads, n_l]``."""
+    """Return the norms of a layer's values, float32 ``[kv_heads, n]``."""
     out = np.empty((cache.kv_heads, int(cache.lengths[layer])), np.float32)
     cache.copy_out(out, layer, cache.address[layer][2])
     return out
@@ -257,7 +256,7 @@ def check_turned(cache: DeviceCache, rotated: bool) -> None:
 
 
 def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) -> Callable[[], None]:
-    """Declare the arrays for temporal similarity, and return a function that launches the kernels after the arrays are sent."""
+    """Prepare the kernels for temporal similarity, and return a function that launches them."""
     cache = work.cache
     check_turned(cache, rotated)
     work.masks("recent", recent)
@@ -287,7 +286,6 @@ def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) ->
 
 
 def _cells(cache: DeviceCache, layer: int, mask: Bool) -> int:
-    """Return the area of the bounding rectangle of a mask's patches, an upper limit on the number of patches."""
     if not mask.any():
         return 0
     row, col = cache.row(layer)[mask].astype(int), cache.col(layer)[mask].astype(int)
