@@ -1,4 +1,4 @@
-"""Read text backbones from checkpoints: Llama and its descendants, with RMS norms, rotate-half RoPE and SwiGLU."""
+"""Read language models that are built like Llama, with RMS norms, rotate-half RoPE and SwiGLU, from their checkpoints."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), 
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """A decoder's sizes, checked for consistency.
+    """The sizes and options of a decoder, checked for consistency.
 
-    For M-RoPE, ``sections`` holds the number of rotary pairs for each of the three position axes. If ``interleaved``, the pairs
-    of the three axes alternate. ``biases`` lists which of the projections ``q k v o gate up down`` have a bias. DeepStack adds
-    features after each of the first ``deepstack`` layers. ``gate`` is ``silu`` or ``gelu_pytorch_tanh``. ``windows`` holds each
-    layer's attention window in positions (0: none), and is empty if no layer has a window. ``local_theta`` is the rotary base
-    of layers with a window, if it differs. If ``whole_frames``, all rows of a frame see each other.
+    ``sections``: how many rotary pairs belong to each of M-RoPE's three position axes. ``interleaved``: the pairs of the three
+    axes alternate. ``biases``: which of the projections ``q k v o gate up down`` have a bias. ``deepstack``: DeepStack adds
+    features after each of this many first layers. ``gate``: ``silu`` or ``gelu_pytorch_tanh``. ``windows``: each layer's
+    attention window in positions (0: none), or empty if no layer has a window. ``local_theta``: the rotary base of layers with
+    a window, if it differs. ``whole_frames``: all rows of a frame see each other.
     """
 
     layers: int
@@ -76,19 +76,19 @@ class DecoderShape:
 
 
 def inverse_frequencies(theta: float, dim: int) -> Float32:
-    """Return ``theta ** (-2 i / dim)`` ``[dim / 2]``, rounded as in PyTorch, with the same bits on any processor."""
+    """Return ``theta ** (-2 i / dim)`` for each rotary pair, rounded as in PyTorch, with the same bits on any processor."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return 1 / (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer's weights.
+    """The weights of one layer.
 
-    The ``matrices`` ``[out, in]`` are ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``,
-    in float32 or rounded. The ``norms`` are gains: ``input`` ``[hidden]`` before attention and ``mlp`` ``[hidden]`` before the
-    MLP. Some models also have ``q`` and ``k`` ``[head_dim]`` for each head, and ``attended`` and ``passed`` ``[hidden]`` for
-    the outputs of attention and MLP.
+    ``matrices``: ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``, each ``[out, in]``,
+    in float32 or rounded. ``norms``: the gains of the norms before attention (``input``) and before the MLP (``mlp``), each
+    ``[hidden]``. Some models also norm the outputs of attention and MLP (``attended`` and ``passed``, each ``[hidden]``), and
+    each head's queries and keys (``q`` and ``k``, each ``[head_dim]``).
     """
 
     matrices: Mapping[str, Float32 | Stored]
@@ -98,12 +98,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """The traits of a text backbone.
+    """A kind of language model, and how to read its weights from a checkpoint.
 
-    ``biases`` lists which of ``q k v o gate up down`` have a bias. If ``biases`` is None, the config's ``attention_bias``
-    decides, and with ``gated_biases`` also its ``mlp_bias``. If ``head_norms``, each head's queries and keys are normed before
-    rotation. ``head_dim`` and M-RoPE's ``sections`` are used if the config lacks them. If ``interleaved``, M-RoPE's axes
-    alternate.
+    ``biases``: which of ``q k v o gate up down`` have a bias. If it is None, the config's ``attention_bias`` decides, and with
+    ``gated_biases`` also its ``mlp_bias``. ``head_norms``: each head's queries and keys are normed before rotation.
+    ``head_dim`` and ``sections``: the size of a head and M-RoPE's sections for configs that lack them. ``interleaved``:
+    M-RoPE's axes alternate.
     """
 
     biases: tuple[str, ...] | None = None
@@ -114,7 +114,7 @@ class Backbone:
     interleaved: bool = False
 
     def shape(self, config: dict[str, Any], tied: bool) -> DecoderShape:
-        """Return the sizes in ``text_config``; raises UserError for settings that the graph cannot express."""
+        """Return the sizes of the decoder that ``text_config`` describes. Raises UserError for unsupported settings."""
         if config.get("hidden_act", "silu") != "silu":
             raise UserError(f"config.json: hidden_act {config['hidden_act']!r} is not supported, only 'silu'")
         if slides(config):
@@ -154,7 +154,7 @@ class Backbone:
         return {part: (f"text.layers.{layer}.{block[part]}.{part}_proj", size) for part, size in sizes.items()}
 
     def vectors(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, int]]:
-        """Return the name and the size of each norm and bias in a layer, keyed by its place, such as ``q.bias``."""
+        """Return the name and the size of each norm and bias in a layer, keyed by its use, such as ``q.bias``."""
         place, matrices = f"text.layers.{layer}", self.matrices(s, layer)
         found = {"input": (f"{place}.input_layernorm.weight", s.hidden)}
         found["mlp"] = (f"{place}.post_attention_layernorm.weight", s.hidden)
@@ -167,7 +167,7 @@ class Backbone:
         return checkpoint.rows("text.embed_tokens.weight", (s.vocab, s.hidden))
 
     def final_norm(self, checkpoint: Checkpoint, s: DecoderShape) -> Float32:
-        """Return the gain ``[hidden]`` of the last norm, before the head."""
+        """Return the gain of the last norm, which comes before the head. The shape is ``[hidden]``."""
         return checkpoint.tensor("text.norm.weight", (s.hidden,))
 
     def check(self, checkpoint: Checkpoint, s: DecoderShape) -> None:
@@ -193,7 +193,7 @@ class Backbone:
             checkpoint.notes.append(f"{checkpoint.folder / 'config.json'}: {what}: stored as float32")
 
     def left_in_float(self, checkpoint: Checkpoint, s: DecoderShape) -> int:
-        """Count the parameters of an AWQ or GPTQ checkpoint's matrices that :meth:`layer` returns in float."""
+        """Count the parameters of the decoder's matrices that AWQ or GPTQ did not round."""
         count = 0
         for every in (self.matrices(s, layer) for layer in range(s.layers)):
             for stacked in ([every[part] for part in parts] for parts in STACKED.values()):
@@ -240,7 +240,7 @@ TEXT_BACKBONES: dict[str, Backbone] = {  # keyed by text_config.model_type
 
 
 def text_backbone(model_type: str) -> Backbone:
-    """Return the backbone, possibly a plugin's, for ``text_config.model_type``; raises UserError for an unknown type."""
+    """Return the backbone, possibly a plugin's, for ``text_config.model_type``. Raises UserError for an unknown type."""
     if model_type in TEXT_BACKBONES:
         return TEXT_BACKBONES[model_type]
     if model_type not in (others := names("backbones")):
@@ -251,7 +251,7 @@ def text_backbone(model_type: str) -> Backbone:
 
 
 def slides(config: Mapping[str, Any]) -> bool:
-    """Return whether any layer of a complete ``text_config`` uses a sliding window."""
+    """Return whether any layer of the model uses a sliding window."""
     if kinds := config.get("layer_types"):
         return any(kind != "full_attention" for kind in kinds)
     layers = int(config["num_hidden_layers"])

@@ -31,8 +31,8 @@ _CHANGING = {  # unsupported settings of ``generate`` -> the value at which the 
 def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, Any], str]:
     """Return the bundle's ``chat`` section and the content of its tokenizer file.
 
-    Raises UserError if the tokenizer or the template is missing, or if the tokenizer lacks the placeholder token for videos
-    that ``config.json`` names.
+    Raises UserError if the tokenizer or the template is missing, or if the tokenizer lacks the token for videos that
+    ``config.json`` names.
     """
     file = checkpoint.folder / TOKENIZER
     tokenizer, special = read_tokenizer(checkpoint, family, vocab)
@@ -69,7 +69,7 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
 
 
 def _check_prompt(family: Family, spec: ChatSpec, tokenizer: Tokenizer) -> None:
-    """Raise UserError unless a stream can build the prompt from separately tokenised parts: prefix, frames and suffix."""
+    """Raise UserError unless the parts of a prompt, tokenised separately, give the same tokens as the whole prompt."""
     chat, video, turns = Chat(spec, tokenizer), spec.placeholder_id, [("a question", "an answer")]
     if chat.text([], "a question", "\0").partition("\0")[0] != chat.prefix_text:
         raise UserError("the chat template puts the question before the video; change it so that the video comes first")

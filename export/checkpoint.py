@@ -52,7 +52,7 @@ _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # written by tests
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor in the file ``path`` whose rows have not been read yet. ``dtype`` is named as in safetensors."""
+    """A tensor whose rows are read from a file only when they are needed. ``dtype``: the type's name in safetensors."""
 
     path: Path
     name: str
@@ -61,7 +61,7 @@ class Unread:
     read: Callable[[slice], NDArray[Any]]
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
-        """Read rows ``[start, stop)`` as stored; raises UserError if the file cannot be read."""
+        """Read the rows from ``start`` to ``stop - 1`` as stored. Raises UserError if the file cannot be read."""
         try:
             return self.read(slice(start, stop))
         except Exception as error:  # safetensors and gguf raise exceptions of several types
@@ -89,7 +89,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """Return ``path`` as a Path; raise a one-line UserError if ``path`` is not an existing folder."""
+    """Return ``path`` as a Path. Raises a one-line UserError if it is not an existing folder."""
     refuse_address(path)
     check_utf8(path)
     found = look(path)
@@ -101,7 +101,7 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 
 def snapshot_of(folder: Path) -> tuple[str, str] | None:
-    """Return repository and commit if ``folder`` is a snapshot in the Hugging Face Hub's cache, otherwise None."""
+    """Return the repository and the commit of a snapshot in the Hugging Face Hub's cache, or None for any other folder."""
     folder = folder.resolve()
     kind, *names = folder.parent.parent.name.split("--")
     return ("/".join(names), folder.name) if folder.parent.name == "snapshots" and kind == "models" and names else None
@@ -170,7 +170,7 @@ class Checkpoint:
         return section
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Return the tensor with the canonical ``name`` as float32; raises UserError unless it has ``shape`` and is finite."""
+        """Return a tensor as float32. Raises UserError unless it has ``shape`` and all its numbers are finite."""
         self.check(name, shape)
         full, filled = np.zeros(shape, np.float32), 0
         if self._reads:
@@ -180,7 +180,7 @@ class Checkpoint:
         return full
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
-        """Yield the tensor with the canonical ``name`` as float32, in slices of whole rows with about SLICE numbers."""
+        """Yield a tensor as float32, in slices of whole rows with about SLICE numbers."""
         stored = self.check(name, shape)
         step = max(1, SLICE // max(1, int(np.prod(shape[1:]))))
         for start in range(0, shape[0], step):
@@ -191,11 +191,11 @@ class Checkpoint:
             yield rows
 
     def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
-        """Return the tensor with the canonical ``name``; raises UserError unless it is int32 and has ``shape``."""
+        """Return an int32 tensor. Raises UserError if its type or its shape differs."""
         return self.check(name, shape, ("I32",)).rows(0, shape[0])
 
     def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Unread:
-        """Return the tensor without reading it; raises UserError if it is missing or has the wrong shape or type."""
+        """Return the tensor without reading it. Raises UserError if it is missing or has the wrong shape or type."""
         if name not in self.tensors:
             if (packed := self.tensors.get(f"{name.removesuffix('weight')}qweight")) is not None:
                 what = "is quantised; only decoder layers with quantization_config in config.json are supported"
@@ -219,9 +219,10 @@ class Checkpoint:
         return other
 
     def is_tied(self, text: Mapping[str, Any]) -> bool:
-        """Return whether the configuration ties head and embedding, unless the files hold two different matrices.
+        """Return whether the head and the embedding use the same matrix.
 
-        If the files hold only the head's matrix, the embedding uses that matrix too, as in transformers.
+        The configuration decides, unless the files hold two different matrices. If the files hold only the head's matrix, the
+        embedding uses that matrix too, as in transformers.
         """
         embedding, head = (self.tensors.get(f"text.{name}.weight") for name in ("embed_tokens", "lm_head"))
         if not (self.config.get("tie_word_embeddings") or text.get("tie_word_embeddings")):
@@ -240,7 +241,7 @@ class Checkpoint:
         return False
 
     def weight_files(self) -> list[str]:
-        """Return the names of the safetensors files: only SINGLE if it exists, otherwise those in the index."""
+        """Return the names of the safetensors files. The index is used only if the file SINGLE does not exist."""
         whole = look(inside(self.folder, SINGLE)) == "file"
         return [SINGLE] if whole else sorted(set(self._weight_map().values())) or [SINGLE]
 
@@ -280,7 +281,7 @@ class Checkpoint:
         return found
 
     def _own_name(self, name: str) -> str:
-        """Translate a canonical tensor name to the naming scheme of the checkpoint's files."""
+        """Return the name that the checkpoint's files use for a tensor."""
         part, _, rest = name.partition(".")
         if rest.startswith("lm_head."):
             return rest
@@ -292,7 +293,7 @@ class Checkpoint:
 
 
 class ConfigOnly(Checkpoint):
-    """A checkpoint that is read only for its JSON files; the weights may be missing."""
+    """A checkpoint of which only the JSON files are read. The weights may be missing."""
 
     def _read_headers(self) -> dict[str, Unread]:
         return {}

@@ -68,9 +68,10 @@ def write_decoder(
 ) -> DecoderFiles:
     """Write the profile's graphs, ``decoder.weights`` and the embedding into ``folder``.
 
-    With ``sparse``, write the ``st-spattn`` graph; families with text between frames cannot use it. With ``samples`` of the
-    matrices' inputs, round by GPTQ (:mod:`edgevlm.export.precisions.rounding`). Steps recorded in ``journal`` are skipped.
     Raises UserError for an unknown precision or a missing or misshapen tensor, and OSError if a file cannot be written.
+    ``sparse``: also write the ``st-spattn`` graph, which families with text between frames cannot use. ``samples``: inputs of
+    the matrices, for rounding by GPTQ (:mod:`edgevlm.export.precisions.rounding`). ``journal``: lists the steps that an
+    interrupted export has finished, which are skipped.
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
@@ -120,9 +121,9 @@ def write_decoder(
 def _stored(
     read: LayerWeights, layer: int, layout: Layout, samples: Samples | None, rotations: DecoderRotations | None, done: bool
 ) -> LayerWeights:
-    """Return the layer with its matrices rounded, unless the checkpoint's matrices are rounded already.
+    """Return the layer with rounded matrices. Matrices that are rounded in the checkpoint stay as they are.
 
-    ``done`` is true if the weights file already holds the layer.
+    ``done``: the weights file already holds the layer.
     """
     w = read if rotations is None or done else rotations.layer(read)
 
@@ -140,13 +141,13 @@ def _stored(
 
 
 def hessian(rows: Float32) -> Float32:
-    """Return GPTQ's Hessian ``x.T @ x / n`` ``[in, in]`` for input rows x ``[n, in]``."""
+    """Return the Hessian ``x.T @ x / n`` that GPTQ needs, for input rows ``x [n, in]``."""
     product: Float32 = rows.T @ rows / np.float32(len(rows))
     return product
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
-    """Return the first layer that attends sparsely: ``wanted``, or else ST_SPATTN_FROM, at most the last layer."""
+    """Return the first layer that attends sparsely. By default it is ST_SPATTN_FROM, or a shallower model's last layer."""
     if wanted is None:
         return min(ST_SPATTN_FROM, shape.layers - 1)
     if not 0 <= wanted < shape.layers:
@@ -156,10 +157,10 @@ def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
 
 @dataclass
 class DecoderGraph:
-    """Builds a decoder graph: call ``start``, then ``layer`` for each layer in turn, then ``logits``.
+    """Builds a decoder graph. Call ``start``, then ``layer`` for each layer in turn, then ``logits``.
 
-    ``residual`` and ``delta`` add up to the hidden state. With ``rotations``, all layers read and write a rotated hidden state.
-    Layers from ``sparse_from`` on attend sparsely.
+    The hidden state is the sum of ``residual`` and ``delta``. ``rotations``: all layers read and write a rotated hidden state.
+    ``sparse_from``: the first layer that attends sparsely.
     """
 
     graph: GraphBuilder
@@ -212,11 +213,10 @@ class DecoderGraph:
             self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
 
     def rotated(self, name: str, rows: str) -> str:
-        """Rotate rows ``[1, S, E]`` if the graph has rotations."""
         return rows if self.rotations is None else self.rotations.residual.nodes(self.graph, name, rows)
 
     def linear(self, name: str, rows: str, w: LayerWeights, matrix: str) -> str:
-        """Return ``rows @ weight.T + bias`` for the layer's matrix called ``matrix``."""
+        """Multiply rows by one of the layer's matrices, and add its bias if it has one."""
         g, weight = self.graph, w.matrices[matrix]
         assert isinstance(weight, Stored)
         product = weight.multiply(g, name, rows)
@@ -230,7 +230,7 @@ class DecoderGraph:
         return outputs
 
     def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
-        """Return the RMS norm of each head of ``[1, S, heads D]``, or the rows unchanged if ``gamma`` is None."""
+        """Return the RMS norm of each head, or the rows unchanged if ``gamma`` is None. The shape is ``[1, S, heads D]``."""
         if gamma is None:
             return rows
         g, dim = self.graph, self.shape.head_dim
@@ -239,7 +239,7 @@ class DecoderGraph:
         return g.node("Reshape", [normed, g.integers(1, 0, -1)], [f"{name}.joined"])
 
     def project(self, layer: int, w: LayerWeights, residual: str, delta: str | None) -> tuple[str, str, str, str]:
-        """Add norm, projection to q, k, v, and rotation; return query, key, value ``[1, S, heads D]`` and the residual."""
+        """Add the nodes before a layer's attention. Return query, key and value ``[1, S, heads D]``, and the residual."""
         s, name = self.shape, f"layer{layer}"
         normed, residual = self.operators.norm(f"{name}.input_norm", w.norms["input"], residual, delta)
         packed = self.linear(f"{name}.qkv", normed, w, "qkv")
@@ -251,7 +251,7 @@ class DecoderGraph:
         return query, self.operators.rotate(f"{name}.key", k, s.kv_heads, table), v, residual
 
     def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
-        """Add output projection, norm and gated MLP; return the new residual and the delta that must still be added to it."""
+        """Add the nodes after a layer's attention. Return the new residual, and the MLP's output to add to it."""
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
         projected = self.post_norm(f"{name}.attended", self.linear(f"{name}.output", attention, w, "output"), w)
         normed, residual = self.operators.norm(f"{name}.mlp_norm", w.norms["mlp"], residual, projected)
@@ -274,7 +274,7 @@ class DecoderGraph:
         return rows if gain is None else self.operators.norm(f"{name}.norm", gain, rows, None)[0]
 
     def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
-        """Add the final norm, the head and the output ``logits [1, R, V]``."""
+        """Add the final norm, the head and the output ``logits``. The shape is ``[1, R, V]``."""
         s, g = self.shape, self.graph
         residual, delta = self.residual, self.delta
         if self.rotations is not None:

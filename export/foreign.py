@@ -24,7 +24,7 @@ METHODS = ("awq", "gptq", "gguf")  # transformers leaves "gguf" in the config of
 def refuse_files(path: Path, names: Collection[str] | None = None, where: object = None) -> None:
     """Raise UserError for a GGUF file, or for a folder whose file names show that it is not a readable checkpoint.
 
-    If ``names`` is given, these file names of the repository ``where`` are checked instead of the folder ``path``.
+    ``names`` and ``where``: the file names and the name of a repository, which is checked instead of the folder ``path``.
     """
     where = path if where is None else where
     if names is None:
@@ -53,7 +53,7 @@ def refuse_files(path: Path, names: Collection[str] | None = None, where: object
 
 
 def refuse_quantised(where: object, settings: Mapping[str, Any]) -> None:
-    """Raise UserError if the settings from the file MODELOPT name a quantisation."""
+    """Raise UserError if the settings that ModelOpt saves with a checkpoint name a quantisation."""
     found = settings.get("quantization")
     if isinstance(found, dict) and (method := found.get("quant_algo")) is not None:
         raise UserError(f"{where}: quantization.quant_algo {str(method)[:40]!r} is not supported; {_BEFORE}")

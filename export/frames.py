@@ -19,10 +19,11 @@ _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor"
 def frame_preparation(
     checkpoint: Checkpoint, processors: tuple[str, ...], size: tuple[int, int], *, is_sized: bool = False
 ) -> dict[str, Any]:
-    """Return the bundle's ``vision`` fields: how to prepare frames for a tower of ``size`` (height, width) pixels.
+    """Return how to prepare frames, as the bundle's ``vision`` fields.
 
-    Uses the first of ``processors`` that exists. If ``is_sized``, ``size`` comes from the processor's pixel budget, and frames
-    are stretched to it. Raises UserError if no processor exists, or if a bundle cannot express its settings.
+    Raises UserError if no processor exists, or if a bundle cannot express its settings. ``processors``: the first one that
+    exists is used. ``size``: the tower's (height, width) in pixels. ``is_sized``: the size comes from the processor's pixel
+    budget, and frames are stretched to it.
     """
     file, config = processor(checkpoint, processors)
     wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "use_square_size": False}
@@ -82,7 +83,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return the setting ``key`` as a dict. A number means both sides of a crop, but the shortest edge of a size."""
+    """Return a size setting as a dict. One number means both sides of a crop, but the shortest edge of any other size."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}
@@ -115,10 +116,10 @@ def pixel_budget(
 ) -> PixelBudget:
     """Return the frame sizes that a Qwen-like processor allows: multiples of ``factor`` pixels within a pixel budget.
 
-    ``budget`` is the default (minimum, maximum) of pixels. ``clip`` frames share one budget. A stream has no fixed length, so
-    it gets the budget of the shortest clip, but at most MOST_TOKENS tokens per frame. As in transformers, min_pixels and
-    max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises UserError if the budget is
-    invalid, or if ``needs_file`` and the processor file is missing.
+    A stream has no fixed length, so it gets the budget of the shortest clip, but at most MOST_TOKENS tokens per frame. As in
+    transformers, min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises
+    UserError if the budget is invalid, or if ``needs_file`` and the processor file is missing. ``budget``: the default
+    (minimum, maximum) of pixels. ``clip``: how many frames share one budget.
     """
     if not needs_file and not any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values())):
         return PixelBudget(factor, budget[0], budget[1] * clip, clip)

@@ -79,7 +79,6 @@ class GgufCheckpoint(Checkpoint):
         self.tied = "text.lm_head.weight" not in self.tensors
 
     def field(self, name: str) -> Any:
-        """Return the value of the setting ``name`` in the file, or None if the file lacks it."""
         field = self._gguf.get_field(name)
         try:
             return None if field is None else field.contents()
@@ -89,7 +88,7 @@ class GgufCheckpoint(Checkpoint):
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
         """Describe a tensor without reading it.
 
-        llama.cpp stores the two rows of a rotary pair next to each other. With ``heads``, the rows move half a head apart.
+        llama.cpp stores the two rows of a rotary pair next to each other. With ``heads``, they are moved half a head apart.
         """
         from gguf.quants import dequantize
 
@@ -108,7 +107,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _canonical(name: str) -> str | None:
-    """Translate a name such as ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``; None if unknown."""
+    """Translate a name such as ``blk.3.attn_q.weight`` to ``text.layers.3.self_attn.q_proj.weight``, or return None."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         part = _IN_LAYER.get(match[2])
         return part and f"text.layers.{match[1]}.{part}.{match[3]}"

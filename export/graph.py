@@ -1,4 +1,4 @@
-"""Write ONNX graphs: a thin builder over ``onnx.helper``, a file for external weights, and a journal of finished steps."""
+"""Write ONNX graphs and their weights, and remember which steps of an export are finished."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLICE = 4 << 20
 
 
 def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offset: int, length: int) -> TensorProto:
-    """Return an initializer whose bytes are in ``file``, which is in the graph's folder."""
+    """Return an initializer whose bytes are in ``file``. The file must be in the graph's folder."""
     tensor = TensorProto(name=name, data_type=dtype, dims=shape, data_location=TensorProto.EXTERNAL)
     for key, value in (("location", file), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
@@ -39,9 +39,9 @@ def tensor_type(dtype: np.dtype) -> int:
 
 
 def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
-    """Write an array that comes in slices, ``length`` rows in total, to one .npy file; return the data's offset.
+    """Write an array that comes in slices to one .npy file, and return the offset of its data.
 
-    ``np.save`` is not used because it does not report a full disk.
+    ``np.save`` is not used because it does not report a full disk. ``length``: the rows of all slices together.
     """
     with path.open("wb") as stream:
         start = 0
@@ -56,25 +56,24 @@ def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
 
 
 def flush(stream: BinaryIO) -> None:
-    """Flush a file to the disk. Raises OSError."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
 def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
-    """Pack an even number of int4 numbers in row-major order, two per byte with the first in the low half."""
+    """Pack int4 numbers in row-major order, two per byte. The first is in the low half."""
     nibbles = codes.astype(np.int8).reshape(-1, 2).view(np.uint8)
     return np.bitwise_or(nibbles[:, 0] & 15, np.left_shift(nibbles[:, 1], 4), dtype=np.uint8)
 
 
 class ExportJournal(JsonLines):
-    """The finished steps of an export, each with a JSON value, kept in the file ``path`` or only in memory."""
+    """Remembers the finished steps of an export, and a JSON value for each, in the file ``path`` or only in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path, key=lambda line: line[0], sync=True)
 
     def once(self, step: str, work: Callable[[], Any]) -> Any:
-        """Return the step's JSON value, calling ``work`` for it unless the step is finished already. Raises OSError."""
+        """Do a step by calling ``work``, unless it is finished already, and return its JSON value. Raises OSError."""
         if step not in self.records:
             self.add([step, work()])  # ``work`` itself flushes its files to the disk
         return self.records[step][1]
@@ -102,7 +101,7 @@ class WeightsFile:
         stream.truncate()
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """Return an initializer for ``array``. Append the array to the file unless ``name`` has been written already.
+        """Append an array to the file, unless its name has been written already, and return its initializer.
 
         float16, uint8, int8 and int4 arrays are stored unchanged, all others as float32.
         """
@@ -111,7 +110,7 @@ class WeightsFile:
         return self.add_slices(name, array.shape, array.dtype, slices)
 
     def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
-        """Return an initializer, like :meth:`add`, for a tensor that comes in slices of whole rows."""
+        """Do the same as :meth:`add` for a tensor that comes in slices of whole rows."""
         if name not in self.written:
             row = self._append(name, shape, np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32), slices)
             self._new.append(row)
@@ -137,7 +136,7 @@ class WeightsFile:
 class GraphBuilder:
     """Builds an ONNX graph of nodes, initializers, inputs and outputs with unique, readable names.
 
-    ``for_cpu`` marks a graph that runs only on ONNX Runtime's CPU and may use operators that other devices lack.
+    ``for_cpu``: the graph runs only on ONNX Runtime's CPU, and may use operators that other devices lack.
     """
 
     def __init__(self, name: str, weights: WeightsFile, opset: int = OPSET, ir_version: int = IR_VERSION) -> None:
@@ -163,23 +162,22 @@ class GraphBuilder:
         return name
 
     def shared(self, name: str) -> bool:
-        """Return True, and add the tensor to this graph's initializers, if the weights file already has ``name``."""
+        """Add a tensor to the graph and return True, if the weights file already has a tensor of this name."""
         if (tensor := self.weights.written.get(name)) is not None:
             self.initializers.append(tensor)
         return tensor is not None
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """Add a small initializer that is stored in the graph itself, unless ``name`` exists already; return its name."""
+        """Add a small initializer to the graph itself, unless ``name`` exists already, and return its name."""
         if all(tensor.name != name for tensor in self.initializers):
             self.initializers.append(numpy_helper.from_array(np.asarray(array), name))
         return name
 
     def integers(self, *numbers: int) -> str:
-        """Return an int64 constant, such as a shape, axes or lengths."""
+        """Return an int64 constant, such as a shape."""
         return self.constant("int64." + ".".join(map(str, numbers)), np.array(numbers, np.int64))
 
     def number(self, value: float) -> str:
-        """Return a float32 constant with one number."""
         return self.constant(f"float.{value!r}", np.float32(value))
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
@@ -192,11 +190,9 @@ class GraphBuilder:
         return self.node(op, inputs, outputs, CONTRIB, **attributes)
 
     def cast(self, tensor: str, name: str, dtype: DTypeLike) -> str:
-        """Add a Cast of ``tensor`` to ``dtype``, and return its output."""
         return self.node("Cast", [tensor], [name], to=tensor_type(np.dtype(dtype)))
 
     def save(self, path: Path) -> None:
-        """Write the graph to a file; its weights are in the weights file already."""
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
         opsets = [helper.make_opsetid("", self.opset)]
         if any(node.domain == CONTRIB for node in self.nodes):

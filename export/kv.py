@@ -1,8 +1,8 @@
 """Build the part of a decoder graph that uses the cache: inputs and outputs, dense attention, and type conversions.
 
 Attention over an ``fp32`` or ``fp16`` cache computes in the cache's type, because otherwise each call would convert the whole
-cache. For an int8 cache, GroupQueryAttention has two more inputs per layer, ``key_scale{l}`` and ``value_scale{l}``
-``[1, Hkv, 1, D]``. GroupQueryAttention rounds new rows to codes, and attends to the rounded values.
+cache. For an int8 cache, GroupQueryAttention has two more inputs per layer: ``key_scale{l}`` and ``value_scale{l}``, each
+``[1, Hkv, 1, D]``. GroupQueryAttention rounds new rows to int8, and attends to the rounded values.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ def stored_as(kv: KVType) -> int:
 
 @dataclass(slots=True)
 class Memory:
-    """The keys and values of one graph, in one KV precision."""
+    """Adds the cache's inputs, its outputs and attention to a decoder graph."""
 
     graph: GraphBuilder
     shape: DecoderShape
     kv: KVType
 
     def start(self) -> None:
-        """Add the input ``total_len``; split it into ``total_len{l}`` and ``last_row{l} = total_len{l} - 1``, int32 ``[1]``."""
         g, layers = self.graph, self.shape.layers
         total = g.input("total_len", TensorProto.INT32, [layers])
         last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])
@@ -43,9 +42,9 @@ class Memory:
         g.node("Split", [last, ones], [f"last_row{layer}" for layer in range(layers)], axis=0)
 
     def bound(self, layer: int) -> tuple[list[str], list[str]]:
-        """Declare a layer's key and value, each ``[1, Hkv, C, D]``, as inputs and outputs.
+        """Add a layer's keys and values as inputs and outputs, and return their names.
 
-        Each output must be bound to its input's address.
+        Each output must be bound to its input's address. The shapes are ``[1, Hkv, C, D]``.
         """
         s, g, kind = self.shape, self.graph, stored_as(self.kv)
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
@@ -56,7 +55,7 @@ class Memory:
         return past, [g.output(f"{part}{layer}_out", kind, memory) for part in PARTS]
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """Append key and value in place, and return causal attention over the valid rows, ``[1, S, Hq D]``."""
+        """Append new keys and values in place, and return the causal attention ``[1, S, Hq D]`` of the new rows."""
         g, rows, attended = self.graph, [query, key, value], f"layer{layer}.attention"
         if self.kv != "fp16":
             return self.attention(layer, rows, attended)
@@ -64,7 +63,6 @@ class Memory:
         return g.cast(self.attention(layer, rows, f"{attended}.fp16"), attended, np.float32)
 
     def attention(self, layer: int, rows: list[str], attended: str) -> str:
-        """Add a layer's GroupQueryAttention for ``rows`` (query, key and value) and return its output."""
         past, present = self.bound(layer)
         attributes: dict[str, Any] = {"num_heads": self.shape.heads, "kv_num_heads": self.shape.kv_heads, "do_rotary": 0}
         scales = []
@@ -75,7 +73,7 @@ class Memory:
         return self.graph.fused("GroupQueryAttention", inputs, [attended, *present], **attributes)
 
     def stored(self, part: str, layer: int, rows: str) -> str:
-        """Convert float32 rows ``[1, Hkv, n, D]`` to the cache's storage type."""
+        """Convert float32 rows to the cache's storage type. The shape is ``[1, Hkv, n, D]``."""
         if self.kv == "fp32":
             return rows
         g = self.graph
@@ -87,7 +85,7 @@ class Memory:
         return g.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
 
     def dequantize(self, part: str, layer: int, rows: str) -> str:
-        """Convert stored rows ``[1, Hkv, n, D]`` to float32."""
+        """Convert stored rows to float32. The shape is ``[1, Hkv, n, D]``."""
         if self.kv == "fp32":
             return rows
         g = self.graph

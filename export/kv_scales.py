@@ -35,7 +35,7 @@ QUESTIONS = (
 
 
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
-    """Measure the KV scales of the int8 bundle that ``manifest`` describes, and add their file to the manifest.
+    """Measure the KV scales of an int8 bundle, and add their file to the bundle's manifest.
 
     During the measurement, ``bundle.json`` describes an fp32 cache. Raises UserError if no engine is installed.
     """
@@ -49,10 +49,11 @@ def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None
 def measured_scales(
     bundle: Bundle, frames: Iterable[NDArray[np.uint8]] | None = None, count: int = FRAMES, threads: int | None = None
 ) -> KVScales:
-    """Run the model on ``count`` frames, QUESTIONS and RANDOM tokens; return scales for HEADROOM times the largest magnitudes.
+    """Run the model on frames, questions and random tokens, and return scales for an int8 cache.
 
-    Keys are measured by rotary pair and values by channel, for each layer and KV head. ``frames`` are uint8 RGB ``[H, W, 3]``,
-    by default :func:`colour_fields`. Raises UserError if the model has too few positions.
+    Keys are measured by rotary pair and values by channel, for each layer and KV head. The scales allow for HEADROOM times the
+    largest magnitudes. Raises UserError if the model has too few positions. ``frames``: uint8 RGB ``[H, W, 3]``, by default
+    :func:`colour_fields`. ``count``: how many frames are used.
     """
     exact = bundle.in_fp32()
     spec = exact.decoder

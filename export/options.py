@@ -26,7 +26,7 @@ Samples = Mapping[str, NDArray[np.floating]]  # matrix layer{l}.{qkv,output,gate
 
 @dataclass(frozen=True, slots=True)
 class ActivationSampler:
-    """Samples a decoder's activations. ``sample(folder)`` returns the samples; ``source`` identifies what was sampled."""
+    """Samples a decoder's activations when ``sample(folder)`` is called. ``source``: identifies what was sampled."""
 
     source: str
     sample: Callable[[Path], Samples]

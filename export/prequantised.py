@@ -33,7 +33,7 @@ ADVICE = "use the unquantised checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Prequantised:
-    """A checkpoint's ``quantization_config``. ``version`` is GPTQ's format, 1 or 2."""
+    """The AWQ or GPTQ format that ``quantization_config`` names. ``version``: the version of GPTQ's format, 1 or 2."""
 
     method: str
     group: int
@@ -56,7 +56,7 @@ def prequantised(config: dict[str, Any]) -> Prequantised | None:
 
 
 def stored_in(config: dict[str, Any], wanted: str | None = None) -> str:
-    """Return ``wanted`` or, if it is None, PREQUANTISED for an AWQ or GPTQ checkpoint and fp32 for others."""
+    """Return the precision to export to: ``wanted``, or by default PREQUANTISED for AWQ and GPTQ and fp32 for others."""
     return wanted or (DEFAULT_PRECISION if prequantised(config) is None else PREQUANTISED)
 
 
@@ -70,12 +70,12 @@ def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
 
 
 def is_packed(checkpoint: Checkpoint, place: str) -> bool:
-    """Return whether the matrix called ``place`` is stored as codes, not in float."""
+    """Return whether AWQ or GPTQ rounded the matrix. ``place``: the matrix's name."""
     return f"{place}.qweight" in checkpoint.tensors
 
 
 def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> None:
-    """Raise UserError if a tensor of the matrix ``place``, of ``size`` (out, in), is missing or has the wrong shape."""
+    """Raise UserError if a tensor of a rounded matrix is missing or has the wrong shape. ``size``: (out, in)."""
     (out, width), group = size, packing.group
     if out % 8 or width % 8 or width % group:
         raise UserError(f"config.json: a matrix of {out} x {width} cannot be divided into groups of {group}; {ADVICE}")
@@ -85,7 +85,7 @@ def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size
 
 
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
-    """Return the matrix ``place``, of ``size`` (out, in), as packed codes, zero points and scales."""
+    """Return a rounded matrix with its codes, zero points and scales. ``place``: the matrix's name. ``size``: (out, in)."""
     codes, zeros, scales = _codes(checkpoint, packing, place, size)
     layout = Blocks(4, packing.group, with_zeros=True)
     blocks = np.ascontiguousarray(codes.T).reshape(size[0], -1, packing.group)
@@ -103,7 +103,7 @@ def dequantised(checkpoint: Checkpoint, packing: Prequantised, place: str, size:
 def _codes(
     checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
-    """Return codes ``[in, out]``, and zero points and scales, each ``[in / group, out]``."""
+    """Return the codes ``[in, out]`` of a matrix, and its zero points and scales, each ``[in / group, out]``."""
     check_packed(checkpoint, packing, place, size)
     (out, width), group, is_awq = size, packing.group, packing.method == "awq"
     if f"{place}.g_idx" in checkpoint.tensors:

@@ -33,7 +33,7 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """Return a rotation that mixes all columns with the fewest products per row, ``width * (a + b)``.
+        """Return the rotation that mixes all columns with the fewest products per row, ``width * (a + b)``.
 
         Raises UserError if the width's odd part makes ``b`` larger than MOST.
         """
@@ -46,11 +46,10 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return a rotation in blocks of ``min(largest, P)`` columns: P is the largest power of two that divides ``width``."""
+        """Return a rotation in blocks of at most ``largest`` columns, whose size is a power of two that divides ``width``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
-        """Return ``rows @ R`` for rows ``[.., width]``."""
         width, (a, b) = len(self.signs), (len(self.outer), len(self.inner))
         flat = rows.reshape(-1, width)
         turned, step = np.empty(flat.shape, np.float32), max(1, SLICE // width)
@@ -62,7 +61,7 @@ class Rotation:
         return turned.reshape(rows.shape)
 
     def nodes(self, graph: GraphBuilder, name: str, rows: str, inverse: bool = False) -> str:
-        """Add nodes for ``rows @ R``, or ``rows @ R.T`` if ``inverse``, for float32 rows ``[.., width]``; return ``name``."""
+        """Add nodes that rotate float32 rows ``[.., width]``, or rotate them back if ``inverse``, and return ``name``."""
         width, (a, b) = len(self.signs), (len(self.outer), len(self.inner))
         kind, plain = f"rotation.{a}.{b}{'.inverse' * inverse}", bool((self.signs == 1).all())
         signs = None if plain else graph.constant(f"rotation.signs{width}", self.signs)
@@ -82,7 +81,7 @@ class Rotation:
 class MeanKeeping:
     """A rotation that keeps each row's mean. Rotating before or after a LayerNorm without gain and bias gives the same rows.
 
-    Rows are rotated by ``rotation`` and reflected in the plane normal to ``mirror [width]``. Rows of equal numbers are kept.
+    Rows are rotated by ``rotation``, then reflected in the plane normal to ``mirror``. Rows of equal numbers are kept.
     """
 
     rotation: Rotation
@@ -95,7 +94,6 @@ class MeanKeeping:
         return cls(rotation, mirror / np.linalg.norm(mirror))
 
     def rows(self, rows: Float32) -> Float32:
-        """Return ``rows @ R`` for rows ``[.., width]``."""
         turned = self.rotation.rows(rows)
         along = (turned * self.mirror).sum(-1, keepdims=True)
         return (turned - 2 * along * self.mirror).astype(np.float32)
@@ -103,10 +101,11 @@ class MeanKeeping:
 
 @dataclass(frozen=True, slots=True)
 class DecoderRotations:
-    """A decoder's rotations.
+    """The rotations of a decoder.
 
-    ``residual`` is for the residual stream, ``head`` for each head's values, ``gated`` for the input of ``down``. The cache
-    stores rotated values. At run time, a layer rotates only the input of ``down``; its weights include all other rotations.
+    ``residual``: for the hidden state between layers. ``head``: for each head's values, which the cache stores rotated.
+    ``gated``: for the input of ``down``, which is the only rotation that a layer does at run time. All others are part of its
+    weights.
     """
 
     residual: Rotation

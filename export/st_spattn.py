@@ -26,14 +26,14 @@ UNSEEN = np.float32(-1e30)  # a masked logit, whose softmax weight is exactly 0
 
 
 class SparseAttention:
-    """Builds sparse attention: call ``inputs`` once per graph, then ``attend`` for each sparse layer."""
+    """Builds sparse attention. Call ``inputs`` once per graph, then ``attend`` for each sparse layer."""
 
     def __init__(self, graph: GraphBuilder, shape: DecoderShape, memory: Memory) -> None:
         self.graph, self.shape, self.memory = graph, shape, memory
         self.group = shape.heads // shape.kv_heads
 
     def inputs(self) -> None:
-        """Add the inputs ``shared`` (m) int64 ``[1]`` and ``previous`` int64 ``[L, H, p]``, and nodes that all layers share."""
+        """Add the inputs ``shared`` (m), int64 ``[1]``, and ``previous``, int64 ``[L, H, p]``, and nodes for all layers."""
         g, s = self.graph, self.shape
         g.input("shared", TensorProto.INT64, [1])
         previous = g.input("previous", TensorProto.INT64, [s.layers, s.kv_heads, "p"])
@@ -60,7 +60,7 @@ class SparseAttention:
         self._write_index()
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """Append key and value in place, and return the sparse attention ``[1, S, Hq D]`` of the call's rows."""
+        """Append new keys and values in place, and return the sparse attention ``[1, S, Hq D]`` of the new rows."""
         g, s, name = self.graph, self.shape, f"layer{layer}"
         (past_key, past_value), (key_out, value_out) = self.memory.bound(layer)
         new_key = self._written(layer, "key", past_key, key_out, key)
@@ -102,14 +102,12 @@ class SparseAttention:
         self.graph.node("Concat", parts, [name], axis=0)
 
     def _count(self, name: str, start: str, end: str) -> str:
-        """Return the int64 numbers from ``start`` to ``end`` - 1; ``start`` and ``end`` are tensors with one number."""
         g = self.graph
         scalars = [g.node("Squeeze", [part], [f"{name}.{which}"]) for which, part in (("start", start), ("end", end))]
         one = g.constant("int64.one", np.array(1, np.int64))
         return g.node("Range", [*scalars, one], [name])
 
     def _causal_mask(self) -> None:
-        """Make ``mask [p, T]``: UNSEEN for the later tokens of a row's own frame, 0 for all others."""
         g = self.graph
         g.node("Neg", ["1+m"], ["-(1+m)"])
         rows = g.node(
@@ -119,7 +117,7 @@ class SparseAttention:
         g.node("Where", [later, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["mask"])
 
     def _previous(self) -> None:
-        """Make ``slots [L, H, p, 1]`` (0: absent) and the mask ``absent [L, H, S]``, with UNSEEN for absent tokens."""
+        """Make the slots of the previous frame's tokens, and the mask that hides absent tokens."""
         g = self.graph
         zero = g.constant("int64.zero", np.array(0, np.int64))
         slots = g.node("Max", ["previous", zero], ["previous.slots"])
@@ -131,7 +129,6 @@ class SparseAttention:
         g.node("Pad", [first, pads], ["absent"])
 
     def _write_index(self) -> None:
-        """Make ``write [1, H, S, 3]``, the index (0, h, s) at which an empty cache stores row s of head h."""
         g, s = self.graph, self.shape
         shape = g.node("Concat", [self.graph.integers(1, s.kv_heads), "S", self.graph.integers(1)], ["write.shape"], axis=0)
         heads = g.constant("write.heads", np.arange(s.kv_heads, dtype=np.int64).reshape(1, -1, 1, 1))
@@ -143,16 +140,16 @@ class SparseAttention:
         g.node("Concat", parts, ["write"], axis=-1)
 
     def _written(self, layer: int, part: str, past: str, present: str, rows: str) -> str:
-        """Write new rows ``[1, S, H D]`` after the cached rows. ``present`` must be bound to the address of ``past``.
+        """Write new rows after the cached rows, and return them as float32, after rounding to the cache's type.
 
-        Returns the rows ``[1, H, S, D]`` as float32, after rounding to the cache's type.
+        ``present`` must be bound to the address of ``past``. ``[1, S, H D]`` becomes ``[1, H, S, D]``.
         """
         new = self.memory.stored(part, layer, self._by_head(f"layer{layer}.new_{part}", rows))
         self.graph.node("ScatterND", [past, self._slots(layer, part), new], [present])
         return self.memory.dequantize(part, layer, new)
 
     def _slots(self, layer: int, part: str) -> str:
-        """Return the indices ``[1, H, S, 3]`` at which the cache stores a layer's new rows, keys and values alike."""
+        """Return the indices at which the cache stores a layer's new rows. The shape is ``[1, H, S, 3]``."""
         g, name = self.graph, f"layer{layer}"
         if part == "key":
             total = g.cast(f"total_len{layer}", f"{name}.total", np.int64)
@@ -162,19 +159,17 @@ class SparseAttention:
         return f"{name}.write"
 
     def _by_head(self, name: str, rows: str) -> str:
-        """Convert ``[1, S, H D]`` to ``[1, H, S, D]``."""
         g, s = self.graph, self.shape
         split = g.node("Reshape", [rows, self.graph.integers(1, -1, s.kv_heads, s.head_dim)], [f"{name}.split"])
         return g.node("Transpose", [split], [f"{name}.heads"], perm=[0, 2, 1, 3])
 
     def _of_layer(self, layer: int, what: str, shape: str | None = None) -> str:
-        """Return one layer's ``slots`` or ``absent``, reshaped to ``shape`` if given."""
         g, name = self.graph, f"layer{layer}.{what}"
         part = g.node("Gather", [what, self.graph.integers(layer)], [name], axis=0)
         return part if shape is None else g.node("Reshape", [part, shape], [f"{name}.shaped"])
 
     def _previous_rows(self, layer: int, part: str, past: str, new: str) -> str:
-        """Return the previous row of each new row, at the same patch one frame earlier: ``[H, F, 1, p, D]``."""
+        """Return the row at the same patch one frame earlier for each new row. The shape is ``[H, F, 1, p, D]``."""
         g, name = self.graph, f"layer{layer}.previous_{part}"
         slots = f"layer{layer}.slots" if part == "value" else self._of_layer(layer, "slots")
         first = g.node("GatherND", [past, slots], [f"{name}.first"], batch_dims=2)  # [1, H, p, D]
@@ -184,7 +179,7 @@ class SparseAttention:
         return g.node("Reshape", [rows, "shape.previous"], [name])
 
     def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
-        """Return each frame's keys or values for dense attention, the extra one first.
+        """Return each frame's keys or values for dense attention. The extra key or value comes first.
 
         The result is ``[H, F, T, D]``, or ``[H, F, T, 1 + D]`` for ``augmented`` keys.
         """

@@ -71,7 +71,7 @@ def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], tex
 
 
 def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
-    """Return a tokenizer with the vocabulary in tokenizer.json and all other parts from the transformers class ``kind``."""
+    """Return a tokenizer with the vocabulary in tokenizer.json, built otherwise like the transformers class ``kind``."""
     content, is_llama = from_json(text), kind == "LlamaTokenizer"
     content["model"] |= {
         "dropout": None, "unk_token": None, "fuse_unk": is_llama, "byte_fallback": is_llama,
@@ -120,7 +120,7 @@ def _add(
     special: dict[str, AddedToken],
     extra: list[AddedToken],
 ) -> None:
-    """Add the tokens that tokenizer.json lacks; raises UserError if a token would not get its listed number."""
+    """Add the tokens that tokenizer.json lacks. Raises UserError if a token would not get its listed number."""
     usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
     try:
@@ -148,7 +148,7 @@ def _add(
 
 
 def _token(checkpoint: Checkpoint, value: Any) -> AddedToken:
-    """Convert a string or an object in a tokenizer's file to an AddedToken; raises UserError for anything else."""
+    """Convert a string or an object in a tokenizer's file to an AddedToken. Raises UserError for anything else."""
     given = {"content": value, "special": True} if isinstance(value, str) else value
     if not isinstance(given, dict) or not given.get("content") or not isinstance(given["content"], str):
         raise UserError(f"{checkpoint.folder / SETTINGS}: {str(value)[:80]!r} is not a token; {AGAIN}")

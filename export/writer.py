@@ -59,7 +59,7 @@ def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A checkpoint with parsed settings, whose weights have not been read yet."""
+    """A checkpoint whose settings have been read, but whose weights have not."""
 
     checkpoint: Checkpoint
     options: ExportOptions
@@ -183,7 +183,7 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
 
 
 def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile) -> str:
-    """Return the requested precision, or else the checkpoint's. Raises UserError if the export cannot use the precision."""
+    """Return the precision of the export, by default the checkpoint's. Raises UserError if the export cannot use it."""
     packing, chosen = prequantised(checkpoint.config), stored_in(checkpoint.config, options.precision)
     if profile.is_tensorrt:
         check_no_zero_points(checkpoint.config, checkpoint.folder)

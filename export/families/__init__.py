@@ -30,11 +30,13 @@ FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class TowerGeometry:
-    """A vision tower's sizes. ``group`` frames share a grid of ``tokens`` decoder rows.
+    """The sizes of a vision tower.
 
-    ``parameters`` counts all stored numbers, including the graph's constants. All ``patches`` pass through the blocks
-    (``block_parameters``), and ``projected`` rows pass through the projector (``projector_parameters``). A patch attends to
-    ``attended`` keys on average. ``size`` is a frame's (height, width) in pixels. ``text`` is the number of text rows per grid.
+    ``group``: how many frames share a grid of tokens. ``tokens`` and ``text``: the rows of tokens and of text per grid that the
+    decoder gets. ``parameters``: all stored numbers, including the graph's constants. ``patches``: how many pass through the
+    blocks, which have ``block_parameters``. ``projected``: how many rows pass through the projector, which has
+    ``projector_parameters``. ``attended``: how many keys a patch attends to on average. ``size``: a frame's (height, width) in
+    pixels.
     """
 
     parameters: int
@@ -111,7 +113,7 @@ class Family:
         raise NotImplementedError
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
-        """Return the tower's geometry for ``edgevlm plan``. ``config`` is ``config.json`` with transformers' defaults added."""
+        """Return the sizes of the tower for ``edgevlm plan``. ``config``: ``config.json`` with transformers' defaults added."""
         from edgevlm.export.checkpoint import DeclaredOnly
         from edgevlm.export.vision import tower_parameters
 
@@ -128,7 +130,7 @@ class Family:
 
 
 def load_family(model_type: str, where: object) -> Family:
-    """Return the family for a ``model_type`` or ``./file.py:Class``. A UserError for an unknown type starts with ``where``."""
+    """Return the family for a ``model_type`` or ``./file.py:Class``. The error for an unknown type begins with ``where``."""
     if not is_file(model_type) and model_type not in (known := names("families")):
         raise UserError(f"{where}: model type {model_type!r} is not supported, only {', '.join(known)}")
     family: Family = load_class("families", model_type)()
@@ -144,7 +146,7 @@ def block_parameters(width: int, inner: int, gated: bool = False) -> int:
 def square_geometry(
     vision: Config, blocks: int, projector: int, projected: int, tokens: int, *, text: int = 0, more: int = 0
 ) -> TowerGeometry:
-    """Return the geometry of a SigLIP or CLIP tower's first ``blocks`` blocks, with ``more`` additional parameters."""
+    """Return the geometry of a SigLIP or CLIP tower that uses its first ``blocks`` blocks. ``more``: additional parameters."""
     width, inner, patch = (int(vision[key]) for key in ("hidden_size", "intermediate_size", "patch_size"))
     is_clip, size = vision["model_type"] == "clip_vision_model", int(vision["image_size"])
     patches, each = (size // patch) ** 2 + is_clip, block_parameters(width, inner)

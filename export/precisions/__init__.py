@@ -28,7 +28,7 @@ class Layouts(NamedTuple):
     """The layouts of a precision: ``matrices`` for the layers' matrices, ``table`` for the embedding and the head.
 
     The engine reads single rows of the embedding, so ``table`` must store whole rows: numbers, or 8-bit codes with scales but
-    no zero points. ``rotated`` is true if the layers' rows are rotated.
+    no zero points. ``rotated``: the layers' rows are rotated, as :mod:`edgevlm.export.rotation` explains.
     """
 
     matrices: Layout
@@ -40,7 +40,8 @@ class Layouts(NamedTuple):
 class Precision:
     """A weight precision, named by an entry point in ``edgevlm.precisions``.
 
-    ``tensorrt`` is None if TensorRT's parser does not support the type. ``least_opset`` is the first ONNX opset with this type.
+    ``tensorrt``: the layouts for TensorRT, or None if its parser does not support the type. ``least_opset``: the first ONNX
+    opset with this type.
     """
 
     onnxruntime: Layouts
@@ -60,7 +61,7 @@ INT4_ZP = Precision(Layouts(Blocks(4, with_zeros=True), Blocks(8)), None)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A matrix of ``shape`` (out, in) as it is stored. All graphs that use the matrix share one copy."""
+    """A matrix in the form in which it is stored. All graphs that use it share one copy. ``shape``: (out, in)."""
 
     layout: Layout
     parts: Parts
@@ -76,7 +77,7 @@ class Stored:
         return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
-        """Add nodes for ``rows @ weight.T``, store the parts in the weights file as ``name.part``, and return the product."""
+        """Add nodes for ``rows @ weight.T``, and return the product. The weights file gets the matrix under this name."""
         tensors = [graph.weight(f"{name}.{part}", array) for part, array in self.parts.items()]
         return self.layout.multiply(graph, name, rows, tensors, self.shape)
 

@@ -43,27 +43,29 @@ class Layout(ABC):
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
         """Return the arrays to store, keyed by name. Integers are rounded to nearest or, given a Hessian, by GPTQ.
 
-        ``hessian`` is ``x.T @ x / n`` ``[in, in]`` for n input rows ``x`` of the matrix; None unless ``is_integer``.
+        ``hessian``: ``x.T @ x / n`` for n input rows ``x`` of the matrix, with shape ``[in, in]``. It is None unless
+        ``is_integer``.
         """
 
     @abstractmethod
     def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
-        """Add nodes for ``rows [..., in] @ weight.T`` and return the float32 result. ``tensors`` are the names of the parts."""
+        """Add nodes for ``rows [..., in] @ weight.T`` and return the float32 result. ``tensors``: the stored arrays' names."""
 
     @abstractmethod
     def bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the stored bytes per weight. ``group`` weights share a scale; the default is the layout's block size."""
+        """Return the stored bytes per weight. ``group``: how many weights share a scale, by default the layout's block size."""
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the bytes per weight once packed for ONNX Runtime's x86-64 kernels (4 for floating-point numbers)."""
+        """Return the bytes per weight in ONNX Runtime's packed form on x86-64, which is 4 for floating-point numbers."""
         return self.bytes_per_weight(group) if self.is_integer else 4
 
 
 @dataclass(frozen=True, slots=True)
 class Dense(Layout):
-    """Stores floating-point numbers in one part, ``weight``: ``[in, out]``, as MatMul expects, or ``[out, in]`` if ``by_row``.
+    """Stores floating-point numbers in one array, ``weight``.
 
-    Products are computed in float32 or, with ``half``, in float16.
+    Its shape is ``[in, out]``, as MatMul expects, or ``[out, in]`` if ``by_row``. Products are computed in float32 or, with
+    ``half``, in float16.
     """
 
     dtype: DTypeLike = np.float32
@@ -115,7 +117,7 @@ class Blocks(Layout):
         return self.packed(blocks, scales, zeros.astype(np.uint8) if self.with_zeros else None)
 
     def packed(self, codes: UInt8, scales: Float32, zeros: UInt8 | None) -> Parts:
-        """Pack codes ``[out, B, size]``, scales ``[out, B]`` and zeros (``[out, B]`` or None) into the parts to store."""
+        """Pack rounded weights into the arrays to store. Shapes: ``codes [out, B, size]``, the others ``[out, B]``."""
         parts: dict[str, NDArray] = {"codes": self._bytes(codes), "scales": scales}
         return parts if zeros is None else parts | {"zeros": self._bytes(zeros)}
 
@@ -136,7 +138,7 @@ class Blocks(Layout):
         return self.bytes_per_weight(group) + (4 / (group or self.size) if self.level == 4 else 0)
 
     def _bytes(self, codes: UInt8) -> UInt8:
-        """Pack codes along the last axis: two per byte if they have 4 bits, otherwise unchanged."""
+        """Pack codes of 4 bits two per byte along the last axis. Codes of 8 bits stay unchanged."""
         if self.bits == 8:
             return codes
         if codes.shape[-1] % 2:
@@ -162,13 +164,12 @@ class Channels(Layout):
     def multiply(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int], zero: int = 128
     ) -> str:
-        """Add nodes for the product and return it. ``zero`` is the byte that stands for 0 in the rows."""
         step = self.steps(graph, name, rows, zero)
         scaled = graph.node("Div", [rows, step], [f"{name}.scaled"])
         return graph.node("Mul", [self.product(graph, f"{name}.product", scaled, tensors, 1.0, zero), step], [name])
 
     def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
-        """Return each row's step ``[.., 1]``: the smallest step for which the row's codes fit into a byte."""
+        """Return the smallest number by which each row can be divided so that it fits into bytes. The shape is ``[.., 1]``."""
         ends = []
         for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
             end = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"])
@@ -178,7 +179,7 @@ class Channels(Layout):
     def product(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], step: float, zero: int = 128, bias: str = ""
     ) -> str:
-        """Return ``rows @ weight.T + bias``, where each number x in ``rows`` is rounded to the byte ``zero + x / step``."""
+        """Return ``rows @ weight.T + bias``. Each number x in ``rows`` is rounded to the byte ``zero + x / step``."""
         scale, offset = graph.number(step), graph.constant(f"uint8.{zero}", np.uint8(zero))
         codes = graph.node("QuantizeLinear", [rows, scale, offset], [f"{name}.rows"])
         inputs = [codes, tensors[0], scale, tensors[1], offset, *(["", bias] if bias else [])]
@@ -190,9 +191,9 @@ class Channels(Layout):
 
 @dataclass(frozen=True, slots=True)
 class RowsByColumns(Channels):
-    """A :class:`Channels` layout for decoders: a row's largest magnitude gets the code 127 or -127.
+    """The layout :class:`Channels` for decoders. A row's largest magnitude becomes the byte 127 or -127.
 
-    In a row of zeros, 0 is divided by 0, so the codes are arbitrary bytes; the product is still 0. Rows are rounded only if the
+    In a row of zeros, 0 is divided by 0, so the bytes are arbitrary, but the product is still 0. Rows are rounded only if the
     graph is ``for_cpu``.
     """
 
@@ -211,10 +212,10 @@ class RowsByColumns(Channels):
 
 @dataclass(frozen=True, slots=True)
 class Symmetric(Layout):
-    """Stores integers from -top to top in ``codes`` ``[in, out]``, with float16 ``scales`` of max|w| / top.
+    """Stores integers from -top to top in ``codes [in, out]``, with float16 ``scales`` of max|w| / top.
 
-    With 8 bits, top is 127, and ``scales`` ``[out]`` has one scale per output channel. With 4 bits, top is 7, and ``scales``
-    ``[in / block, out]`` has one scale per block of a column. A block's size is the largest power of two up to 128 that divides
+    With 8 bits, top is 127, and each output channel has one scale: ``scales [out]``. With 4 bits, top is 7, and each block of a
+    column has one scale: ``scales [in / block, out]``. A block's size is the largest power of two up to 128 that divides
     ``in``. Two 4-bit codes share a byte, so an odd number of outputs raises UserError.
     """
 
@@ -242,19 +243,18 @@ class Symmetric(Layout):
         return 1 if self.bits == 8 else 0.5 + 2 / LARGEST_BLOCK
 
     def _block(self, width: int) -> int:
-        """Return how many numbers share a scale in a column of ``width`` numbers."""
+        """Return how many numbers of a column share a scale. ``width``: the numbers in the column."""
         return width if self.bits == 8 else int(np.gcd(width, LARGEST_BLOCK))
 
 
 def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: str, **attributes: int) -> str:
-    """Multiply float32 rows in float16, and return the product converted to float32."""
     half = graph.cast(rows, f"{name}.rows", np.float16)
     product = graph.node(op, [half, weight], [f"{name}.half"], "", **attributes)
     return graph.cast(product, name, np.float32)
 
 
 def _as(dtype: DTypeLike, weight: Float32) -> NDArray:
-    """Convert numbers to ``dtype``; raises UserError if a number is too large for the type."""
+    """Convert numbers to ``dtype``. Raises UserError if a number is too large for the type."""
     if np.dtype(dtype) == np.float32:
         return weight
     with np.errstate(over="ignore"):

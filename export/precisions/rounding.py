@@ -21,14 +21,14 @@ LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0
 
 
 def rounded(weight: Float32, hessian: Float32 | None, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
-    """Round ``weight [out, in]`` in blocks of ``size``: by GPTQ with a ``hessian [in, in]``, otherwise to nearest."""
+    """Round a matrix ``[out, in]`` in blocks of ``size``, by GPTQ if there is a Hessian, otherwise to nearest."""
     if hessian is not None:
         return gptq(weight, hessian, size, grid, code_range)
     return nearest(weight, size, grid, code_range)
 
 
 def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
-    """Round weights to nearest, block by block; a row's last block is padded with zeros."""
+    """Round weights to nearest in blocks of ``size``. A row's last block is padded with zeros."""
     step = max(1, SLICE // weight.shape[1])  # a few rows at once: rounding takes several times the memory of the rows
     parts = []
     for row in range(0, len(weight), step):
@@ -60,7 +60,7 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
 
 
 def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Float32]:
-    """Return scales and zero points for unsigned codes, with each block's best ratio in CLIP_RATIOS by squared error."""
+    """Try all CLIP_RATIOS for each block, and return the scales and zero points with the smallest squared error."""
     scales, zeros = block_grid(blocks, bits, with_zeros)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
     for ratio in CLIP_RATIOS:

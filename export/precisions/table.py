@@ -18,7 +18,7 @@ Read = Callable[[], Iterator[Float32]]  # each call starts again and yields slic
 
 @dataclass(frozen=True, slots=True)
 class WeightTable:
-    """A table of rows ``[vocab, hidden]`` in some layout, stored in files next to the graphs."""
+    """The weights of the embedding or the head, stored in files next to the graphs. The shape is ``[vocab, hidden]``."""
 
     layout: Layout
     tensors: tuple[TensorProto, ...]
@@ -26,17 +26,16 @@ class WeightTable:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the names of the table's files: first the numbers or codes, then the scales if there are any."""
+        """Return the names of the table's files. The file of scales, if there is one, comes last."""
         return tuple(tensor.external_data[0].value for tensor in self.tensors)
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
-        """Add nodes for ``rows @ table.T``, which read the table's files, and return the product."""
         graph.initializers += self.tensors
         return self.layout.multiply(graph, name, rows, [tensor.name for tensor in self.tensors], self.shape)
 
 
 def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
-    """Write the rows ``[vocab, hidden]`` from ``read``, one file per part, unless ``journal`` lists them as finished."""
+    """Write the embedding, one file for each array to store, unless the journal lists it as finished."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
         written = []
@@ -50,7 +49,7 @@ def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read
 
 
 def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], read: Read) -> WeightTable:
-    """Write the rows of an untied head to the graphs' weights file, and return the head's table. Raises OSError."""
+    """Write the head to the graphs' weights file if it has its own weights, and return its table. Raises OSError."""
     tensors = (
         weights.add_slices(f"head.{part}", kept, dtype, (layout.parts(rows)[part] for rows in read()))
         for part, kept, dtype in parts_of(layout, shape)
@@ -59,6 +58,6 @@ def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], rea
 
 
 def parts_of(layout: Layout, shape: tuple[int, int]) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-    """Return the name, shape and dtype of each part in which ``layout`` stores a matrix of ``shape``."""
+    """Return the name, shape and dtype of each array that ``layout`` stores for a matrix of this shape."""
     first: Parts = layout.parts(np.zeros((1, shape[1]), np.float32))
     return [(part, (shape[0], *array.shape[1:]), array.dtype) for part, array in first.items()]

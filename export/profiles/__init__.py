@@ -26,10 +26,10 @@ from edgevlm.runtime.plugins import names
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A graph profile.
+    """How decoder graphs are written for one runtime.
 
-    ``operators`` is a class such as :class:`Fused`, and ``cache`` a class such as :class:`edgevlm.export.kv.Memory`. ``kv``
-    lists the supported types of keys and values, and ``variants`` the decoder graphs to write.
+    ``operators``: a class such as :class:`Fused`. ``cache``: a class such as :class:`edgevlm.export.kv.Memory`. ``kv``: the
+    supported types of keys and values. ``variants``: the decoder graphs to write.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Profile:
         return self.name != ONNXRUNTIME
 
     def precision(self, name: str) -> Layouts:
-        """Return the layouts for a weight precision; raises UserError for an unknown or unsupported precision."""
+        """Return the layouts for a weight precision. Raises UserError for an unknown or unsupported precision."""
         chosen = load_precision(name)
         layouts = chosen.tensorrt if self.is_tensorrt else chosen.onnxruntime
         if layouts is None:
@@ -70,9 +70,10 @@ class Fused:
     shape: DecoderShape
 
     def tables(self) -> None:
-        """Add the inputs ``cos`` and ``sin`` ``[1, S, D/2]`` and convert them to two-dimensional tables for RotaryEmbedding.
+        """Add the inputs ``cos`` and ``sin``, and convert them to the two-dimensional tables that RotaryEmbedding needs.
 
-        If layers with a window have their own rotary base, each input is ``[1, S, D]``: their table comes last.
+        The inputs are ``[1, S, D/2]``. If layers with a window have their own rotary base, the inputs are ``[1, S, D]``, and
+        the table of these layers comes last.
         """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
@@ -83,7 +84,7 @@ class Fused:
                 g.node("Split", [wide, g.integers(half, half)], tables, axis=-1)
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """Return the RMS norm of ``residual + delta`` on the last axis, and ``residual + delta``."""
+        """Return the RMS norm of ``residual + delta`` on the last axis, and the sum itself."""
         g, weight = self.graph, self.graph.weight(f"{name}.weight", gamma)
         if delta is None:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
@@ -93,7 +94,7 @@ class Fused:
         return name, f"{name}.sum"
 
     def rotate(self, name: str, rows: str, heads: int, table: str = "") -> str:
-        """Rotate rows ``[1, S, heads D]`` (rotate-half) by the rows of the call's ``cos`` and ``sin``."""
+        """Rotate the two halves of each head by the inputs ``cos`` and ``sin``. Rows are ``[1, S, heads D]``."""
         start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
         attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
         return self.graph.fused(
@@ -112,7 +113,7 @@ def load_profile(name: str) -> Profile:
 
 
 def rounded_layout(precision: str, profile: str = ONNXRUNTIME) -> Layout:
-    """Return the layout of a precision's matrices; raises UserError if the layout does not round them to integers."""
+    """Return the layout of a precision's matrices. Raises UserError if it does not round them to integers."""
     layout = load_profile(profile).precision(precision).matrices
     if not layout.is_integer:
         raise UserError(

@@ -29,7 +29,6 @@ class Primitive:
     shape: DecoderShape
 
     def tables(self) -> None:
-        """Add the inputs ``cos`` and ``sin`` and reshape them to ``[1, S, 1, D/2]``, with a dimension for the heads."""
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), g.integers(1, -1, 1, half)], [f"{name}.table"])
@@ -61,14 +60,13 @@ class Primitive:
 
 @dataclass(slots=True)
 class Columns:
-    """The keys and values of one graph. Subclasses implement ``attend``, as in :class:`edgevlm.export.kv.Memory`."""
+    """Adds the cache's inputs to a decoder graph. Subclasses implement ``attend``, as in :class:`edgevlm.export.kv.Memory`."""
 
     graph: GraphBuilder
     shape: DecoderShape
     kv: KVType
 
     def start(self) -> None:
-        """Make ``past{l}`` int32 ``[1]``, the number of rows before the call, and ``new`` int32 ``[S]``: 0, 1, .., S - 1."""
         g, layers = self.graph, self.shape.layers
         total = g.input("total_len", TensorProto.INT32, [layers])
         rows = g.node("Shape", ["inputs_embeds"], ["S"], start=1, end=2)
@@ -80,14 +78,13 @@ class Columns:
         g.cast(indices, "new", np.int32)
 
     def declared(self, layer: int) -> list[str]:
-        """Add the inputs ``key{l}``, ``value{l}`` and ``columns{l}``; return the names of key and value."""
+        """Add a layer's inputs ``key{l}``, ``value{l}`` and ``columns{l}``, and return the names of the first two."""
         s, g = self.shape, self.graph
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
         g.input(f"columns{layer}", TensorProto.INT32, [f"n{layer}"])
         return [g.input(f"{part}{layer}", stored_as(self.kv), memory) for part in PARTS]
 
     def read(self, layer: int, part: str, memory: str) -> str:
-        """Return the first ``n{l}`` rows of a layer's keys or values ``[1, Hkv, C, D]``."""
         g = self.graph
         if part == "key":
             g.node("Shape", [f"columns{layer}"], [f"layer{layer}.n"])
@@ -98,13 +95,13 @@ class Columns:
         return rows if self.kv == "fp32" else self.graph.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
 
     def by_head(self, name: str, rows: str, heads: int) -> str:
-        """Convert rows ``[1, S, heads D]`` to ``[1, heads, S, D]`` in the cache's type."""
+        """Split rows into heads, in the cache's type. ``[1, S, heads D]`` becomes ``[1, heads, S, D]``."""
         g = self.graph
         split = g.node("Reshape", [self.stored(rows), g.integers(1, -1, heads, self.shape.head_dim)], [f"{name}.split"])
         return g.node("Transpose", [split], [name], perm=[0, 2, 1, 3])
 
     def joined(self, layer: int, by_row: str) -> str:
-        """Convert attention ``[.., S, Hq, D]`` to ``[1, S, Hq D]`` in float32."""
+        """Join the heads of the attention's output, in float32. ``[.., S, Hq, D]`` becomes ``[1, S, Hq D]``."""
         g, width = self.graph, self.shape.heads * self.shape.head_dim
         rows = g.node("Reshape", [by_row, g.integers(1, -1, width)], [f"layer{layer}.joined"])
         return rows if self.kv == "fp32" else g.cast(rows, f"{rows}.float", np.float32)
@@ -114,14 +111,13 @@ class Columns:
 class Beside(Columns):
     """The cache for TensorRT 10.3 to 10.14, with operators of opset 20 and attention built from products and a softmax.
 
-    Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are the separate outputs
-    ``new_key{l}`` and ``new_value{l}`` ``[1, Hkv, S, D]``, which the caller copies into the cache. The g query heads that share
-    a key become g S rows, so keys need not be repeated. TensorRT recognises the sequence of product, sum, softmax and product
-    as attention.
+    Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are therefore the separate
+    outputs ``new_key{l}`` and ``new_value{l}``, which the caller copies into the cache. They are ``[1, Hkv, S, D]``. The g
+    query heads that share a key become g S rows, so keys need not be repeated. TensorRT recognises the sequence of product,
+    sum, softmax and product as attention.
     """
 
     def start(self) -> None:
-        """Make the tensors of :class:`Columns`, and ``new.folded`` ``[1, 1, g S, 1]``, which repeats ``new`` g times."""
         Columns.start(self)
         g, group = self.graph, self.shape.heads // self.shape.kv_heads
         folded = g.node("Tile", ["new", g.integers(group)], ["new.tiled"])
@@ -144,7 +140,7 @@ class Beside(Columns):
         return self.joined(layer, g.node("Transpose", [split], [f"{name}.by_row"], perm=[1, 0, 2]))
 
     def _folded(self, layer: int, query: str) -> str:
-        """Scale the query, and reshape it from ``[1, S, Hq D]`` to ``[1, Hkv, g S, D]``."""
+        """Scale the query, and put query heads that share a key below each other: ``[1, Hkv, g S, D]``."""
         g, s, name = self.graph, self.shape, f"layer{layer}.queries"
         scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
         scaled = self.stored(g.node("Mul", [query, scale], [f"{name}.scaled"]))
@@ -153,7 +149,7 @@ class Beside(Columns):
         return g.node("Reshape", [by_head, g.integers(1, s.kv_heads, -1, s.head_dim)], [name])
 
     def _bias(self, layer: int) -> str:
-        """Return the mask ``[1, 1, g S, n + S]`` to add to scores: 0 where a row may attend, UNSEEN elsewhere.
+        """Return the mask that is added to scores. It is 0 where a row may attend, and UNSEEN elsewhere.
 
         A row of the call attends to all valid rows of the cache, to itself and to the earlier rows of the call.
         """

@@ -20,13 +20,14 @@ GRAPH, CHANGED, WEIGHTS = "vision.onnx", "vision-changed.onnx", "vision.weights"
 
 
 class Tower:
-    """A vision tower, which turns pixels ``[G, group * 3, H, W]`` into decoder rows ``[G, tokens, width]``.
+    """A vision tower, which turns pixels into rows for the decoder. Families implement :meth:`add_nodes`.
 
-    ``size`` is a frame's (height, width) in pixels; if ``is_sized``, frames of other sizes are accepted too. ``group`` frames
-    become a grid of ``patch_grid`` (rows, columns) patches, after ``class_tokens`` extra rows. ``reach`` has two matrices that
-    show which patches a token depends on: ``[rows of tokens, rows of patches]`` and the same for columns. ``reach`` is None if
-    each patch is a token. ``residual`` is the width of the residual stream, which int8 rotates. Leave ``residual`` 0 unless
-    :meth:`add_nodes` passes ``reads`` and ``writes`` to its linears. Families implement :meth:`add_nodes`.
+    Pixels are ``[G, group * 3, H, W]``, rows ``[G, tokens, width]``. ``size``: a frame's (height, width) in pixels.
+    ``is_sized``: frames of other sizes are accepted too. ``group``: how many frames are encoded together. ``patch_grid``: how
+    many (rows, columns) of patches they are cut into. ``class_tokens``: how many extra rows come before the patches. ``reach``:
+    two matrices that show which patches a token depends on, ``[rows of tokens, rows of patches]`` and the same for columns, or
+    None if each patch is a token. ``residual``: the width of the residual stream, which int8 rotates. Leave it 0 unless
+    :meth:`add_nodes` passes ``reads`` and ``writes`` to its linears.
     """
 
     size: tuple[int, int]
@@ -41,7 +42,7 @@ class Tower:
     reach: tuple[Float32, Float32] | None = None
 
     def patch_order(self, graph: VisionGraph) -> NDArray[np.int64]:
-        """Return the number of the patch in each of the tower's rows. Patches are numbered row by row in a frame."""
+        """Return which patch each of the tower's rows belongs to. Patches are numbered row by row in a frame."""
         return np.arange(self.patch_grid[0] * self.patch_grid[1])
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
@@ -58,10 +59,10 @@ def write_vision(
     *,
     changed: bool = False,
 ) -> dict[str, Any] | None:
-    """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
+    """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups. Weights are read one tensor at a time.
 
-    ``precision`` applies to linears: fp32, fp16 (which needs ``standard``) or int8. With ``standard``, the graph uses only
-    standard ONNX operators and one frame size, and attention has the same precision as linears. With ``changed``, also write
+    ``precision``: the precision of linears, fp32, fp16 (which needs ``standard``) or int8. ``standard``: the graph uses only
+    standard ONNX operators and one frame size, and attention has the same precision as linears. ``changed``: also write
     ``vision-changed.onnx`` for the tower's frame size, and return its :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON
     values.
     """
@@ -85,7 +86,7 @@ def write_vision(
 
 
 def check_tensors(tower: Tower, checkpoint: Checkpoint) -> None:
-    """Raise UserError if the checkpoint lacks a tensor of the tower; no tensor is read."""
+    """Raise UserError if the checkpoint lacks a tensor of the tower. No tensor is read."""
     graph = GraphBuilder("vision", WrittenNowhere(BytesIO(), WEIGHTS))
     _build(tower, VisionGraph(graph, checkpoint.without_reading(), fixed=False))
 
@@ -107,7 +108,7 @@ def tower_parameters(tower: Tower, checkpoint: Checkpoint) -> int:
 
 
 class WrittenNowhere(WeightsFile):
-    """A weights file that counts numbers instead of writing them."""
+    """A weights file that only counts the numbers and writes nothing."""
 
     numbers = 0
 

@@ -50,12 +50,12 @@ Windows = list[tuple[Operand, Operand]]  # for each run of equal windows, how ma
 
 @dataclass(slots=True)
 class VisionGraph:
-    """Builds a tower's graph: the methods add nodes and return the output tensor's name.
+    """Builds a tower's graph. The methods add nodes and return the output tensor's name.
 
-    Layers are named after their tensors in the checkpoint, such as ``vision.encoder.layers.0.mlp.fc1``. Rows are float32 ``[B,
-    N, width]``. If ``standard``, only standard ONNX operators are used. If ``fixed``, all frames have one size, and whatever
-    depends only on the size is computed at export. With a ``rotation`` of the residual stream, stored weights are rotated, and
-    norms' gains and biases are folded into the linears that read them.
+    Layers are named after their tensors in the checkpoint, such as ``vision.encoder.layers.0.mlp.fc1``. Rows are float32
+    ``[B, N, width]``. ``standard``: only standard ONNX operators are used. ``fixed``: all frames have one size, and whatever
+    depends only on the size is computed at export. ``rotation``: rotates the residual stream. Stored weights are then rotated,
+    and norms' gains and biases are folded into the linears that read them.
     """
 
     graph: GraphBuilder
@@ -74,15 +74,14 @@ class VisionGraph:
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
     def per_position(self, table: str) -> str:
-        """Return the rows of ``table [positions, ...]`` for the positions to compute, here all of them."""
+        """Return the rows of ``table`` for the positions that are computed. This graph computes all of them."""
         return table
 
     def per_patch(self, table: str) -> str:
-        """Return the rows of ``table [patches, ...]`` for the patches to compute, here all of them."""
+        """Return the rows of ``table`` for the patches that are computed. This graph computes all of them."""
         return table
 
     def position_ids(self) -> str:
-        """Return the tensor of position ids for RotaryEmbedding."""
         return self.integers(0)
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
@@ -93,18 +92,18 @@ class VisionGraph:
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
-        """Return the rows of the tokens to compute, here all of them. ``order`` lists each token's row."""
+        """Return the rows of the tokens to compute. This graph computes all of them. ``order``: each token's row."""
         return rows
 
     def integers(self, *numbers: int) -> str:
         return self.graph.integers(*numbers)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Float32:
-        """Read a tensor from the checkpoint; raises UserError if it is missing or not of ``shape``."""
+        """Read a tensor from the checkpoint. Raises UserError if it is missing or not of ``shape``."""
         return self.checkpoint.tensor(name, shape)
 
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
-        """Add a checkpoint's tensor to the graph as float32; raises UserError if it is missing or not of ``shape``."""
+        """Add a checkpoint's tensor to the graph as float32. Raises UserError if it is missing or not of ``shape``."""
         if self.graph.shared(name):
             return name
         self.checkpoint.check(name, shape)
@@ -116,7 +115,7 @@ class VisionGraph:
         return self.graph.node(op, inputs, [name], **attributes)
 
     def compute(self, op: str, *operands: Operand, **attributes: Any) -> Operand:
-        """Apply a standard ONNX operator: at once if all operands are known at export, otherwise by adding a node."""
+        """Compute a standard ONNX operator at export if all operands are known, otherwise add a node for it."""
         if not any(isinstance(operand, str) for operand in operands):
             return _evaluated(op, operands, attributes)
         inputs = [self.named("", operand) for operand in operands]
@@ -126,7 +125,7 @@ class VisionGraph:
         return self.computed[key]
 
     def argsort(self, keys: Operand) -> Operand:
-        """Return the order that sorts ``keys``, which are distinct integers."""
+        """Return the order that sorts ``keys``. They must be distinct integers."""
         if not isinstance(keys, str):
             return np.argsort(np.asarray(keys))
         order, count = f"{keys}.order", self.compute("Shape", keys)
@@ -137,7 +136,7 @@ class VisionGraph:
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
-        """Return a tensor's name unchanged. Add numbers as a constant called ``name``, by default named after its numbers."""
+        """Return a tensor's name. Numbers are added as a constant called ``name``, by default named after the numbers."""
         if isinstance(operand, str):
             return operand
         array = np.asarray(operand)
@@ -167,7 +166,7 @@ class VisionGraph:
         return names
 
     def residual(self, rows: Float32) -> Float32:
-        """Rotate weights ``[.., width]`` that write to the residual stream."""
+        """Rotate the weights of a layer that adds to the residual stream. The shape is ``[.., width]``."""
         return rows if self.rotation is None else self.rotation.rows(rows)
 
     def rotated(self, name: str, rows: str, width: int) -> str:
@@ -181,7 +180,7 @@ class VisionGraph:
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Turn each square of ``patch`` x ``patch`` pixels in frames ``[F, group * 3, H, W]`` into a row, by convolution."""
+        """Turn each square of ``patch`` x ``patch`` pixels into a row, by convolution. Frames are ``[F, group * 3, H, W]``."""
         deep = (width, 3, group, patch, patch) if group > 1 else (width, 3, patch, patch)
         turned = self.residual if writes else np.asarray
         if not self.graph.shared(f"{name}.weight"):
@@ -197,10 +196,11 @@ class VisionGraph:
         self, name: str, rows: str, columns: int, width: int, *,
         bias: bool = True, activation: str = "", reads: str = "", writes: bool = False,
     ) -> str:  # fmt: skip
-        """Return ``activation(rows @ weight.T + bias)`` for rows that are ``columns`` wide.
+        """Return ``activation(rows @ weight.T + bias)``. Raises UserError if a weight is too large for fp16.
 
-        ``reads`` is the name of the norm before this linear, or "residual" if the rows are the residual stream. ``writes`` is
-        true if the result is added to the residual stream. Raises UserError if a weight is too large for fp16.
+        ``columns`` and ``width``: the widths of the input and of the output. ``reads``: the name of the norm before this
+        linear, or "residual" if the rows are the residual stream. ``writes``: whether the result is added to the residual
+        stream.
         """
         shape, vector = (width, columns), ""
         if bias or len(self.affine.get(reads, [])) > 1:
@@ -248,8 +248,8 @@ class VisionGraph:
     ) -> tuple[str, str]:
         """Return the norm of ``rows + skip`` on the last axis, and the sum.
 
-        If ``writes``, the norm's output is the new residual stream. Sum and norm are two nodes, because ONNX Runtime's
-        SkipLayerNormalization takes four times as long on a CPU.
+        Sum and norm are two nodes, because ONNX Runtime's SkipLayerNormalization takes four times as long on a CPU. ``writes``:
+        the norm's output is the new residual stream.
         """
         vectors = self._affine(name, ("weight", "bias"), width, writes)
         total = self.add(f"{name}.sum", rows, skip) if skip else rows
@@ -269,7 +269,7 @@ class VisionGraph:
         return self.mul(f"{name}.scaled", normed, weight), total
 
     def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
-        """Return the activation ``kind`` of ``rows + bias``; raises UserError if ``kind`` is not in ACTIVATIONS."""
+        """Return an activation of ``rows + bias``. Raises UserError if ``kind`` is not in ACTIVATIONS."""
         if kind not in ACTIVATIONS:
             raise UserError(f"config.json: activation {kind!r} is not supported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
@@ -313,7 +313,7 @@ class VisionGraph:
         self, name: str, parts: Sequence[str], windows: Windows, *,
         rows: int, width: int, heads: int, scale: float, frames: Operand,
     ) -> str:  # fmt: skip
-        """Return attention inside each window, by default over all rows. ``parts`` are q, k and v ``[B, rows, width]``."""
+        """Return attention inside each window, by default over all rows. ``parts``: q, k and v, each ``[B, rows, width]``."""
         if len(windows) < 2 and (not windows or windows[0][0] == 1):
             query, key, value = parts
             return self.attention(f"{name}.0", query, key, value, rows=rows, heads=heads, scale=scale)
@@ -330,7 +330,7 @@ class VisionGraph:
         return seen[0] if len(seen) == 1 else self.node("Concat", seen, f"{name}.seen", axis=1)
 
     def resample(self, name: str, rows: str, width: int, matrix: Float32) -> str:
-        """Resample a square of rows ``[F, side * side, width]`` along both edges by the matrix ``[few, side]``."""
+        """Resize a square of rows along both edges. Shapes: ``rows [F, side * side, width]``, ``matrix [few, side]``."""
         few, side = matrix.shape
         along = self.constant(f"{name}.matrix", matrix)
         lines = self.node("MatMul", [along, self.reshape(f"{name}.lines", rows, 0, side, side * width)], f"{name}.fewer")
@@ -338,14 +338,14 @@ class VisionGraph:
         return self.reshape(name, cells, -1, few * few, width)
 
     def shuffle(self, name: str, rows: str, width: int, side: int, scale: int) -> str:
-        """Join each square of ``scale`` x ``scale`` rows into one row; return ``[F, (side / scale)^2, width * scale^2]``."""
+        """Join each square of ``scale`` x ``scale`` rows into one. The result is ``[F, (side / scale)^2, width * scale^2]``."""
         few = side // scale
         tiles = self.reshape(f"{name}.cut", rows, -1, few, scale, few, scale * width)
         turned = self.transpose(f"{name}.squares", tiles, 0, 1, 3, 2, 4)
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return a norm's gain and bias. A rotated graph folds gain and bias into linears and gets ones, unless ``apply``."""
+        """Return a norm's gain and bias. A rotated graph folds them into linears and returns ones, unless ``apply``."""
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -372,13 +372,13 @@ def _evaluated(op: str, operands: Sequence[Operand], attributes: Mapping[str, An
 
 
 def averaging(side: int, stride: int) -> Float32:
-    """Return the matrix ``[side // stride, side]`` that averages runs of ``stride`` numbers and drops the remainder."""
+    """Return the matrix ``[side // stride, side]`` that averages ``stride`` numbers at a time and drops the rest."""
     means = np.repeat(np.eye(side // stride, dtype=np.float32) / np.float32(stride), stride, 1)
     return np.pad(means, ((0, 0), (0, side - means.shape[1])))
 
 
 def bilinear(side: int, few: int) -> Float32:
-    """Return the matrix ``[few, side]`` that interpolates ``side`` numbers linearly to ``few``, as torch does."""
+    """Return the matrix that resizes ``side`` numbers linearly to ``few``, as torch does. It is ``[few, side]``."""
     at = np.maximum((np.arange(few) + 0.5) * side / few - 0.5, 0)
     low = np.minimum(at.astype(np.int64), side - 1)
     matrix, rows = np.zeros((few, side), np.float32), np.arange(few)
@@ -394,7 +394,7 @@ class ChangedGraph(VisionGraph):
     In each layer, the changed patches' new keys and values replace their old ones. ScatterND replaces keys in place if
     ``key{l}_out`` is bound to the address of ``key{l}``. If a token is made of several patches, the rows of unchanged patches
     are kept as well. Attention inside windows is computed for windows with a changed patch, and always for the first window of
-    each shape. Rows are ``[1, n, width]`` for n changed patches; all else is as in :class:`VisionGraph`.
+    each shape. Rows are ``[1, n, width]`` for n changed patches. Everything else is as in :class:`VisionGraph`.
 
     Patches in the input ``patches`` are numbered row by row in the frame. The tensor ``positions`` lists which keys and values
     to compute. Class tokens come first in keys and values, then the patches in the tower's order.
@@ -416,7 +416,7 @@ class ChangedGraph(VisionGraph):
         return self.grid[0] * self.grid[1]
 
     def start(self, tower: Tower) -> str:
-        """Add the inputs and the nodes that find the changed positions and tokens. Return the input ``pixel_values``."""
+        """Add the graph's inputs, and nodes that find what has changed. Return the input ``pixel_values``."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])
         self.class_tokens, self.head_dim = tower.class_tokens, tower.head_dim
@@ -469,7 +469,7 @@ class ChangedGraph(VisionGraph):
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Return rows unchanged: patches have the order of the input ``patches``, and tokens are in row-major order already."""
+        """Return rows unchanged. Patches have the order of the input ``patches``, and tokens are in row-major order already."""
         return rows
 
     def kept(self, name: str, rows: str, width: int) -> str:
@@ -521,7 +521,7 @@ class ChangedGraph(VisionGraph):
         return self.node("Unsqueeze", [found, self.integers(0)], f"{name}.windowed")
 
     def _written(self, key: str, value: str, positions: int, heads: int, name: str) -> list[str]:
-        """Write the call's rows into the cache; return all keys and values, float32 ``[1, heads, positions, head_dim]``."""
+        """Write new keys and values into the cache, and return all, float32 ``[1, heads, positions, head_dim]``."""
         layer, found = self.layers, []
         self.layers += 1
         for part, rows in (("key", key), ("value", value)):
@@ -535,7 +535,6 @@ class ChangedGraph(VisionGraph):
         return found
 
     def _write_index(self, heads: int) -> str:
-        """Return the index ``[1, heads, n, 3]`` at which ScatterND writes each row of each head."""
         if not self.heads:
             self.heads = heads
             by_row = self.reshape("write.rows", "positions", 1, 1, -1, 1)
@@ -548,14 +547,10 @@ class ChangedGraph(VisionGraph):
         return "write"
 
     def _attended(self, name: str, query: str, keys: str, values: str, heads: int, scale: float) -> str:
-        """Return the attention of queries ``[B, S, width]`` to keys and values ``[B, heads, N, dim]``."""
         return self.graph.fused("MultiHeadAttention", [query, keys, values], [name], num_heads=heads, scale=scale)
 
     def _index(self, windows: list[tuple[int, int]]) -> None:
-        """Add nodes that find, for each run of equal windows, the windows to compute and their queries' rows.
-
-        ``slots`` is the index of each changed row among the queries of all windows to compute.
-        """
+        """Add nodes that find the windows with a changed patch, and the rows of their queries."""
         ones = self._expanded("positions.ones", "positions", np.float32(1))
         marks = self._scattered("positions.changed", "positions", np.float32, ones)
         ends = [self.graph.constant("int64.zero", np.array(0, np.int64)), self.node("Size", ["positions"], "n"),

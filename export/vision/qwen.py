@@ -23,7 +23,7 @@ EDGE = 1 << 14  # the most squares along a frame's edge
 
 @dataclass(frozen=True, slots=True)
 class PatchGrid:
-    """A frame's patches: ``rows`` x ``columns`` squares of ``merge`` x ``merge`` patches.
+    """The grid of patches that a frame is cut into. ``rows`` and ``columns`` count squares of ``merge`` x ``merge`` patches.
 
     A patch has ``patch`` x ``patch`` pixels and is ``group`` frames deep.
     """
@@ -41,11 +41,11 @@ class PatchGrid:
 
 @dataclass(frozen=True, slots=True)
 class PatchLayout:
-    """The order of a frame's patches in the tower: window by window, square by square.
+    """The order in which the tower reads a frame's patches: window by window, and square by square inside a window.
 
-    ``order`` int64 ``[patches]`` lists the patch in each of the tower's rows. Patches are numbered row by row in the frame.
-    ``row`` and ``column`` give each patch's place in the frame. ``tokens`` ``[squares]`` lists each token's square, or is None
-    if the tower's squares are in row-major order already.
+    ``order``: the patch in each of the tower's rows, int64 ``[patches]``. Patches are numbered row by row in the frame. ``row``
+    and ``column``: where each patch is in the frame. ``tokens``: each token's square, or None if the tower's squares are in
+    row-major order already. Its shape is ``[squares]``.
     """
 
     order: Operand
@@ -56,7 +56,7 @@ class PatchLayout:
 
     @classmethod
     def of(cls, g: VisionGraph, tall: Operand, wide: Operand, merge: int, side: int = 0) -> PatchLayout:
-        """Lay out ``tall`` x ``wide`` patches in windows of ``side`` x ``side`` squares, or in one window if ``side`` is 0."""
+        """Put ``tall`` x ``wide`` patches in windows of ``side`` x ``side`` squares, or in one window if ``side`` is 0."""
         c = g.compute
         index = c("Range", 0, c("Mul", tall, wide), 1)
         row, column = c("Div", index, wide), c("Mod", index, wide)
@@ -102,7 +102,8 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
 class QwenTower(Tower):
     """Qwen2-VL's tower, in which every patch attends to its whole pair of frames.
 
-    ``vision`` is the complete ``vision_config``. ``width``, ``inner`` and ``hidden`` are the widths of a block, MLP and token.
+    ``vision``: the complete ``vision_config``. ``width``, ``inner`` and ``hidden``: the widths of a block, of its MLP and of a
+    token.
     """
 
     is_sized = True
@@ -143,12 +144,12 @@ class QwenTower(Tower):
         return graph.node("Concat", [tokens, *tapped], "vision.tokens", axis=-1) if tapped else tokens
 
     def embed(self, g: VisionGraph, pixels: str) -> str:
-        """Return patch embeddings ``[G, patches, columns]`` in the tower's order: window by window, square by square."""
+        """Return patch embeddings in the order in which the tower reads them. The shape is ``[G, patches, columns]``."""
         rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, bias=False, group=self.group)
         return g.reorder("vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
-        """Add a block, whose input is ``rows + delta`` and whose output is the sum of the two returned tensors."""
+        """Add a block. Its input is ``rows + delta``, and its output is the sum of the two returned tensors."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
         attended = self.attention(g, name, normed, [] if layer in self.full else self.layout.windows)
@@ -164,7 +165,7 @@ class QwenTower(Tower):
         return g.linear(second, inner, self.inner, self.columns, writes=True)
 
     def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
-        """Merge each square's normed patches into one token; return the tokens ``[G, squares, hidden]`` in row-major order."""
+        """Merge each square's normed patches into one token. The tokens are ``[G, squares, hidden]``, in row-major order."""
         normed, _ = self.norm(g, f"{name}.{self.merger_names[0]}", rows, delta)
         return self.projected(g, name, self.beside(g, name, normed))
 
@@ -179,7 +180,7 @@ class QwenTower(Tower):
         return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Return the layer's DeepStack features ``[G, squares, hidden]``, which only Qwen3-VL has."""
+        """Return the layer's DeepStack features, which only Qwen3-VL has. Each is ``[G, squares, hidden]``."""
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
@@ -196,7 +197,7 @@ class QwenTower(Tower):
         return g.linear(f"{name}.proj", attended, width, width, writes=True)
 
     def tables(self, g: VisionGraph) -> None:
-        """Make the tables of cos and sin: half of a head's pairs rotate by a patch's row, half by its column."""
+        """Make the tables of cos and sin. Half of a head's pairs rotate by a patch's row, half by its column."""
         half, turned = self.columns // self.heads // 2, list[Operand]()
         inv_freq = inverse_frequencies(self.theta, half)
         for places in (self.layout.row, self.layout.column):
@@ -239,7 +240,7 @@ class Qwen25Tower(QwenTower):
 
 
 class Qwen3Tower(QwenTower):
-    """Qwen3-VL's tower. A row ``[(1 + K) hidden]`` consists of a token's embedding and its features for K decoder layers."""
+    """Qwen3-VL's tower. A row has a token's embedding and its features for K decoder layers: ``[(1 + K) hidden]``."""
 
     mlp_names = "linear_fc1", "linear_fc2"
     merger_names = "norm", "linear_fc1", "linear_fc2"
@@ -271,7 +272,7 @@ class Qwen3Tower(QwenTower):
         return c("Reshape", drawn, (-1, self.columns))
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Return the layer's DeepStack features; unlike in :meth:`merged`, patches are joined before the norm."""
+        """Return the layer's DeepStack features. Unlike in :meth:`merged`, patches are joined before the norm."""
         if layer not in self.tapped:
             return []
         name = f"vision.deepstack_merger_list.{self.tapped.index(layer)}"

@@ -31,7 +31,7 @@ class EncoderTower(Tower):
         self.patch_grid, self.residual = (self.side, self.side), self.columns
 
     def embedded(self, g: VisionGraph, pixels: str, *, has_class: bool = False) -> str:
-        """Return patch embeddings with their position embeddings ``[F, positions, columns]``.
+        """Return patch embeddings with their position embeddings. The shape is ``[F, positions, columns]``.
 
         With ``has_class``, CLIP's class token comes first, and the caller must norm the rows before the first block.
         """
@@ -45,7 +45,7 @@ class EncoderTower(Tower):
         return g.add(name, rows, g.per_position(g.constant(f"{name}.position_embedding", places)))
 
     def states(self, g: VisionGraph, rows: str, layers: int) -> list[str]:
-        """Return ``layers`` + 1 hidden states ``[F, positions, columns]``: the first block's input and all blocks' outputs."""
+        """Return the first block's input and the outputs of the first ``layers`` blocks, each ``[F, positions, columns]``."""
         states, delta, columns, positions = [], "", self.columns, self.side**2 + self.class_tokens
         for layer in range(layers):
             name = f"vision.encoder.layers.{layer}"
@@ -66,11 +66,11 @@ class EncoderTower(Tower):
 
 
 class SquareTower(EncoderTower):
-    """A tower that joins the hidden states of chosen layers, and projects them to decoder rows ``[F, tokens, width]``.
+    """A tower that joins the hidden states of chosen layers, and projects them to rows for the decoder.
 
     Hidden states are numbered as in transformers: 0 is the embedding, and -1 is the last layer's output before the final norm.
-    The matrices ``before`` and ``after`` pool the projector's input and output along both edges. If you set ``before`` or
-    ``after``, set ``tokens`` and ``reach`` too.
+    The rows are ``[F, tokens, width]``. ``before`` and ``after``: matrices that pool the projector's input and output along
+    both edges. If you set one of them, set ``tokens`` and ``reach`` too.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -122,7 +122,7 @@ class SquareTower(EncoderTower):
 
 
 class SmolVLMTower(EncoderTower):
-    """SmolVLM's tower: all of SigLIP, then a linear layer over each square of ``scale`` x ``scale`` patches.
+    """SmolVLM's tower. A linear layer turns each square of ``scale`` x ``scale`` patches from SigLIP into one token.
 
     Frames fill the tower's square, so patch i has position i. transformers computes the same positions for the published 27 or
     32 patches per side, but not for 25.
