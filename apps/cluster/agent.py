@@ -307,7 +307,7 @@ class NodeAgent(Hooks):
             known.pop(name, None)
 
     def describe(self, name: str) -> Fields:
-        """Return the answer of ``GET /v1/streams/{name}`` for a camera of this node."""
+        """Return the answer to ``GET /v1/streams/{name}`` for a camera of this node."""
         lost = self.moves.get(name, {}).get("lost_s")
         return {**self._service.stream(name).describe(), "node": self.name, "epoch": self.epochs.get(name), "lost_s": lost}
 
@@ -458,9 +458,9 @@ class NodeAgent(Hooks):
         return number
 
     def follow_notes(self, number: int) -> Fields:
-        """Carry out all requests to forget. Return what request ``number`` deleted on this node, and what failed.
+        """Carry out all requests to forget. Return what one of them deleted on this node, and what failed.
 
-        Raises UserError and HeadAway.
+        ``number``: the number of that request. Raises UserError and HeadAway.
         """
         with self._working:
             self.ask()

@@ -53,7 +53,7 @@ class Director:
     def __init__(
         self, state: ClusterState | None = None, save: Callable[[ClusterState], object] = lambda state: None, now: float = 0.0
     ) -> None:
-        """Continue from a saved state, as if each of its nodes had sent a request at ``now``."""
+        """Continue from a saved state, as if each of its nodes had just sent a request. ``now``: the time in seconds."""
         self.state, self._save, self._id, self._saves = state or ClusterState(), save, uuid4().hex, 0
         self._is_changed, self._save_at = False, -math.inf  # the time at which a failed save is retried
         for node in self.state.nodes.values():
@@ -226,7 +226,7 @@ class Director:
     def add(self, name: str, given: Fields, *, now: float) -> None:
         """Add a camera to the cluster. Raises UserError if the name is in use or the camera fits on no node.
 
-        ``given`` holds the fields ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
+        ``given``: the fields ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
         """
         self.tick(now)
         if name in self.state.cameras:

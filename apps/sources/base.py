@@ -136,8 +136,7 @@ class SourceOptions:
 class Source(ABC):
     """A source of frames, sampled at a given rate by their own timestamps.
 
-    A live source keeps capturing between reads, and ``rule`` decides whether it drops frames. Sources that are not live wait
-    for their reader.
+    A live source keeps capturing between reads, and may drop frames. Other sources wait for their reader.
     """
 
     name: str

@@ -38,7 +38,7 @@ class Device:
 
 
 def devices(root: Path = ROOT) -> list[Device]:
-    """List every /dev/videoN under ``root``, ordered by N."""
+    """List this machine's /dev/videoN devices, ordered by N."""
     links: dict[Path, list[Path]] = {}
     for link in sorted((root / "dev" / "v4l").glob("by-*/*")):
         links.setdefault(link.resolve(), []).append(link)

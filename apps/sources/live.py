@@ -221,13 +221,15 @@ class Link:
 
 
 class LiveSource(ThreadedSource):
-    """A live source. Raises SourceError if the first call of ``connect`` fails and ``options.wait`` is false.
+    """A live source, such as a camera. Raises SourceError if the first attempt to connect fails and ``options.wait`` is false.
 
     Frames are captured even when :meth:`read` is not called. A frame's time counts monotonic seconds from the first ``read``,
-    including time spent reconnecting. ``drops`` counts lost frames by cause. ``replaced`` frames were not read before a newer
-    frame came. ``corrupt`` frames cannot be decoded. ``keyframe`` frames came before the first keyframe, or between a corrupt
-    picture and the next keyframe. ``repeated`` frames are identical to a USB camera's previous frame. ``late`` frames came from
-    an abandoned connection.
+    including time spent reconnecting.
+
+    ``drops`` counts lost frames by cause. ``replaced``: a newer frame came before the frame was read. ``corrupt``: the frame
+    cannot be decoded. ``keyframe``: the frame came before the first keyframe, or between a corrupt picture and the next
+    keyframe. ``repeated``: the frame is identical to a USB camera's previous frame. ``late``: the frame came from an abandoned
+    connection.
     """
 
     live = True

@@ -46,11 +46,12 @@ class Mqtt(Sink):
 
     ``edgevlm/ID/available`` is ``online``; the last will sets it to ``offline``. Topics below ``edgevlm/ID/CAMERA/WATCH/`` are
     ``state`` (ON or OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG) and ``active`` (ON or OFF).
-    All topics except ``event`` are retained. ON sent to the topic ``set`` resumes the watch; OFF pauses it.
+    All topics except ``event`` are retained. ON sent to the topic ``set`` resumes the watch. OFF pauses it. A path in the
+    broker's address replaces ``edgevlm`` in the topics.
 
-    A path in the broker's address replaces ``edgevlm`` in the topics. Without ``id``, ID is read from the program's state
-    folder. Home Assistant's discovery topics begin with ``discovery``; an empty ``discovery`` turns them off. ``ca`` is a file
-    of certificates for verifying an ``mqtts://`` broker, by default the system's.
+    ``id``: the ID in the topics, by default read from the program's state folder. ``discovery``: the beginning of Home
+    Assistant's discovery topics. If it is empty, none are published. ``ca``: a file of certificates for verifying an
+    ``mqtts://`` broker, by default the system's.
     """
 
     def __init__(

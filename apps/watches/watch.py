@@ -28,14 +28,15 @@ DeviceClass = Literal[
 class WatchSettings(BaseModel):
     """A watch's question, and the rule that opens and closes the watch.
 
-    The possible answers are ``choices``; those in ``answer``, by default the first, open the watch. The question is asked every
-    ``every`` seconds, or at each frame if ``every`` is 0. If ``changed`` is set, the question waits until the picture
-    has changed.
+    ``choices``: the possible answers. ``answer``: the answers that open the watch, by default the first choice. ``every``: ask
+    again after this many seconds, or at each frame if it is 0. ``changed``: ask only after the picture has changed.
 
-    The watch opens once the probability of ``answer`` has been above ``open_above`` for ``open_after`` seconds, and closes once
+    The watch opens once the probability of ``answer`` has been above ``open_above`` for ``open_after`` seconds. It closes once
     the probability has been below ``close_below`` for ``close_after`` seconds. If ``open_after`` or ``close_after`` is above 0,
-    at least two answers are needed. After closing, the watch stays closed for ``cooldown`` seconds. A watch is asked only
-    during its ``schedule``, in local time. ``sinks``, by default all sinks, receive the events that ``on`` selects.
+    at least two answers are needed. After closing, the watch stays closed for ``cooldown`` seconds.
+
+    ``schedule``: the hours in which the watch is asked, in local time. ``sinks``: the sinks that receive the events, by default
+    all. ``on``: which events they receive.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -76,8 +77,8 @@ class WatchSettings(BaseModel):
 class Watch(WatchSettings):
     """A question that is asked repeatedly.
 
-    ``name`` is an id, or text in any script that is turned into an id; by default, the question. ``label`` is the displayed
-    name. The watch is asked on the streams in ``cameras``, by default on all streams.
+    ``name``: an id, or text in any script that is turned into an id. By default it is the question. ``label``: the displayed
+    name. ``cameras``: the streams on which the watch is asked, by default all.
     """
 
     name: NamedId = ""
@@ -112,7 +113,7 @@ class Watch(WatchSettings):
 
 
 def covers(hours: str, now: datetime) -> bool:
-    """Return whether hours such as ``mon-fri 08:00-18:00`` cover a local time. ``22:00-06:00`` ends the next day.
+    """Return whether a local time is within hours such as ``mon-fri 08:00-18:00``. ``22:00-06:00`` ends the next day.
 
     Raises ValueError.
     """
