@@ -458,7 +458,7 @@ class Stream:
         ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` do not fit in the
         reserved room, the memory is copied to a larger cache. ``waiting``: frames that are not appended yet; the block sees
         them. Room for the waiting frames is made at once, so that a question does not change what is remembered later. With
-        ``present`` frames, the block sees the newest frames whole, and only the changes of older waiting frames. ``pictures``:
+        present frames, the block sees the newest frames whole, and only the changes of older waiting frames. ``pictures``:
         arrays ``[1, tokens_per_frame, width]``. The block sees the pictures after all frames, one second apart, starting at
         ``now``, the stream's time. ``window``: the block's rows attend only to rows from this time window. Raises NothingHeld
         if the memory has no rows from ``window``. Raises UserError as :meth:`check_window` does, and if a copy of the memory is

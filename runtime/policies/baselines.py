@@ -140,10 +140,6 @@ def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
 
 
 def _next_to_go(frames: Int64, incomplete: Bool) -> int:
-    """Return the index of the frame to drop next.
-
-    An incomplete frame goes first, then the frame whose neighbours are closest in time.
-    """
     last = len(frames) - 1
     if incomplete[:last].any():
         return int(np.argmax(incomplete[:last]))

@@ -68,7 +68,6 @@ def _novelty(values: Float32, new: int) -> Float32:
 
 
 def _mean_around(x: Float32, reach: int) -> Float32:
-    """Return the moving average of ``x``, over ``reach`` numbers on each side."""
     sums, at = np.concatenate([[0.0], np.cumsum(x, dtype=np.float64)]), np.arange(len(x))
     first, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(x))
     mean: Float32 = ((sums[end] - sums[first]) / (end - first)).astype(np.float32)

@@ -142,7 +142,6 @@ class ClusterIndex(Stateful):
         return cosine
 
     def _move(self, at: int, key: Float32, fraction: float, unit: Float32) -> bool:
-        """Move a cluster's mean part of the way towards a key. Return whether the stored mean has changed."""
         mean = self._dequantize(np.s_[at])
         mean += np.float32(fraction) * (key - mean)
         parts = mean.reshape(self.scale.shape[1], -1)

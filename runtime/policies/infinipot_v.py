@@ -109,7 +109,6 @@ class InfiniPotV(FixedTarget):
         return kernels.newest_frames(layer.frame, vision_of(layer), self.recent_frames)
 
     def _distinct(self, target: int) -> int:
-        """Return how many past tokens TaR keeps."""
         return max(0, math.floor(self.alpha * target + 0.5) - self._recent_rows)
 
     def _preset(self, layer: int) -> int:

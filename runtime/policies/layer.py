@@ -203,7 +203,6 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Return the queries of guidance texts, the keys that these may attend to, and the ``seq`` of both."""
         texts, guide = self._shared.texts, self._shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise ValueError(f"attention_of: text {unknown[0]!r} is not in needs.guidance; add it")
@@ -220,7 +219,7 @@ class Layer:
         )  # fmt: skip
 
     def keep(self, rows: Bool) -> None:
-        """Keep ``rows`` and the ``fixed`` rows, and evict the rest. Each head must keep ``target`` of its ``free`` rows."""
+        """Keep these rows and the ``fixed`` rows, and evict the rest. Each head must keep ``target`` of its ``free`` rows."""
         self._kept = rows
 
     def merge(self, gone: Bool, into: NDArray[np.integer], weight: NDArray[np.floating] | float = 1.0) -> None:
@@ -262,7 +261,6 @@ class Layer:
         self._added = new
 
     def _turned(self, keys: Float32, sign: int) -> Float32:
-        """Rotate keys to their rows' positions. If ``sign`` is -1, undo this rotation."""
         cache = self.cache
         position = cache.position(self.index)
         known, place = np.unique(position, return_inverse=True)
@@ -278,7 +276,6 @@ class Layer:
         return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
 
     def _stored(self, part: str, rows: Float32, changed: Bool) -> NDArray:
-        """Return all keys or values in the cache's dtype, with new numbers for the changed rows."""
         cache = self.cache
         key = part == "key"
         stored = np.array(cache.key(self.index) if key else cache.value(self.index))

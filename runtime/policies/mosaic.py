@@ -57,7 +57,7 @@ class EarlyVariance(Stateful):
         self.mean, self.variance = np.zeros((streams, width)), np.zeros(streams)
 
     def add(self, rows: Float32) -> None:
-        """Add rows ``[streams, n, width]``. Only the first ``rows`` rows of a stream count."""
+        """Add rows to each stream. Only the first ``rows`` rows of a stream count. Shape: ``[streams, n, width]``."""
         for row in rows.transpose(1, 0, 2)[: max(0, self.rows - int(self.seen[0]))].astype(np.float64):
             self.seen += 1
             self.mean += (row - self.mean) / self.seen

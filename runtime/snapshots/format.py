@@ -1,4 +1,4 @@
-"""Read and write a snapshot's file: a preamble, a JSON header and raw arrays, all with CRC-32. Nothing is pickled."""
+"""Read and write a snapshot's file. It has a preamble, a JSON header and raw arrays, all with CRC-32. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -169,7 +169,6 @@ def read(stream: BinaryIO, path: PurePath) -> Snapshot:
 
 
 def _read_header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Return a snapshot's header and the offset of its first array."""
     start = stream.read(PREAMBLE.size)
     if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
         raise SnapshotError("is not a snapshot, or is truncated")

@@ -178,7 +178,6 @@ class SnapshotWriter:
 
     @cached_property
     def _newest(self) -> Mapping[str, Any]:
-        """Return the newest valid snapshot's identity, or an empty mapping if no snapshot is valid. Raises OSError."""
         return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
@@ -285,7 +284,6 @@ class SnapshotWriter:
                 self._failing = False
 
     def _write(self, alone: bool = False) -> PurePath:
-        """Write a snapshot. Raises OSError or MemoryError."""
         version = self._session._version
         self._sync()  # so that the sync after the capture has little left to write
         about, arrays, held_ms = self._session._capture(self.buffer)

@@ -1,4 +1,4 @@
-"""Read and write a store's file: a header, then records. The file grows in steps. Only one process at a time uses the file."""
+"""Read and write a store's file, which holds records. The file grows in steps. Only one process at a time uses the file."""
 
 from __future__ import annotations
 
