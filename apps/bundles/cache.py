@@ -124,7 +124,7 @@ def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
 
 
 def find(bundle: str) -> Path:
-    """Return a bundle's folder. ``bundle`` is ``demo``, a path, or a name in the cache."""
+    """Return a bundle's folder. ``bundle``: ``demo``, a path, or a name in the cache."""
     kept = cache_folder() / bundle
     return kept if not Path(bundle).exists() and (kept / MANIFEST).exists() else bundle_folder(bundle)
 

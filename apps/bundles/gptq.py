@@ -35,7 +35,7 @@ def export_by_gptq(
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
 
     def sampled(folder: Path) -> Samples:
-        """Return the sampled activations in ``folder``. Missing samples are made with a temporary fp32 bundle."""
+        """Return the activations sampled in ``folder``. Missing samples are first made with a temporary fp32 bundle."""
         file, plain = folder / "samples.npz", folder / "fp32"
         if not file.exists():
             if not plain.exists():

@@ -35,7 +35,7 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubError(UserError):
-    """Raised when a request to the hub fails. ``what`` is the message without the advice on what to do."""
+    """Raised when a request to the hub fails. ``what``: the message without the advice."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
@@ -68,7 +68,7 @@ def parse_id(name: str) -> HubId:
 
 
 def hub_id(model: str) -> HubId | None:
-    """Return the repository that ``model`` names, or None for a folder. Existing folders take precedence over repositories.
+    """Return the repository with this name, or None for a folder. Existing folders take precedence over repositories.
 
     ``hf:ORG/NAME`` always names a repository. Raises UserError for ``hf:`` without a repository's name.
     """
@@ -119,7 +119,7 @@ class Repository:
         return there[0] == MANIFEST if there else MANIFEST in self.files
 
     def fetch(self, names: Iterable[str], progress: Report) -> Path:
-        """Download the files in ``names`` that the repository has, and return their folder. Raises HubError."""
+        """Download those of the named files that the repository has, and return their folder. Raises HubError."""
         wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
         if not wanted:
             return self.folder
@@ -251,7 +251,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
 
 
 def explain(error: Exception, name: HubId, folder: Path) -> HubError:
-    """Describe an error and its fix in one line. ``folder`` is where the download was written."""
+    """Describe an error and its fix in one line. ``folder``: where the download was written."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, HubError):

@@ -105,7 +105,7 @@ class Span:
 
     @property
     def open_ended(self) -> tuple[float | None, float | None]:
-        """Return ``since`` and ``until``, with None for an open end."""
+        """Return the start and the end, with None for no limit."""
         return None if math.isinf(self.since) else self.since, None if math.isinf(self.until) else self.until
 
     @property
@@ -118,7 +118,7 @@ class Span:
         return TimeWindow(self.since - offset, self.until - offset)
 
     def seconds(self, offset: float) -> dict[str, Any]:
-        """Return ``since`` and ``until`` in stream seconds, as :meth:`Session.ask` takes them."""
+        """Return the start and the end in stream seconds, as arguments for :meth:`Session.ask`."""
         ends = zip(("since", "until"), self.open_ended, strict=True)
         return {name: at - offset for name, at in ends if at is not None}
 

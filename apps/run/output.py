@@ -84,7 +84,7 @@ class StatsEvent(Stats):
 
 
 class Output(Protocol):
-    """Receives a run's answers and statistics from several threads. ``piece`` gets an answer as it is generated."""
+    """Receives a run's answers and statistics from several threads. ``piece``: called with each new part of an answer."""
 
     def answer(self, answer: AnswerEvent) -> None: ...
     def piece(self, text: str) -> None: ...
@@ -94,7 +94,7 @@ class Output(Protocol):
 
 
 class TextOutput:
-    """Prints one answer per line on stdout, and everything else on stderr; ``with_stats`` adds statistics."""
+    """Prints one answer per line on stdout, and everything else on stderr. ``with_stats``: whether to print statistics."""
 
     def __init__(self, quiet: bool = False, with_stats: bool = False) -> None:
         self._quiet, self._with_stats = quiet, with_stats

@@ -29,7 +29,7 @@ DEEPEST = 64
 
 
 def shallow(value: Any) -> Any:
-    """Return ``value`` unchanged. Raises ValueError if ``value`` is nested deeper than DEEPEST levels."""
+    """Return a value unchanged. Raises ValueError if the value is nested deeper than DEEPEST levels."""
     level = [value]
     for _ in range(DEEPEST):
         level = [each for of in level for each in (of.values() if isinstance(of, dict) else of if isinstance(of, list) else ())]

@@ -116,7 +116,7 @@ def journal_of(url: str, query: Mapping[str, str], key_file: Path | None) -> lis
 def replied(
     url: str, key_file: Path | None, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
 ) -> Iterator[httpx.Response]:
-    """Send a request to a server and yield the reply. Without ``body``, the request is a GET, otherwise a POST.
+    """Send a POST request or, without ``body``, a GET request, and yield the reply.
 
     Errors become one-line UserErrors, including errors in the ``with`` block.
     """
