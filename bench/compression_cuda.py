@@ -37,7 +37,7 @@ QUERIES = 8  # query rows in a layer's probe
 
 
 class FilledDeviceCache(FilledCache):
-    """A cache on the device that is repeatedly filled with noise up to its budget."""
+    """A cache on a CUDA device that can be filled with random numbers again and again."""
 
     kind = CudaCache
 

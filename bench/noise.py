@@ -39,7 +39,7 @@ def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The size of a cache with ``tokens`` vision tokens in each layer and KV head."""
+    """The size of a cache. ``tokens``: vision tokens in each layer and KV head."""
 
     layers: int = 36
     kv_heads: int = 2
@@ -52,7 +52,7 @@ class CacheShape:
 
 
 class FilledCache:
-    """A cache that is repeatedly filled with noise up to its budget."""
+    """A cache that can be filled with random keys and values again and again."""
 
     kind: type[KVCache] = KVCache
 

@@ -31,7 +31,6 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str, longest: int = 160) -> str:
-    """Shorten a text and remove terminal control characters."""
     short = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return short if short.isprintable() else ascii(short)[1:-1]
 
@@ -55,7 +54,7 @@ def cell(name: str, line: Line) -> str:
 
 
 class Table:
-    """Prints lines one by one, with a header wherever the columns change."""
+    """Prints results line by line, with a new header wherever the columns change."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json, self._heads = as_json, list[str]()

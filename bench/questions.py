@@ -78,7 +78,7 @@ def questions(
 
 
 class PacedCamera(threading.Thread):
-    """A thread that shows a session ``fps`` pictures per second and records how long each picture waited."""
+    """A thread that shows pictures to a session and records how long each picture waited. ``fps``: pictures per second."""
 
     def __init__(self, session: Session, fps: float) -> None:
         super().__init__(daemon=True)

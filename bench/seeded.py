@@ -73,7 +73,7 @@ class SeededTensors:
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """The text part of a model. ``backbone`` is llama, qwen2 or qwen3."""
+    """The language model of a vision language model. ``backbone``: llama, qwen2 or qwen3."""
 
     name: str
     backbone: str

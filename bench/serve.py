@@ -37,7 +37,7 @@ SNAPSHOTS_S = 5.0  # time between snapshots, so that the measured memory include
 
 
 class EagerDemo(DemoSource):
-    """The demo camera without a frame rate: its next frame is always ready."""
+    """The demo camera without a frame rate. Its next frame is always ready."""
 
     live = True
 
@@ -53,7 +53,7 @@ def cameras(
     engine: str = DEFAULT_ENGINE,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield lines with the total frames per second and the memory, for each number of cameras, in one process and in several.
+    """Yield the total frames per second and the memory, for each number of cameras, in one process and in several.
 
     Each rate is a median over ``rounds`` windows of ``seconds``, in which all other servers are stopped. The memory of each
     additional camera is compared with what ``edgevlm plan`` predicts. Raises UserError if a server does not start.
@@ -148,7 +148,6 @@ def _rate(servers: Sequence[Served], seconds: float) -> float:
 
 
 def _until(done: Callable[[], bool]) -> None:
-    """Wait until ``done`` returns true. Raises UserError after START_S seconds."""
     end = time.monotonic() + START_S
     while not done():
         if time.monotonic() > end:

@@ -37,7 +37,10 @@ LARGEST = np.float32(65504)  # float16's largest number, to which a passage's hu
 
 
 def sample_activations(bundle: Bundle) -> dict[str, Float16]:
-    """Return the inputs ``[n, in]`` of an fp32 bundle's matrices ``layer{l}.qkv``, ``.output``, ``.gate_up`` and ``.down``."""
+    """Return the inputs of the matrices ``layer{l}.qkv``, ``.output``, ``.gate_up`` and ``.down`` of an fp32 bundle.
+
+    Each input is ``[n, in]``.
+    """
     model = Model.load(bundle.path)
     texts = passages(TOKENS, min(LENGTH, bundle.limit), model.encode, held_out=False)
     session = _with_inputs_of_matrices(bundle)
@@ -51,7 +54,7 @@ def sample_activations(bundle: Bundle) -> dict[str, Float16]:
 
 
 def _with_inputs_of_matrices(bundle: Bundle) -> Any:
-    """Open an ONNX Runtime session for the bundle's ``full`` graph with the inputs of all matrices as extra outputs."""
+    """Open the bundle's decoder in ONNX Runtime with the inputs of all matrices as extra outputs."""
     onnx, ort = import_module("onnx"), import_module("onnxruntime")
     graph = onnx.load(bundle.file(bundle.decoder.graphs["full"]), load_external_data=False)
     for layer in range(bundle.decoder.layers):

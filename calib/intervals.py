@@ -55,7 +55,7 @@ def mean(clusters: Sequence[Values]) -> Estimate:
 
 
 def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimate:
-    """Return the :func:`mean` of the paired differences ``ours - theirs``.
+    """Return the mean of the paired differences ``ours - theirs``, with its interval.
 
     Raises ValueError unless ``ours`` and ``theirs`` have the same number of questions in each stream.
     """

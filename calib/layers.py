@@ -90,7 +90,6 @@ def ages(attention: Float64, frames: int) -> Float64:
 
 
 def newest_tenth(frames: int) -> int:
-    """Return the number of frames in the newest tenth, at least one."""
     return max(1, round(frames / 10))
 
 

@@ -52,7 +52,7 @@ class ClipTrace:
 
 @dataclass
 class TracedFull(Full):
-    """Full KV that also records every layer's rotated queries for the newest WINDOW vision rows."""
+    """Full KV that also records every layer's rotated queries for the newest WINDOW rows of the video."""
 
     def __post_init__(self) -> None:
         self.queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]

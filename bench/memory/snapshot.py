@@ -46,7 +46,7 @@ def snapshot(
 
 
 def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: Path) -> dict[str, Any]:
-    """Return medians and quartiles in milliseconds, and one snapshot's ``bytes`` on disk."""
+    """Return times in milliseconds, as medians and quartiles, and the bytes of a snapshot on disk."""
     world, state = World(0), SnapshotDirectory(folder)
     with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, append=ALL, encode=ALL) as session:
         while not session.stats.memory.compressions:

@@ -54,7 +54,7 @@ def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Ite
 
 
 def _turn(store: Store, rng: np.random.Generator, clusters: int, asked: int) -> dict[str, float]:
-    """Return the milliseconds of fetches from disk, from host memory, and with and without ``prefetch``."""
+    """Return the milliseconds that fetches take from disk and from host memory, with and without ``prefetch``."""
     first, second, third = (rng.choice(clusters, asked, replace=False).tolist() for _ in range(3))
     _forget_pages(store)
     disk = timed(partial(store.get, first))

@@ -53,7 +53,7 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
 
 
 def _placed(lines: Sequence[Line]) -> dict[Subject, Line]:
-    """Return a run's lines, keyed by what each line measured. Lines that measured the same thing are numbered."""
+    """Return a run's lines by what each line measured. Lines that measured the same thing are numbered."""
     seen, placed = Counter[Subject](), dict[Subject, Line]()
     for line in lines:
         if line.get("runtime", OURS) == OURS:
@@ -85,7 +85,7 @@ def _ends(name: str, line: Line) -> list[str]:
 
 
 def _verdict(new: list[float | None], old: list[float | None], worse: float) -> str:
-    """Return ``worse`` if the gap between the spreads exceeds the sum of their widths, otherwise ``chance``."""
+    """Return ``chance`` if the gap between the spreads is at most the sum of their widths, otherwise ``worse``."""
     if len(new) != 2 or len(old) != 2 or None in (*new, *old):
         return "worse" if worse >= TWICE else "no spread"
     (low, high), (old_low, old_high) = ([value or 0.0 for value in spread] for spread in (new, old))

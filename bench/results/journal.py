@@ -44,7 +44,7 @@ class Run:
         return [line for entry in self.entries.values() for line in entry.lines]
 
     def section(self, name: str) -> Line:
-        """Return the header's ``machine`` or ``versions``, or an empty dict if it has none."""
+        """Return a part of the header, ``machine`` or ``versions``, or an empty dict if it is missing."""
         found = self.header.get(name)
         return found if isinstance(found, dict) else {}
 

@@ -32,7 +32,7 @@ def clean(text: object, longest: int = 200) -> str:
 
 
 def tables(entry: Entry) -> list[dict[str, Any]]:
-    """Return a command's lines as tables, one for each set of fields."""
+    """Return a command's results as tables. Lines with the same fields form a table."""
     groups: dict[tuple[str, ...], list[Line]] = {}
     for line in entry.lines:
         groups.setdefault(tuple(line), []).append(line)

@@ -57,7 +57,6 @@ def planned(quick: bool, only: str | None) -> dict[str, str]:
 
 
 def typed(text: str) -> str:
-    """Return a planned command as a user would type it."""
     return f"edgevlm bench {text} --json"
 
 

@@ -160,7 +160,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Pair our timings with each other runtime's at the same KV precision, and our fastest with that runtime's fastest."""
+    """Pair our timings with other runtimes' at the same KV precision, and our fastest with each runtime's fastest."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

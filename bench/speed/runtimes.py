@@ -53,7 +53,7 @@ class RuntimeKind:
         return "" if precision in self.precisions else f"{precision} weights are not supported here"
 
     def start(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str = "fp32") -> Runtime:
-        """Start the runtime with ``model``'s weights and an empty cache of ``capacity`` rows."""
+        """Start the runtime with an empty cache of ``capacity`` rows."""
         module, _, name = self.path.partition(":")
         runtime: Runtime = getattr(import_module(module), name)(model, precision, threads, capacity, kv)
         return runtime
@@ -99,7 +99,7 @@ class Ours:
         return logits[0] if scores else None
 
     def forget(self) -> None:
-        """Do nothing, because appended rows are never committed."""
+        """Do nothing, because this decoder keeps only rows that are committed."""
 
     def close(self) -> None:
         del self._decoder

@@ -47,7 +47,6 @@ class TorchDecoder:
 
 
 def load(model: TextModel) -> Any:
-    """Load ``model``'s tensors into a transformers model of the same shape."""
     s, kind = model.shape, KINDS[model.backbone]
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,

@@ -79,7 +79,7 @@ def vision(
 
 
 def _grown(run: Callable[[], object]) -> int:
-    """Return how many MB of memory the process gains during a call."""
+    """Return how much the process's memory grows during a call, in MB."""
     before = psutil.Process().memory_info().rss
     run()
     return round((psutil.Process().memory_info().rss - before) / 1e6)

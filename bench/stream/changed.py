@@ -28,7 +28,7 @@ BUDGET = 8  # default budget, in frames
 
 @dataclass(slots=True)
 class TimedStream:
-    """A session, with the time and counters of each chunk. Medians exclude the first chunk."""
+    """A session, with the time and the counters of each chunk. Medians exclude the first chunk."""
 
     session: Session
     took: list[Took] = field(default_factory=list)
@@ -120,7 +120,7 @@ def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> f
 
 
 def fill(session: Session, chunk: int) -> None:
-    """Watch noise, whose patches all change, until the memory is full."""
+    """Watch random frames, of which every patch changes, until the memory is full."""
     random, most = np.random.default_rng(0), 4 * session.budget // session.model.bundle.vision.tokens_per_frame + chunk
     for _ in range(-(-most // chunk)):
         for _ in range(chunk):

@@ -89,7 +89,7 @@ def growth(
 
 
 def measured(**work: Any) -> Iterator[dict[str, Any]]:
-    """Call :func:`measure` in a separate process. ``work``: the fields of a GrowthWork."""
+    """Measure in a separate process. ``work``: the fields of a GrowthWork."""
     return measure(GrowthWork(**work))
 
 

@@ -26,7 +26,7 @@ def load(checkpoint: Path, attention: str, dtype: torch.dtype = torch.float32) -
 
 
 class TorchBaseline:
-    """One stream with its cache. ``stops``: tokens that end an answer."""
+    """A stream and its cache. ``stops``: the tokens that end an answer."""
 
     def __init__(self, model: Any, prefix: Sequence[int], budget: int, per_frame: int, stops: Collection[int]) -> None:
         self._model, self._decoder, self._stops = model, model.model.language_model, stops

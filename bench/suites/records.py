@@ -44,7 +44,10 @@ Options = Annotated[tuple[Text, ...], BeforeValidator(_options_of)]
 
 
 def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that reads ``fields`` (name -> type) from a record and raises ValueError if a field is invalid."""
+    """Return a function that reads certain fields from a record and raises ValueError if a field is invalid.
+
+    ``fields``: each field's name and type.
+    """
     kinds: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
     model = create_model("Record", **kinds)
     return lambda value: model.model_validate(value).__dict__

@@ -45,7 +45,6 @@ class Viewer:
 
     @property
     def over(self) -> bool:
-        """Whether all questions have been asked."""
         return not self._due
 
     def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:
@@ -73,7 +72,7 @@ class Viewer:
                 self._add(place, "")
 
     def fail(self, reason: str, **facts: object) -> None:
-        """Record that the remaining questions cannot be answered. ``facts``: additional fields, such as ``damaged``."""
+        """Save the reason why the remaining questions cannot be answered. ``facts``: additional fields, such as ``damaged``."""
         left, self._due = self._due, []
         for _, place in left:
             self._add(place, "", error=reason, **facts)
@@ -124,7 +123,7 @@ class Viewer:
         return answer
 
     def _add(self, place: int, response: str, **facts: object) -> None:
-        """Add an answer as a journal record; times are in video seconds."""
+        """Save an answer as a record. Times are in seconds of the video."""
         self._peak.measure(self.session.cache, self._policy)
         question = self._questions[place]
         asked = {name: getattr(question, name) for name in ASKED}
@@ -152,7 +151,7 @@ class VideoSettings:
 
 @dataclass(frozen=True, slots=True)
 class VideoTask:
-    """A video, its questions, and the runs that still have to answer some of them."""
+    """A video with its questions, and the runs that have not answered all of them yet."""
 
     video: str
     questions: tuple[SuiteQuestion, ...]

@@ -19,7 +19,7 @@ from edgevlm.runtime.stream import Stream
 
 
 class PeakBytes:
-    """The most bytes that the cache and the policy's state took together, over all calls of :meth:`measure`."""
+    """The most bytes that the cache and the policy's state took together so far."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -64,7 +64,7 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
 
 
 class WrappedEngine:
-    """An engine that forwards every call to another engine; a subclass can override single methods."""
+    """An engine that forwards every call to another engine. Subclasses override single methods."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

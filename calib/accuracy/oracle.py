@@ -39,7 +39,7 @@ class Oracle(Policy):
 
     @property
     def max_append(self) -> int:
-        """Return the size of a frame, because appending several frames at once would evict more tokens than necessary."""
+        """Return the tokens of one frame, because appending several frames at once would evict more than necessary."""
         return self.shape.tokens_per_frame
 
     def score(self, layer: Layer) -> NDArray[np.float32]:

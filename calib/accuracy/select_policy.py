@@ -63,7 +63,7 @@ class ComparisonInput:
 
 
 class MeasuredCandidate(NamedTuple):
-    """A candidate policy and its negated KL divergences (larger is better), one list per cluster."""
+    """A policy and its KL divergences, negated so that larger is better, one list per cluster."""
 
     candidate: Candidate
     values: Sequence[Values]
@@ -263,5 +263,5 @@ def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, flo
 
 
 def _lost_tokens(records: Sequence[Record]) -> list[list[float]]:
-    """Return a list per moment: 1 for each next token that differs from full KV's, 0 for the others."""
+    """Return which next tokens differ from full KV's, as one list of ones and zeros per moment."""
     return [[1.0 - same for same in moment] for record in records for moment in record["top1"]]

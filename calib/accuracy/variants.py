@@ -68,7 +68,7 @@ class Variant:
         return self.label.removeprefix(self.on_full_frames.label)
 
     def under(self, append: str, encode: str = ALL) -> Variant:
-        """Return this variant with other ``append`` and ``encode`` settings: ``all``, ``changed[:...]`` or ``auto``.
+        """Return this policy with other settings of ``append`` and ``encode``: ``all``, ``changed[:...]`` or ``auto``.
 
         Raises UserError for an invalid setting.
         """

@@ -66,7 +66,7 @@ class CaseTask:
 
 
 class FeatureCache(WrappedEngine):
-    """An engine that remembers the features of a stream's chunks, so that each chunk is encoded only once."""
+    """An engine that remembers a stream's features, so that each chunk is encoded only once."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -134,9 +134,9 @@ class Worker:
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
 
     def ceiling(self) -> VariantRun:
-        """Return the run that shows which kinds of question can be answered at all: full KV, or an oracle on long streams.
+        """Return the run that shows which kinds of question can be answered at all.
 
-        Raises UserError if the model has too few positions for full KV.
+        It is full KV, or an oracle on long streams. Raises UserError if the model has too few positions for full KV.
         """
         if self._long:
             return CEILING

@@ -60,7 +60,7 @@ def is_about_now(kind: str) -> bool:
 
 
 def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, str]]:
-    """Draw a question of each offered kind that has an answer after the newest frame, as (kind, text, answer)."""
+    """Draw a question of each kind that has an answer after the newest frame. Each is (kind, text, answer)."""
     asked = ((kind, draw(kind, history, rng)) for kind in OFFERED)
     return [(kind, question.text, answer) for kind, pair in asked if pair for question, answer in [pair]]
 
@@ -113,7 +113,7 @@ def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, i
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A question and its answer, about an object that left at ``left_s`` seconds."""
+    """A question about an object that left, and its answer. ``left_s``: when the object left, in seconds."""
 
     name: str
     question: str
@@ -139,7 +139,7 @@ class DemoScene:
         return [str(random.choice(group)) for group in groups if group]
 
     def departed(self) -> list[Fact]:
-        """Return a question for each object that left, about where it was, starting with the last to leave."""
+        """Return a question about where each departed object was, starting with the last to leave."""
         questions = [(thing, ask("past_where", 0, thing.color, thing.shape)) for thing in self.history.gone]
         known = [(thing, question.text, truth(question, self.history)) for thing, question in questions]
         facts = [Fact(thing.name, text, answer, ((thing.left or 0) + 1) / WORLD_FPS) for thing, text, answer in known if answer]

@@ -87,7 +87,7 @@ class History:
 
 
 class World:
-    """An endless stream of frames: `step` makes the next frame, and `history` lists the objects shown so far."""
+    """An endless stream of frames. ``step`` makes the next frame, and ``history`` lists the objects shown so far."""
 
     size = SIZE  # a frame's height and width in pixels
 
@@ -106,7 +106,7 @@ class World:
 
     @property
     def owners(self) -> np.ndarray:
-        """Return the number of the object in each patch of the newest frame, or -1: int32 [16], row-major."""
+        """Return which object each patch of the newest frame shows, or -1. The result is int32 [16], row-major."""
         owners = np.full(GRID * GRID, -1, dtype=np.int32)
         for thing in self.history.present:
             owners[thing.cell] = thing.number
@@ -114,7 +114,7 @@ class World:
 
     @property
     def occupied(self) -> np.ndarray:
-        """Return which patches of the newest frame hold an object: bool [16], row-major."""
+        """Return which patches of the newest frame hold an object. The result is bool [16], row-major."""
         return self.owners >= 0
 
     def step(self) -> np.ndarray:
@@ -146,7 +146,7 @@ class World:
         self._texture = np.roll(self._texture, self._glide, axis=(0, 1))
 
     def _event(self, present: list[Thing]) -> None:
-        """Let an object enter at random, or let one in ``present`` leave or hop."""
+        """Let an object enter at random, or let one of those shown leave or hop."""
         leavers = [thing for thing in present if self.history.now - thing.entered >= MIN_STAY]
         weights = np.array([0.42 * (len(self.history.present) < self._most), 0.38 * bool(leavers), 0.2 * bool(present)])
         if not weights.any():
@@ -203,7 +203,7 @@ class World:
 
 
 def _texture(rng: np.random.Generator) -> np.ndarray:
-    """Return a dark, tinted, blotchy background: uint8 [56, 56, 3] with values 20..100."""
+    """Return a dark, tinted, blotchy background with values 20..100, uint8 [56, 56, 3]."""
     coarse = rng.integers(-14, 15, size=(GRID * 2, GRID * 2, 1)).repeat(CELL // 2, axis=0).repeat(CELL // 2, axis=1)
     fine = rng.integers(-6, 7, size=(SIZE, SIZE, 1))
     base = rng.integers(40, 81) + rng.integers(-8, 9, size=3)
