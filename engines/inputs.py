@@ -56,9 +56,7 @@ def read_graph(bundle: Bundle, name: str, read: Callable[[bytes], T]) -> T:
 
 
 def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent: Collection[str] = ()) -> None:
-    """Check one graph's shapes and weights. None in an expected shape allows any size, and so does a named dimension of the
-    graph.
-    """
+    """Check one graph's shapes and weights. ``wanted``: the expected shapes, in which None allows any size."""
     path = bundle.file(name)
     found, weights = read_graph(bundle, name, lambda model: (value_shapes(model), external_tensors(model)))
     for tensor in weights:
@@ -134,9 +132,7 @@ def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
 def check_step(
     spec: DecoderSpec, capacity: Int64, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]
 ) -> None:
-    """Raise CacheError for invalid arguments of a step, and CacheFull if the new rows do not fit. ``capacity``: the rows per
-    layer.
-    """
+    """Raise CacheError for invalid arguments of a step, and CacheFull if the new rows do not fit."""
     rows = len(embeds)
     check_rows(spec, embeds, cos, sin, logit_rows)
     if past_len.shape != (spec.layers,) or int(past_len.min()) < 0:

@@ -1,4 +1,4 @@
-"""The CPU backend: ONNX Runtime computes a decoder's dense parts, and our own kernel computes attention between them.
+"""Run a bundle on the CPU. ONNX Runtime computes a decoder's dense parts, and our own kernel computes attention.
 
 A call uses ``threads`` threads in total, by default one per physical core. Worker threads sleep after a call: otherwise ONNX
 Runtime's threads would slow down our kernel, and the kernel's threads would slow down ONNX Runtime.

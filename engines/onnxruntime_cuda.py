@@ -1,4 +1,4 @@
-"""The CUDA backend of ONNX Runtime: it runs whole decoder graphs, with keys and values bound at their device addresses.
+"""Run whole decoder graphs on a CUDA device with ONNX Runtime, with keys and values in device memory.
 
 Inputs and outputs, a few kilobytes per call, are in host memory; ONNX Runtime copies them to and from the device. Nodes without
 a CUDA kernel run on the CPU. GroupQueryAttention's CUDA kernel needs float16, so the bundle must keep fp16 keys and values.
@@ -75,7 +75,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return OnnxRuntimeCudaDecoder(self, "full", buffers, probes, sparse)
 
     def session(self, variant: str) -> Any:
-        """Return the session for a decoder graph, opened by the first call; raises UserError if the bundle lacks the graph."""
+        """Return the session for a decoder graph. The first call opens it. Raises UserError if the bundle lacks the graph."""
         if variant not in self._decoders:
             opened = self._open(file := graph_of(self.bundle, variant), copies=variant == "full")
             keys = {node.name: node.type for node in opened.get_inputs()}["key0"]
@@ -85,7 +85,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return self._decoders[variant]
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """Raise UserError: only onnxruntime-cpu can encode just the changed patches."""
+        """Raise UserError, because only onnxruntime-cpu can encode just the changed patches."""
         raise UserError("--encode changed requires --engine onnxruntime-cpu; use that engine or --encode all")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:

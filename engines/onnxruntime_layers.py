@@ -1,4 +1,4 @@
-"""The decoder and the tower for changed patches on the CPU. The decoder's dense parts are L + 1 ONNX Runtime sessions."""
+"""Run a decoder, and a vision tower for changed patches, on the CPU. A decoder with L layers has L + 1 sessions."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A power meter. ``read()`` returns each rail's reading; ``summed`` names the rails that add up to the total."""
+    """A power meter. ``read()``: returns each supply rail's reading. ``summed``: the rails that add up to the total."""
 
     name: str
     rails: tuple[str, ...]
@@ -196,7 +196,7 @@ class Rail:
 
 
 class Energy:
-    """A context manager that measures a block's energy; a thread reads the meter every ``interval_s`` seconds."""
+    """Measures the energy used in a ``with`` block. A thread reads the meter every ``interval_s`` seconds."""
 
     def __init__(self, meter: Meter, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.meter = meter

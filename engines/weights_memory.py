@@ -21,7 +21,7 @@ SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def trim() -> None:
-    """Return freed heap memory to the system; do nothing if the C library has no ``malloc_trim``."""
+    """Return freed heap memory to the system if the C library can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 

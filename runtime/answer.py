@@ -1,4 +1,4 @@
-"""An answer while it is being generated: print it, or iterate over it to get its text piece by piece."""
+"""An answer that can be printed, or read piece by piece while it is being generated."""
 
 from __future__ import annotations
 

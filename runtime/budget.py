@@ -66,8 +66,8 @@ def present_rows(model: Model, present: int = 1) -> int:
 
 
 def default_budget(model: Model, policy: Policy, most: int) -> int:
-    """Return the default budget in tokens, rounded down to whole frames: half the model's positions, but at most DEFAULT_BUDGET
-    and ``most``. For an unbounded policy, the default is ``most``.
+    """Return the default memory budget in tokens. This is half the model's positions, but at most DEFAULT_BUDGET and ``most``,
+    rounded down to whole frames. For an unbounded policy, the default is ``most``.
     """
     budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
     return max(budget // model.rows_per_frame, 1) * model.rows_per_frame

@@ -1,4 +1,4 @@
-"""A bundle: the folder that ``edgevlm export`` writes and all other commands read.
+"""Read and verify bundles, the folders that ``edgevlm export`` writes and all other commands read.
 
 ``bundle.json`` describes the model and lists every file with its size and SHA-256. The manifest's ``checksum`` is the SHA-256
 of ``bundle.json`` with the checksum's own 64 digits replaced by zeros.
@@ -72,17 +72,17 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """The language model's dimensions and files. Keys are stored rotated; a rotary pair is the channels ``d`` and ``d +
-    head_dim / 2``.
+    """The language model's dimensions and files.
 
-    ``model_limit`` is the number of positions that the checkpoint's configuration allows, and ``trained_length`` is the number
-    that training covered. ``graphs`` maps each variant to its file; the variant ``full`` always exists. ``embedding`` is a .npy
-    file: float32 or float16 ``[vocab, hidden]``, or uint8 codes ``[vocab, B, size]`` if the float32 ``embedding_scales [vocab,
-    B]`` exist. With ``embedding_scales``, an embedding is ``(code - 128) * scale``. With M-RoPE, ``rope_sections`` gives the
-    number of rotary pairs for frame, row and column. If ``rope_interleaved`` is set, pairs alternate between the three axes
-    (Qwen3-VL) instead of forming three blocks. ``deepstack`` is the number of first layers that add features to vision rows.
-    ``windows`` gives how many positions back each layer sees; 0 means all. ``local_inv_freq`` replaces ``inv_freq`` in layers
-    with a window. If ``whole_frames`` is set, each row of a frame sees all rows of the frame, including later rows.
+    Keys are stored rotated; a rotary pair is the channels ``d`` and ``d + head_dim / 2``. ``model_limit`` is the number of
+    positions that the checkpoint's configuration allows, and ``trained_length`` is the number that training covered. ``graphs``
+    maps each variant to its file; the variant ``full`` always exists. ``embedding`` is a .npy file: float32 or float16
+    ``[vocab, hidden]``, or uint8 codes ``[vocab, B, size]`` if the float32 ``embedding_scales [vocab, B]`` exist. With
+    ``embedding_scales``, an embedding is ``(code - 128) * scale``. With M-RoPE, ``rope_sections`` gives the number of rotary
+    pairs for frame, row and column. If ``rope_interleaved`` is set, pairs alternate between the three axes (Qwen3-VL) instead
+    of forming three blocks. ``deepstack`` is the number of first layers that add features to vision rows. ``windows`` gives how
+    many positions back each layer sees; 0 means all. ``local_inv_freq`` replaces ``inv_freq`` in layers with a window. If
+    ``whole_frames`` is set, each row of a frame sees all rows of the frame, including later rows.
     """
 
     backbone: Word
@@ -161,8 +161,9 @@ class ChangedTowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """The allowed frame sizes. Sides are multiples of ``factor``; ``frames`` frames have ``fewest`` to ``most`` pixels in
-    all."""
+    """The allowed frame sizes. Sides are multiples of ``factor``. ``fewest``, ``most``: the limits for all pixels of ``frames``
+    frames.
+    """
 
     factor: Count
     fewest: int
@@ -234,10 +235,10 @@ class VisionSpec:
     pixels: PixelBudget | None = None  # the frame sizes that the tower supports; None: only ``size``
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
-        """Return the spec for frames of a new size. The graph for changed patches is dropped, because it works only at the
-        bundle's size.
+        """Return the spec for frames of a new size.
 
-        Returns this spec itself if the tower takes only one size. Raises UserError for an invalid size.
+        The graph for changed patches is dropped, because it works only at the bundle's size. Returns this spec itself if the
+        tower takes only one size. Raises UserError for an invalid size.
         """
         if self.pixels is None or (size := self.pixels.fitted(height, width)) == self.size:
             return self
@@ -365,7 +366,7 @@ class Bundle:
         return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
-        """Return the heads, calibrated or default, that show an answer's frames. Raises BundleError for an invalid file."""
+        """Return the attention heads that show which frames an answer came from. Raises BundleError for an invalid file."""
         uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads, self.decoder.windows)
         return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 

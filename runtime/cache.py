@@ -1,4 +1,4 @@
-"""The KV cache, one block of memory per stream: rows are appended in place, and rows from the tail replace evicted rows.
+"""Keep a stream's keys and values in one block of memory. Rows are appended in place; rows from the end replace evicted rows.
 
 ``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md explains why rows are unordered. Every misuse raises
 CacheError before the cache is changed. Appending rows that do not fit raises CacheFull.
@@ -151,8 +151,8 @@ class KVCache(_native.Cache):
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
         """Add a policy's own rows to one layer.
 
-        ``key``, ``value``: float32 ``[kv_heads, n, head_dim]``, dense in the last axis. Keys are rotated to ``rows.position``.
-        Results of :meth:`mark` become invalid. Raises CacheFull if the rows do not fit.
+        ``key``, ``value``: float32 ``[kv_heads, n, head_dim]``, dense in the last axis, for any ``dtype`` of the cache. Keys
+        are rotated to ``rows.position``. Results of :meth:`mark` become invalid. Raises CacheFull if the rows do not fit.
         """
         self._append(layer, key, value, *rows.arrays)
 

@@ -66,7 +66,7 @@ class JsonFile:
             raise ValueError(f"is not {what}") from None
 
     def check(self, layers: int, heads: int) -> None:
-        """Raise ValueError unless the file belongs to a model with ``layers`` layers of ``heads`` query heads."""
+        """Raise ValueError unless the file fits a model with this many layers and query heads per layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +195,11 @@ class EncodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choices(JsonFile):
-    """The policies and settings that ``edgevlm calibrate`` chose; ``budgets`` holds one choice per budget, in ascending order.
+    """The policies and settings that ``edgevlm calibrate`` chose.
 
-    ``watched``: the names of the measured clips, or the number of demo worlds and their seed. ``frames``: the number of frames
-    in the longest stream. ``known``: every bounded policy that existed at calibration, measured or not.
+    ``budgets``: one choice per budget, in ascending order. ``watched``: the names of the measured clips, or the number of demo
+    worlds and their seed. ``frames``: the number of frames in the longest stream. ``known``: every bounded policy that existed
+    at calibration, measured or not.
     """
 
     _file = (2, "a valid list of choices")
@@ -225,7 +226,7 @@ class Choices(JsonFile):
             raise ValueError(f"chosen policy {unknown[0]!r} was not measured")
 
     def nearest(self, budget: int) -> Choice:
-        """Return the choice whose measured budget is nearest to ``budget`` by ratio."""
+        """Return the choice for the measured budget that is nearest to this one by ratio."""
         return min(self.budgets, key=lambda choice: abs(math.log(choice.budget / max(budget, 1))))
 
 

@@ -1,4 +1,4 @@
-"""Find what changed: which patches of a frame to encode again, and which of its tokens to append again."""
+"""Find which patches of a frame to encode again, and which of its tokens to append again."""
 
 from __future__ import annotations
 
@@ -307,8 +307,8 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Prepare the tower. Raises UserError as ``bind_tower`` does, and if memory is too small. ``copies``: the number of
-        such caches that must fit.
+        """Prepare the tower. Raises UserError as ``bind_tower`` does, and if its cache does not fit ``copies`` times in free
+        memory.
         """
         vision = bundle.vision
         if (spec := vision.changed) is None:

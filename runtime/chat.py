@@ -52,10 +52,12 @@ class Dialogue:
 
     @property
     def size(self) -> int:
+        """The number of characters in the messages and tool calls."""
         return sum(map(len, _strings(self.messages)))
 
     @property
     def turns(self) -> int:
+        """The number of messages from the user."""
         return sum(each["role"] == "user" for each in self.messages)
 
     def without(self, turns: int) -> Dialogue:

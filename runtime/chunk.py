@@ -29,11 +29,12 @@ class Encoded(NamedTuple):
 
 
 class Chunk:
-    """A buffer of up to ``frames`` frames, which are encoded together when the buffer is full or a question is asked.
+    """A buffer of frames that are encoded together when it is full or a question is asked.
 
-    A tower that merges frames takes ``group`` frames at once. For a question, an incomplete group is encoded with its last
-    frame repeated, and encoded again when the group is complete. ``limit``: the number of frames in the current chunk, a
-    multiple of ``group`` up to ``frames``; set it between chunks. ``encoder``: if set, replaces the tower.
+    ``frames``: the buffer's size. A tower that merges frames takes ``group`` frames at once. For a question, an incomplete
+    group is encoded with its last frame repeated, and encoded again when the group is complete. ``limit``: the number of frames
+    in the current chunk, a multiple of ``group`` up to ``frames``; set it between chunks. ``encoder``: if set, replaces the
+    tower.
     """
 
     def __init__(self, engine: Engine, bundle: Bundle, frames: int, encoder: ChangedEncoder | None = None) -> None:
@@ -96,7 +97,7 @@ class Chunk:
         return self.taken - self._encoded + self.group * len(self._features)
 
     def add(self, pixels: Float32, seconds: float = 0.0, size: tuple[int, int] = (0, 0)) -> None:
-        """Add one normalised frame ``[3, H, W]``, seen at ``seconds``. ``size``: the camera picture's (height, width)."""
+        """Add one normalised frame ``[3, H, W]``. ``seconds``: its time. ``size``: the camera picture's (height, width)."""
         self._pixels[self.taken], self._seconds[self.taken], self._sizes[self.taken] = pixels, seconds, size
         self.taken += 1
         self._incomplete = None
@@ -118,7 +119,7 @@ class Chunk:
         return Encoded(features, seconds, self.limit // self.group - groups)
 
     def appended(self, groups: int) -> None:
-        """Drop the first ``groups`` complete groups, which have been appended to the memory."""
+        """Drop complete groups that have been appended to the memory. ``groups``: how many, from the first."""
         self._features = self._features[groups:]
 
     def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:

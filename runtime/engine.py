@@ -113,8 +113,8 @@ class Decoder(Protocol):
         ``embeds``: the rows to append, ``[S, hidden]``, or ``[S, row_width]`` from a tower. ``cos``, ``sin``: the rotary tables
         of the new rows, ``[S, rotary]``. ``past_len``: the number of valid rows in each layer before the step, ``[layers]``.
         After the step, rows ``[past_len[l], past_len[l] + S)`` of layer ``l`` hold the new keys (rotated) and values; the
-        caller commits them. ``logit_rows``: for which of the S rows to return logits; a negative index counts from the end.
-        ``pattern``: only for a decoder that was bound with ``sparse``.
+        caller commits them. ``logit_rows``: for which of the S rows to return logits; a negative index counts from the end, and
+        ``()`` requests none. ``pattern``: only for a decoder that was bound with ``sparse``.
 
         ``rows``: only for a ``by_layer`` engine; lists the valid rows that the new rows see, by layer and KV head, int32
         without duplicates. ``fetch``: adds fetched rows, which come before the new rows. ``sight``: required if the decoder is

@@ -114,9 +114,8 @@ class QuestionAttention:
 
     @property
     def features(self) -> Float64:
-        """Return the numbers from which a calibrated rule decides whether the memory holds the evidence, ``[3 x heads + 3]``.
-        For each head, these are its best score, median score and query norm. The last three are the next token's logit,
-        log-probability and entropy.
+        """Return the numbers from which a calibrated rule decides whether the memory holds the evidence. For each head, these
+        are its best score, median score and query norm. The last three are the next token's logit, log-probability and entropy.
         """
         parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self.scores)
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
@@ -145,7 +144,7 @@ class QuestionAttention:
         return found, last_shown, np.bincount(place, np.concatenate(weight)) / heads
 
     def evidence(self) -> Evidence:
-        """Return the frames with the most weight: at most MOMENTS frames, and none whose weight is below LEAST."""
+        """Return the frames with the most weight, at most MOMENTS of them and none below LEAST."""
         rule, times, (rows, columns) = self._heads, self._times, self._grid
         if self.blind:
             return Evidence((), False if rule.weights else None)
@@ -217,7 +216,7 @@ class FrameTimes(Stateful):
         return float(np.interp(frame, self.frame, self.seconds)) if len(self.frame) else 0.0
 
     def first_from(self, seconds: float) -> int:
-        """Return the first frame seen at ``seconds`` or later, or the newest frame's number plus 1 if there is none."""
+        """Return the first frame seen at this time or later, or the newest frame's number plus 1 if there is none."""
         return bisect_left(range(self.newest + 1), seconds, key=self.at)
 
     def _thinned(self) -> Int64:

@@ -29,7 +29,7 @@ class HelperEnded(UserError):
 
 
 class Helper:
-    """A process that runs ``module:function`` calls from all threads, one at a time. The first call starts the process.
+    """A process that runs functions for the threads of this process, one call at a time. The first call starts it.
 
     Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new process.
     The helper has the caller's import path, except the current folder. Ctrl-C interrupts only the calling process.
@@ -53,8 +53,8 @@ class Helper:
         self.close()
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Call a function and return its result. ``function``: ``module:function``. Callable options run in the calling
-        process.
+        """Call a function and return its result. ``function``: its name, as ``module:function``. Callable options run in the
+        calling process.
 
         Raises the function's UserError, or HelperEnded if the process ends, exceeds a limit or does not answer.
         """

@@ -1,4 +1,4 @@
-"""Load a model: a bundle with its engine and tokenizer, which serves any number of sessions."""
+"""Load a model, which is a bundle with its engine and tokenizer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """``demo``, or the folder or ``ORG/NAME`` that the bundle was exported from."""
+        """The model's name, which is ``demo``, or the folder or ``ORG/NAME`` that the bundle was exported from."""
         return "demo" if self.is_demo else self.bundle.source
 
     def __repr__(self) -> str:

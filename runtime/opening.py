@@ -36,7 +36,7 @@ def check_int(**numbers: object) -> None:
 
 
 def check_time(timestamp: object) -> None:
-    """Raise UserError unless ``timestamp`` is a number of seconds below LATEST_S."""
+    """Raise UserError unless a timestamp is a number of seconds below LATEST_S."""
     number = isinstance(timestamp, int | float | np.integer | np.floating) and not isinstance(timestamp, bool)
     if not number or not -LATEST_S < timestamp < LATEST_S:  # type: ignore[operator]
         raise UserError(f"timestamp must be a number of seconds, not {str(timestamp)[:40]}")
@@ -71,7 +71,7 @@ def open_stream(
 ) -> tuple[Stream, str]:
     """Open a stream and append its prefix. Returns the stream, and a line about the choices of ``auto``.
 
-    ``writer`` writes the snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
+    ``writer``: writes the snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
     """
     policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
     prefix, rows, budget, why = chat.prefix, text.rows(model), settings.budget, ""

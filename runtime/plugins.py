@@ -66,7 +66,7 @@ def load_class(group: str, name: str) -> Any:
 
 
 def is_file(name: str) -> bool:
-    """Return whether ``name`` is ``file.py:Class``, with or without settings."""
+    """Return whether a name has the form ``file.py:Class``, with or without settings."""
     return bool(_FILE.fullmatch(name))
 
 

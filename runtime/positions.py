@@ -34,9 +34,7 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
 
 
 def position_rule(rule: str, wanted: str) -> str:
-    """Return the rule for a bundle's positions: the requested one if the bundle treats the stream as one video, otherwise its
-    own.
-    """
+    """Return the requested rule if the bundle treats the stream as one video, otherwise the bundle's own rule."""
     return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 
@@ -69,7 +67,7 @@ class Positions:
         return max(min(1024, self.limit // 4), self.text_rows)
 
     def due(self, rows: int, compressed: bool) -> bool:
-        """Return whether the positions must be re-indexed before ``rows`` more rows are appended."""
+        """Return whether the positions must be re-indexed before this many rows are appended."""
         if self.reindexing == "never":
             return False
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin

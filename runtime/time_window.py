@@ -1,4 +1,4 @@
-"""Answer questions about a time window: a question's rows attend only to rows in memory whose time is in the window.
+"""Answer questions about a time window by hiding the rest of the memory from them.
 
 A row covers the time from its frame to the last frame that confirmed the row. A question always sees the prefix. A question
 also sees the text around each frame that it sees. Summary rows have no time, so a question about a time window never sees them.
@@ -76,7 +76,7 @@ class NarrowedMemory:
         self._appended = 0
 
     def step(self, decoder: Decoder, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> StepResult:
-        """Append S rows after the question's earlier rows. The arguments are those of :meth:`Decoder.step`."""
+        """Append rows after the question's earlier rows. The arguments are those of :meth:`Decoder.step`."""
         held = self._cache.lengths
         before = np.arange(self._appended, dtype=np.int32)
         rows = [
@@ -88,7 +88,7 @@ class NarrowedMemory:
         return result
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """Return copies of the rows of frames that a KV head sees. A row's time span is cut to the window."""
+        """Return copies of the frames' rows that a KV head sees. A row's period is cut to the time window."""
         cache, (first, last), slot = self._cache, self._frames, self._shown[layer][head]
         slot = slot[cache.kind(layer)[head, slot] == Kind.VISION]
         key = cache.dequantize("key", layer)[head, slot]

@@ -61,7 +61,7 @@ def device_names() -> list[str]:
 
 @cache
 def load_device(name: str) -> DeviceProfile:
-    """Return the device called ``name``. For an unknown name, raise a UserError that suggests a similar name."""
+    """Return a device by name. For an unknown name, raise a UserError that suggests a similar name."""
     known = device_names()
     if name not in known:
         raise UserError(f"unknown device {name!r}; {nearest(name, known)}")

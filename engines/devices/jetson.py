@@ -18,20 +18,20 @@ def is_jetson(machine: Machine) -> bool:
 
 
 def module_of(machine: Machine) -> str | None:
-    """Return the module's part number, such as ``p3767-0003``, from the device tree's ``compatible``."""
+    """Return the module's part number, such as ``p3767-0003``."""
     found = re.findall(r"p3(?:701|767)-\d{4}", machine.read("proc/device-tree/compatible") or "")
     return str(found[-1]) if found else None
 
 
 def profile_of(machine: Machine) -> DeviceProfile | None:
-    """Return the module's device profile; if several fit, the one that shares the most power modes with the machine."""
+    """Return the module's device profile. If several fit, choose the one that shares the most power modes with the machine."""
     module, modes = module_of(machine), set(power_modes(machine).values())
     fitting = [device for device in map(load_device, device_names()) if module in device.modules]
     return max(fitting, key=lambda device: len(modes & {mode["name"] for mode in device["power_modes"]}), default=None)
 
 
 def l4t_of(machine: Machine) -> str | None:
-    """Return Jetson Linux's version: ``36.4.3`` if the release file has ``# R36 (release), REVISION: 4.3, ...``."""
+    """Return Jetson Linux's version, such as ``36.4.3``."""
     found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", machine.read("etc/nv_tegra_release") or "")
     return f"{found[1]}.{found[2]}" if found else None
 

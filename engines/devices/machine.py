@@ -35,7 +35,9 @@ def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine to inspect. Paths are relative to ``root``; ``packages()`` returns each installed package's version."""
+    """The machine to inspect. ``root``: the folder that paths start from. ``packages()``: returns each installed package's
+    version.
+    """
 
     root: Path = Path("/")
     packages: Callable[[], Mapping[str, str]] = installed

@@ -1,4 +1,4 @@
-"""The TensorRT backend: ``edgevlm build`` builds engines from a bundle's graphs on the target device; the backend runs them.
+"""The TensorRT backend, which runs engines that ``edgevlm build`` built from a bundle's graphs on the target device.
 
 We have not yet built or run a TensorRT engine; docs/internals/engines.md lists what we checked instead.
 """

@@ -1,4 +1,4 @@
-"""All calls of TensorRT's Python API, version 10.3 or newer; only this module imports ``tensorrt``.
+"""Call TensorRT's Python API, version 10.3 or newer. Only this module imports ``tensorrt``.
 
 Every variable that holds a TensorRT object is annotated with its class. The test tests/engines/test_tensorrt_api.py checks the
 classes, members and argument counts used here against each TensorRT version.
@@ -115,7 +115,7 @@ class Loaded:
     """A loaded engine and the TensorRT objects that it needs."""
 
     def __init__(self, plan: memoryview, name: str, log: Log) -> None:
-        """Load an engine. Raises UserError for a plan that was built for a different TensorRT version or GPU."""
+        """Load an engine. Raises UserError if it was built for a different TensorRT version or GPU."""
         self._runtime: trt.Runtime = _started(lambda: trt.Runtime(log), log)
         engine: trt.ICudaEngine | None = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:

@@ -34,7 +34,7 @@ FOLDER, PLAN = "engines", ".plan"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A built engine: its file and the file's size. ``kept`` is true if the engine existed already."""
+    """The file and size of a built engine. ``kept``: whether the engine existed already."""
 
     graph: str
     path: str

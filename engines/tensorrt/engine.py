@@ -76,7 +76,7 @@ class TensorRT:
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
-        """Raise UserError: only onnxruntime-cpu can encode just the changed patches."""
+        """Raise UserError, because only onnxruntime-cpu can encode just the changed patches."""
         raise UserError("--encode changed requires --engine onnxruntime-cpu; use that engine or --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
@@ -101,7 +101,7 @@ class TensorRT:
         return TensorRTDecoder(self._workspace, self.bundle, self._decoder, buffers, probes)
 
     def release_memory(self, short: bool) -> None:
-        """Do nothing: calls need little working memory."""
+        """Do nothing, because calls need little working memory."""
 
     def close(self) -> None:
         """Release the engines. A decoder that is still in use keeps its engine until it is deleted."""

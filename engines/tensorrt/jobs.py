@@ -1,4 +1,4 @@
-"""List the engines to build for a bundle: one job per graph.
+"""List the engines to build for a bundle, one for each graph.
 
 ``edgevlm plan`` uses this module, which must therefore not import TensorRT.
 """
@@ -32,7 +32,7 @@ DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 
 
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
-    """Return the input shapes of a decoder's three kinds of calls, for a cache with ``capacity`` rows per layer.
+    """Return the input shapes of a decoder's three kinds of calls. ``capacity``: the cache's rows per layer.
 
     A call for a token or a chunk returns logits for one row; a call for a question can return logits for all its rows.
     """
@@ -53,7 +53,6 @@ def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
 
 
 def pieces(rows: int, most: int) -> Iterator[slice]:
-    """Split ``rows`` rows into slices of at most ``most`` rows."""
     for start in range(0, rows, most):
         yield slice(start, min(start + most, rows))
 
@@ -134,7 +133,7 @@ def build_need(weights: int, workspace: int) -> BuildNeed:
 
 
 def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
-    """Raise UserError, with advice, if there is too little free memory to build an engine from the graph ``name``.
+    """Raise UserError, with advice, if there is too little free memory to build an engine. ``name``: its graph.
 
     On a Jetson, host and device share memory. Swap can hold ``need.host``, but not ``need.device``.
     """

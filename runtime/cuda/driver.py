@@ -206,7 +206,7 @@ def _free_all(driver: Driver, held: dict[str, DeviceMemory]) -> None:
 
 @cache
 def open_driver(ordinal: int = 0) -> Driver:
-    """Return a device's driver, the same object for every call. Raises a one-line UserError if the device cannot be used."""
+    """Return a device's driver. Every call returns the same object. Raises UserError if the device cannot be used."""
     try:
         return Driver(ordinal)
     except UserError:
