@@ -61,7 +61,7 @@ def flush(stream: BinaryIO) -> None:
 
 
 def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
-    """Pack int4 numbers in row-major order, two per byte. The first is in the low half."""
+    """Pack an even number of int4 numbers in row-major order, two per byte. The first is in the low half."""
     nibbles = codes.astype(np.int8).reshape(-1, 2).view(np.uint8)
     return np.bitwise_or(nibbles[:, 0] & 15, np.left_shift(nibbles[:, 1], 4), dtype=np.uint8)
 

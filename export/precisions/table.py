@@ -49,7 +49,7 @@ def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read
 
 
 def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], read: Read) -> WeightTable:
-    """Write the head to the graphs' weights file if it has its own weights, and return its table. Raises OSError."""
+    """Write a head that does not share the embedding's weights to the graphs' weights file. Raises OSError."""
     tensors = (
         weights.add_slices(f"head.{part}", kept, dtype, (layout.parts(rows)[part] for rows in read()))
         for part, kept, dtype in parts_of(layout, shape)
