@@ -1,4 +1,4 @@
-"""Time jobs that take turns; compute medians with quartiles, and ratios round by round."""
+"""Time jobs that take turns, and summarise their times as medians, quartiles and ratios."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def take_turns(jobs: Mapping[Key, Job], rounds: int) -> dict[Key, list[Took]]:
 
 
 def spread(values: Iterable[float], median: str, low: str = "low", high: str = "high", digits: int = 3) -> dict[str, Any]:
-    """Return the median and quartiles of values under the given names; each is None if there are no values."""
+    """Return the median and quartiles of values under the given names. Each is None if there are no values."""
     return _quantiles(values, {median: 50, low: 25, high: 75}, digits)
 
 
 def percentiles(values: Iterable[float], name: str, percents: Sequence[int] = (50, 95, 99)) -> dict[str, Any]:
-    """Return percentiles of values as ``NAME_p50`` and so on; each is None if there are no values."""
+    """Return percentiles of values as ``NAME_p50`` and so on. Each is None if there are no values."""
     return _quantiles(values, {f"{name}_p{percent}": percent for percent in percents}, 3)
 
 

@@ -84,7 +84,7 @@ class Analytic:
         return operations, self.paper["llm"]["bytes"] * (matrices + connector)
 
     def call(self, system: str, rows: int, held: int, batch: int = 1) -> Call:
-        """Return the modelled times of appending ``rows`` rows to each of ``batch`` streams of ``held`` rows."""
+        """Return the modelled times of a call that adds ``rows`` rows to each of ``batch`` streams of ``held`` rows."""
         about, (hardware, method) = self.paper["systems"][system], self.parts(system)
         ratio = method["generation_ratio" if rows == 1 else "prefill_ratio"]
         decoder = self.decoder_work(rows, held * ratio, batch)

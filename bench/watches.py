@@ -169,7 +169,10 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
 
 
 def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Iterator[Line]:
-    """Yield one line: frames per second with and without watches, and ms per question, asked together and one by one."""
+    """Yield one line with the frames per second, with and without watches, and the ms per question.
+
+    Questions are timed together and one by one.
+    """
     questions = are_there([f"{color} {shape}" for shape in SHAPES for color in COLORS][:WATCHES])
     pictures, _ = shown([0], COST_FRAMES)
     took: list[tuple[float, ...]] = []

@@ -169,7 +169,7 @@ class VideoWorker:
         self._preprocess = Preprocessor(model.bundle.vision)
 
     def perform(self, task: VideoTask) -> list[Record]:
-        """Return journal records of all runs' answers about a video. Raises UserError if memory has no room for a session."""
+        """Return the answers of all runs about a video, as records. Raises UserError if memory has no room for a session."""
         viewers: list[Viewer] = []
         with ExitStack() as stack:
             stack.callback(self.features.clear)

@@ -59,7 +59,7 @@ class CaseQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A stream's frames, uint8 ``[T, H, W, 3]``, and questions. ``owners``: int32 ``[T, p]``, each patch's object or -1."""
+    """A stream's frames, uint8 ``[T, H, W, 3]``, and questions. ``owners``: each patch's object or -1, int32 ``[T, p]``."""
 
     frames: NDArray[np.uint8]
     owners: NDArray[np.int32]
@@ -156,7 +156,7 @@ def make_question(asked: demo.Question, answer: str, world: World, owners: NDArr
 
 
 def carriers(asked: demo.Question, world: World) -> list[int]:
-    """Return the numbers of the objects that show the answer: the subject of the question, or everything it counts."""
+    """Return the numbers of the objects that show the answer. They are the question's subject, or everything it counts."""
     history = world.history
     thing = demo.subject(asked, history)
     if thing is not None:
