@@ -152,6 +152,10 @@ class OnnxRuntimeCpu:
         return bundle.profile == ONNXRUNTIME
 
     def encode(self, pixels: Float32) -> Float32:
+        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``.
+
+        An older export's int8 tower gets one group of frames per call, because it scales all rows of a call alike.
+        """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
         if not len(grouped):
@@ -170,9 +174,11 @@ class OnnxRuntimeCpu:
         return self._open(self.bundle.vision.graph)
 
     def capacity(self, rows: int) -> int:
+        """Return ``rows``, because buffers may have any size."""
         return rows
 
     def embed(self, token_ids: Int64) -> Float32:
+        """Return the embeddings of token ids, ``[N, hidden]``."""
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
