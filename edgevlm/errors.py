@@ -18,8 +18,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 class UserError(Exception):
     """An error that the user can fix. The command line prints the error's message in one line and exits with status 2.
 
-    The message names the problem and what to do next. Control characters in the message become blanks, and a long message loses
-    its middle.
+    The message names the problem and what to do next. Control characters in the message are replaced by blanks, and the
+    middle of a long message is left out.
     """
 
     def __init__(self, message: object) -> None:
@@ -69,7 +69,7 @@ class SnapshotError(UserError):
 
 
 class CacheError(RuntimeError):
-    """A caller misused the KV cache. The cache was not changed."""
+    """A caller misused the KV cache; the cache is unchanged."""
 
 
 class CacheFull(CacheError):
@@ -77,7 +77,10 @@ class CacheFull(CacheError):
 
 
 def refuse_fork(pid: int, what: str) -> None:
-    """Raise UserError in a forked process, where the threads of ``what`` are missing. ``pid``: the process that opened it."""
+    """Raise UserError in a forked process, where the threads of ``what`` are missing.
+
+    ``pid``: the process that opened ``what``.
+    """
     if pid != os.getpid():
         raise UserError(f"{what} was opened before this process was forked; open it here, or start processes with 'spawn'")
 

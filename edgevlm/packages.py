@@ -22,7 +22,7 @@ def needs(what: str, extra: str | None = None) -> Iterator[None]:
     """Guard a block that imports optional packages: raise UserError if one is not installed.
 
     ``what``: the subject of the error message, such as "exporting". The message tells the user to install ``extra``, or the
-    missing package if ``extra`` is None, or nothing if it is empty.
+    missing package if ``extra`` is None. If ``extra`` is empty, the message does not say what to install.
     """
     try:
         yield

@@ -104,7 +104,7 @@ class Report(Protocol):
 
 
 class Step:
-    """A :class:`Report` that updates the progress line. ``doing``: the work that a step reported last."""
+    """A :class:`Report` that updates the progress line. ``doing``: the work reported most recently by any step."""
 
     doing = ""
 
