@@ -29,7 +29,7 @@ DEEPEST = 64
 
 
 def shallow(value: Any) -> Any:
-    """Return a value unchanged. Raises ValueError if the value is nested deeper than DEEPEST levels."""
+    """Return a value unchanged, or raise ValueError if the value is nested deeper than DEEPEST levels."""
     level = [value]
     for _ in range(DEEPEST):
         level = [each for of in level for each in (of.values() if isinstance(of, dict) else of if isinstance(of, list) else ())]
@@ -45,7 +45,7 @@ class Strict(BaseModel):
 
 
 class Lenient(BaseModel):
-    """A pydantic model that ignores unknown fields, such as other servers' fields; :func:`unknown` lists them."""
+    """A pydantic model that ignores unknown fields, such as other servers' fields. :func:`unknown` lists unknown fields."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -284,7 +284,7 @@ class ChatRequest(Asked):
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
-        """Return the field that restricts the answer, and a logits processor with its argument; None without a restriction."""
+        """Return the field that restricts the answer, a logits processor and its argument, or None if no field does."""
         form = self.response_format
         if self.structured_outputs is not None and self.structured_outputs.choice is not None:
             return "structured_outputs.choice", OneOf, self.structured_outputs.choice
@@ -300,7 +300,7 @@ class ChatRequest(Asked):
 
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
-        """Return the stream's name and time window from the last ``edgevlm://`` URL; empty without one. Raises FieldError."""
+        """Return the stream's name and time window from the last ``edgevlm://`` URL, or empty values. Raises FieldError."""
         urls = [part.url for _, part in self._parts() if part.is_stream]
         return stream_of(urls[-1]) if urls else ("", {})
 

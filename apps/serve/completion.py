@@ -180,7 +180,7 @@ class Completion:
         return {**common, **times, **waits, **self.evidence}
 
     def logprobs(self) -> dict[str, Any] | None:
-        """Return the log probabilities of tokens generated since the last call; None if the request does not ask for them."""
+        """Return the log probabilities of tokens generated since the last call, or None if they were not requested."""
         if not self.request.logprobs:
             return None
         return {"content": [

@@ -93,9 +93,10 @@ class ServerSettings(Section):
     serves the page, unless the proxy removes the path or names it in a header. ``source_hosts`` lists the hosts whose cameras
     clients may add, by default all except this machine. ``any_source`` lets clients add files, devices and pipelines.
 
-    ``max_requests`` limits the questions that run or wait, ``max_rate`` the requests per second from one address. ``max_body``
-    limits the bytes of a request and of a picture fetched for it. ``max_question_tokens`` limits the tokens of a question with
-    its history and tools. ``max_pictures`` limits the pictures and video frames in a question. Pictures are fetched only from
+    ``max_requests`` limits the questions that run or wait, and ``max_rate`` limits the requests per second from one address.
+    ``max_body`` limits the bytes of a request and of a picture fetched for it. ``max_question_tokens`` limits the tokens of a
+    question with its history and tools. ``max_pictures`` limits the pictures and video frames in a question. Pictures are
+    fetched only from
     ``media_hosts``; private addresses are allowed only if ``media_private`` is set. Videos are read only from
     ``media_folders``.
     """
@@ -134,8 +135,8 @@ class JournalSettings(KeptSettings):
     """Settings of the journal.
 
     Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. Each journal line answers ``prompt`` in at
-    most ``max_tokens`` tokens. With ``append = "changed"``, a line is written early once enough tokens have changed to fill
-    ``changed`` frames. At least a tenth of ``every`` passes between journal lines. Before a question, the model reads up to
+    most ``max_tokens`` tokens. With ``append = "changed"``, a line is written early if the tokens that have changed would fill
+    ``changed`` frames. Journal lines are at least a tenth of ``every`` apart. Before a question, the model reads up to
     ``context`` tokens of journal lines that share words with the question.
     """
 
@@ -232,7 +233,7 @@ class ServeConfig(Section):
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """Return the key that clients must send. Raises UserError if the key is invalid, or missing while others can connect."""
+    """Return the key that clients must send. Raises UserError if the key is invalid, or is needed but not set."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} accepts connections from other machines; set a key with --key-file")
@@ -261,7 +262,7 @@ def settings_of(
 
     ``cameras``: sources, as ``NAME=SRC`` or SRC. Cameras without a name are called demo, camera, camera-2, ..
     ``assigned``: settings as ``KEY=VALUE``.
-    ``given``: settings by key, applied last; None means not given.
+    ``given``: settings by key, applied last; settings that are None are ignored.
     """
     values = {} if path is None else read_toml(path)
     for text in assigned or ():
@@ -291,7 +292,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class ConfigError(UserError):
-    """Raised for an invalid configuration. ``faults`` holds a line for each fault."""
+    """Raised for an invalid configuration. ``faults`` has a line for each fault."""
 
     def __init__(self, faults: list[str]) -> None:
         more = f" ({len(faults) - 1} more: edgevlm config check shows all)" if len(faults) > 1 else ""

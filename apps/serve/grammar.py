@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def writes_json(model: Model) -> bool:
-    """Return whether the model's tokens can spell JSON. The demo model's tokens cannot, because they are words."""
+    """Return whether the model's tokens can spell JSON. The demo model's tokens are words, which cannot spell JSON."""
     if model not in _writers:
         try:
             _writers[model] = bool(Grammar(model, {"type": "object"}))
@@ -100,7 +100,7 @@ def _multiples(schema: Any) -> Iterator[int]:
 
 
 def _branches(schema: Any) -> Iterator[int]:
-    """Yield the number of alternatives of each ``anyOf`` and ``oneOf`` with a reference. Such alternatives can be recursive."""
+    """Yield the number of alternatives of each ``anyOf`` and ``oneOf`` with a reference, which can be recursive."""
     for part in _parts(schema):
         for among in (part.get("anyOf"), part.get("oneOf")):
             if isinstance(among, list) and any("$ref" in each for each in _parts(among)):

@@ -483,7 +483,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     def event_picture(
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
-        """Return one picture of an event's evidence. `place` counts the event's pictures from 0."""
+        """Return one picture of an event's evidence. `place` is the picture's index in the evidence, from 0."""
         return as_picture(service.delivery.store.picture(event, place), "picture not found; it may have been deleted")
 
 

@@ -27,7 +27,7 @@ OF_STREAMS: dict[str, tuple[Any, str, Callable[[Any], float]]] = {
 
 
 class Metrics(Collector):
-    """A service's metrics, computed on request. ``answer_s`` is the mean time of an answer in seconds."""
+    """A service's metrics, computed on request. ``answer_s`` is the mean time that an answer takes, in seconds."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()

@@ -118,7 +118,7 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
 class TimedProtocol(H11Protocol):
     """Closes a connection that is idle for HEAD_S seconds, or whose client does not read for READ_S seconds.
 
-    ``most``: the largest number of open files. If a new connection exceeds it, the oldest idle connection is closed.
+    ``most``: the largest number of open files. If a new connection exceeds this number, the oldest idle connection is closed.
     """
 
     most: float = math.inf

@@ -68,7 +68,7 @@ def check_client_policy(policy: str | None) -> None:
 
 
 class Hooks:
-    """The methods of a service that behave differently in a cluster."""
+    """The parts of a service that work differently in a cluster."""
 
     def camera_folder(self, service: Service, name: str) -> Path:
         return service.state / name
@@ -94,7 +94,7 @@ class Hooks:
 
 
 class Service:
-    """The cameras and watches of a configuration. Each model is loaded once. Any thread may call any method."""
+    """Runs the cameras and watches of a configuration. Each model is loaded once. Any thread may call any method."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Service:
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
         """Open a camera and watch it. Raises UserError, or FieldError if one of its settings is invalid.
 
-        ``by_client``: whether a client adds the camera. Clients may not use every source and policy.
+        ``by_client``: whether a client adds the camera. Clients may use only some sources and policies.
         ``paused``: whether to open the camera without watching it.
         """
         hosts = self.check_client(settings) if by_client else None
@@ -177,10 +177,10 @@ class Service:
                 raise
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete what a camera saw in a period. Without ``name``, delete what all cameras saw, even removed ones.
+        """Delete what a camera saw in a period. Without ``name``, delete what all cameras saw, including removed cameras.
 
         Deleting everything empties all memories and pauses cameras that play video files, even after a restart. Returns the
-        number of deleted items by camera and kind. Raises UserError; what was deleted before the error stays deleted.
+        number of deleted items by camera and kind. If this raises UserError, data deleted before the error is not restored.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -190,7 +190,7 @@ class Service:
             return done
 
     def forget_kept(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete like :meth:`forget`, but not from the memories of open cameras."""
+        """Delete the same data as :meth:`forget`, except from the memories of open cameras."""
         with self._lock:
             done: dict[str, Forgotten] = {}
             for each, path in self.removed().items():
@@ -227,7 +227,7 @@ class Service:
         return {"thumbnails": count}
 
     def check_client(self, settings: CameraSettings) -> AllowedHosts | None:
-        """Return the hosts that a client's camera may reach, or None if it may reach any.
+        """Return the hosts that a client's camera may reach, or None if every host is allowed.
 
         Raises FieldError for a source or policy that clients may not use.
         """
@@ -251,8 +251,8 @@ class Service:
     def remove(self, name: str, keep_model: bool = False, again: bool = False) -> None:
         """Stop watching a camera; keep its snapshots. Raises UserError for an unknown stream.
 
-        ``keep_model``: whether to keep its model loaded even if no other camera uses it.
-        ``again``: whether the caller opens the camera again; open watches then stay open.
+        ``keep_model``: whether to keep the camera's model loaded even if no other camera uses the model. ``again``: whether the
+        caller will open the camera again; open watches then stay open.
         """
         with self._lock:
             stream = self.stream(name)
@@ -380,7 +380,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return each watched stream's counters of its run loop and its model. A stream is alive while either rises."""
+        """Return two counters (run loop, model) for each watched stream, which is alive while either counter rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces

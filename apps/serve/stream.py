@@ -116,7 +116,7 @@ class CameraStream:
     """A camera, watched by its own thread until :meth:`close`.
 
     ``ends``: whether the source is a video file.
-    ``problem``: the reason why watching stopped, if any. The source has its own ``problem``.
+    ``problem``: the reason why watching stopped, if any; the source's own ``problem`` may give another reason.
     ``hosts``: the hosts that the source may reach, or None for any host.
     """
 
@@ -241,7 +241,7 @@ class CameraStream:
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None
 
     def forget(self, span: Span) -> Forgotten:
-        """Delete the cache rows and thumbnails of a period, and replace all snapshots by a new one. Raises UserError."""
+        """Delete the cache rows and thumbnails of a period, and replace all snapshots with a new snapshot. Raises UserError."""
         window, shown = span.with_slack.of_stream(self.observer.offset), self.loop.frame
         if shown is not None and window.since <= shown.time_s <= window.until:
             self.loop.frame = None
@@ -421,7 +421,7 @@ class JournalWriter(threading.Thread):
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Stop writing journal lines, without waiting. Closing the session cancels the journal line in progress."""
+        """Stop writing journal lines, without waiting. A journal line in progress is cancelled when the session closes."""
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:

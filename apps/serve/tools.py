@@ -67,7 +67,7 @@ def _own_references(schema: Any, before: str) -> Any:
 class CallReader:
     """Splits an unfinished answer into text and tool calls: ``<tool_call>{..}</tool_call>``, as in Hermes and Qwen.
 
-    ``names``: the functions that can be called. Calls to other functions stay text.
+    ``names``: the functions that can be called; calls to other functions are returned as text.
     ``whole``: whether the answer is a single call without tags.
     ``only_one``: whether to drop everything after the first call.
     ``called``: whether a call was found.

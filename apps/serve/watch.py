@@ -44,7 +44,7 @@ class Lines(Sink):
 
 
 def checked_watch(settings: dict[str, Any]) -> Watch:
-    """Make a watch from command-line options; ignore options that are None. Raises UserError that names the option."""
+    """Make a watch from the command-line options that are not None. Raises a UserError that names the invalid option."""
     try:
         return Watch.model_validate({name: value for name, value in settings.items() if value is not None})
     except ValidationError as error:
