@@ -45,9 +45,9 @@ class NodeAgent(Hooks):
 
     With each answer, the head allows the node to watch certain cameras for some seconds. A node that was frozen or cut off
     stops watching, because its cameras may have moved to another node. Each time a camera moves, its new node copies the
-    camera's folder in the shared storage. A late write to the old folder has no effect.
+    camera's folder in the shared storage. Anything that the old node writes to the old folder after the copy is ignored.
 
-    ``call``: calls a method of the head. It raises HeadAway or the head's UserError.
+    ``call``: calls a method of the head, and raises HeadAway or the UserError that the head raises.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class NodeAgent(Hooks):
         return any(self.view["cameras"].get(name, {}).get("moves_to") for name in self.epochs)
 
     def ask(self) -> None:
-        """Ask the head once for orders. Join first if the head does not know this process. Raises HeadAway and UserError."""
+        """Ask the head for orders, after joining the cluster if necessary. Raises HeadAway and UserError."""
         with self._asking:
             asked, notes = self._clock(), self.notes
             try:
@@ -201,7 +201,7 @@ class NodeAgent(Hooks):
                 return
 
     def plan(self, model: str) -> Planned:
-        """Predict a local model's memory and speed. If the model cannot run, print why and return NOTHING."""
+        """Predict a local model's memory and speed. If the model cannot run, print the reason and return NOTHING."""
         config = self._service.config
         budget = None if config.budget is None else parse_budget(str(config.budget))
         try:
@@ -222,7 +222,7 @@ class NodeAgent(Hooks):
                 self._notify(f"cluster: unexpected {type(error).__name__}: {mask_credentials(str(error))}")
 
     def work(self) -> None:
-        """Close cameras that this node may no longer watch, and open those that it must watch. Also update the watches."""
+        """Close cameras that this node may no longer watch, open cameras that it must watch, and update the watches."""
         with self._working, self._service.watches.held():
             view = self.view
             held = self._lease.held(self._clock())  # read the lease after the view: the lease must not be older
@@ -314,8 +314,8 @@ class NodeAgent(Hooks):
     def change(self, name: str, policy: str | None, budget: str | int | None, paused: bool | None) -> None:
         """Pause or resume a camera, or change its policy or budget. A new policy or budget empties the memory.
 
-        None leaves a setting unchanged. The change stays when the camera moves to another node. After HeadAway or UserError,
-        the camera continues as before. Raises FieldError for a policy that clients may not name.
+        A setting that is None is left unchanged. The change still applies after the camera moves to another node. After
+        HeadAway or UserError, the camera continues as before. Raises FieldError for a policy that clients may not name.
         """
         change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
         if change:
@@ -349,7 +349,7 @@ class NodeAgent(Hooks):
         return epoch is not None and self.epochs.get(name) == epoch
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Return whether this node may record an event. If so, also store the event for the camera's next node."""
+        """Return whether this node may record an event. If it may, also store the event for the camera's next node."""
         may = self.may_watch(event.camera)
         if may:
             self._events[event.camera].add(event)
@@ -447,7 +447,7 @@ class NodeAgent(Hooks):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Make all nodes forget what one or all cameras saw in a period. Return the number of this request to forget.
+        """Make all nodes forget what one or all cameras saw in a period. Return the number of the request to forget.
 
         Absent nodes forget the period when they return. Raises HeadAway, and UserError for a camera that never existed.
         """
@@ -458,9 +458,9 @@ class NodeAgent(Hooks):
         return number
 
     def follow_notes(self, number: int) -> Fields:
-        """Carry out all requests to forget. Return what one of them deleted on this node, and what failed.
+        """Carry out all requests to forget. Raises UserError and HeadAway.
 
-        ``number``: the number of that request. Raises UserError and HeadAway.
+        Returns what request ``number`` deleted on this node, and why it failed, if it did.
         """
         with self._working:
             self.ask()

@@ -137,9 +137,9 @@ class Director:
         """Return the cameras that a node must watch until LEASE_S seconds after its request.
 
         ``open``: the cameras that the node has open. ``needs``: the fields of a :class:`Need` for each model. ``forgot``: the
-        number of the last request to forget that the node has carried out in its files. ``cameras_forgot``: such a number for
-        each camera's memory. ``mark``: the version of the state that the node has. If it is the newest, the reply's ``view`` is
-        None. Raises UserError if the node must join again.
+        number of the last request to forget that the node has carried out in its files. ``cameras_forgot``: the number of the
+        last request that each camera has carried out in its memory. ``mark``: the version of the state that the node has; if
+        this version is the newest, the reply's ``view`` is None. Raises UserError if the node must join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"node {name} is no longer in the cluster; joining again")
@@ -255,8 +255,9 @@ class Director:
     def change(self, name: str, fields: Fields, begins: int | None = None, *, now: float) -> None:
         """Pause or resume a camera on any node, or change its settings.
 
-        ``fields``: new values of :class:`Camera`'s ``paused`` or ``switched``. New settings reopen the camera with an empty
-        memory. ``begins``: if it is set, the camera keeps the newest memory since this epoch. Raises UserError.
+        ``fields``: new values of :class:`Camera`'s ``paused`` or ``switched``. If ``switched`` changes, the camera is opened
+        again with an empty memory. If ``begins`` is set, the camera keeps its newest memory since the epoch ``begins``. Raises
+        UserError.
         """
         camera = self._camera(name)
         vars(camera).update(fields)
@@ -272,7 +273,7 @@ class Director:
         self.keep()
 
     def watch(self, name: str, fields: Fields | None, *, now: float) -> None:
-        """Set a watch on all nodes, or remove it if ``fields`` is None."""
+        """Add or change a watch on all nodes, or remove the watch if ``fields`` is None."""
         if fields is None:
             self.state.watches.pop(name, None)
             self.pause_watch(name, False, self.state.cameras, now=now)
@@ -283,7 +284,8 @@ class Director:
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool, *, now: float) -> int:
         """Ask all nodes to forget what one or all cameras saw in a period. Return the number of this request.
 
-        If ``everything`` is true, the cameras start with an empty memory. Raises UserError for a camera that never existed.
+        If ``everything`` is true, the cameras start again with an empty memory. Raises UserError for a camera that never
+        existed.
         """
         state, named = self.state, [*self.state.cameras, *self.state.removed]
         if camera is not None and camera not in named:
@@ -307,7 +309,7 @@ class Director:
         self.keep()
 
     def keep(self) -> None:
-        """Save the state if it has changed. Raises the error of ``save``; the next :meth:`tick` then tries again."""
+        """Save the state. If ``save`` raises an error, it is raised here, and the next :meth:`tick` tries again."""
         self._is_changed, self._save_at = True, -math.inf
         self._save(self.state)
         self._is_changed, self._saves = False, self._saves + 1
@@ -375,7 +377,7 @@ def minor(version: str) -> str:
 
 
 class Lease:
-    """Tracks how long a node may watch its cameras without an answer from the head. Uses the node's monotonic clock."""
+    """Tracks how long a node may watch its cameras without an answer from the head, by the node's monotonic clock."""
 
     def __init__(self) -> None:
         self._until = -math.inf
@@ -384,7 +386,7 @@ class Lease:
     def renew(self, asked: float, orders: dict[str, int]) -> None:
         """Allow the node to watch these cameras for LEASE_S more seconds.
 
-        ``asked``: when the node sent its request, in seconds. ``orders``: the head's answer, an epoch for each camera.
+        ``asked``: when the node sent its request, in seconds. ``orders``: the epoch of each camera, from the head's answer.
         """
         self._until, self.orders = asked + LEASE_S, orders
 

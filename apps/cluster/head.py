@@ -36,8 +36,8 @@ def boot_time() -> float:
 class Head:
     """Answers the nodes, one call at a time.
 
-    The head's state is in a file in the folder ``where``. If two heads share this folder, only the newer one answers. The older
-    head raises UserError. Raises UserError if the state file cannot be read or written.
+    The head's state is in a file in the folder ``where``. If two heads share this folder, only the newer head answers, and the
+    older head raises UserError. Raises UserError if the state file cannot be read or written.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
@@ -96,7 +96,7 @@ class Head:
 
 
 def _upgraded(known: Fields) -> Fields:
-    """Convert a state file of edgevlm 0.1. Nodes are dropped and must join again."""
+    """Convert a state file of edgevlm 0.1. Nodes are removed from the state and must join again."""
     if "director" not in known:
         return known
     director, forgot, cameras = known["director"], known["forgotten"], {}

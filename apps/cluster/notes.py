@@ -27,10 +27,10 @@ Note = Mapping[str, Any]
 class NoteFollower:
     """Carries out requests to forget on a node.
 
-    The agent calls methods while it holds its camera lock. Other threads read the fields without the lock. ``view`` returns the
-    head's last answer. ``counts``: the number of deletions, by request and camera. ``refused``: why a memory could not forget a
-    request's period. ``kept``: the number of the last request carried out in files. ``cameras``: such a number for each
-    camera's memory.
+    The agent calls the methods while it holds its camera lock. Other threads read the fields without the lock. ``view`` returns
+    the head's last answer. ``counts``: the number of deletions, by request and camera. ``refused``: why a memory could not
+    forget a request's period. ``kept``: the number of the last request carried out in files. ``cameras``: the number of the
+    last request carried out in each camera's memory.
     """
 
     node: str
@@ -65,11 +65,11 @@ class NoteFollower:
             self._closed = [each for each in self._closed if each[2] is view]
 
     def note_closed(self, name: str, epoch: int) -> None:
-        """Remember a closed camera, so that it still forgets what a late request names."""
+        """Remember a closed camera, so that a late request to forget is still carried out on its files."""
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Carry out requests to forget, by default all waiting ones, for a closed camera. Raises UserError and OSError."""
+        """Carry out requests to forget for a closed camera, by default all waiting requests. Raises UserError and OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))

@@ -15,7 +15,7 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model's predicted memory and speed on a node. ``fps``: for all cameras of the model; 0 if the model cannot run."""
+    """A model's predicted memory and speed on a node. ``fps``: for all its cameras together; 0 if it cannot run."""
 
     weights_bytes: int = 0  # a node's cameras share the weights of a model
     camera_bytes: int = 0
@@ -24,7 +24,7 @@ class Need:
 
 @dataclass
 class Node:
-    """A machine of the cluster. ``seen``: the time of its last request. ``leaving``: whether it gets no new cameras."""
+    """A machine of the cluster. ``seen``: when its last request arrived. ``leaving``: whether it will leave the cluster."""
 
     name: str
     memory_bytes: int
@@ -62,7 +62,7 @@ class Camera:
 
 @dataclass(slots=True)
 class Load:
-    """The memory and the fraction of a node's time that its cameras use."""
+    """The memory that a node's cameras use, and the fraction of the node's time that they take."""
 
     node: Node
     taken: int = 0
@@ -73,7 +73,7 @@ class Load:
         return self.node.needs.get(camera.model, Need())
 
     def runs(self, camera: Camera) -> bool:
-        """Return whether the node could watch the camera if it had no others."""
+        """Return whether the node could watch the camera if it watched no other cameras."""
         return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:
@@ -129,10 +129,10 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 
 
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
-    """Choose cameras that should move from full nodes to emptier ones. Return their new nodes.
+    """Choose cameras that should move from full nodes to emptier nodes. Return each chosen camera's new node.
 
-    A move costs a few seconds of the camera's stream. A camera therefore moves only if the new node will be less full than the
-    old node was. ``gain``: the least difference, as a fraction.
+    A move costs a few seconds of the camera's stream. A camera therefore moves only if its new node will be less full than its
+    old node was, by at least ``gain`` (a fraction).
     """
     loads = {node.name: Load(node) for node in nodes}
     watched: dict[str, list[Camera]] = {name: [] for name in loads}

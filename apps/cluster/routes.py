@@ -50,7 +50,7 @@ class Noted(Strict):
 
 
 class ClusterRoutes:
-    """An ASGI application that answers or forwards the requests of a cluster. The node's usual application gets all others."""
+    """An ASGI application that answers or forwards a cluster's requests, and passes all other requests to ``app``."""
 
     def __init__(self, app: Any, service: Service, agent: NodeAgent) -> None:
         self._app, self._service, self._agent = app, service, agent

@@ -25,8 +25,8 @@ KEPT = 64  # number of unsent events to keep for each camera
 class Shared:
     """A cluster's shared storage, with a folder for each epoch of a camera.
 
-    An epoch begins when a camera moves or is reopened with new settings. Methods that delete raise no errors. All other methods
-    raise OSError. If the storage is not a folder, thumbnails stay on the node that made them.
+    An epoch begins when a camera moves or is reopened with new settings. Methods that delete data raise no errors. All other
+    methods raise OSError. If the storage is not a folder, thumbnails stay on the node that made them.
     """
 
     def __init__(self, where: str) -> None:
@@ -69,7 +69,7 @@ class Shared:
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Create an epoch's folder, unless it exists. ``like``: the epoch whose folder to copy, or None for an empty folder."""
+        """Create an epoch's folder, unless it exists. ``like``: the epoch whose folder is copied; None for an empty one."""
         folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
             if self._is_begun(camera, epoch):
@@ -104,8 +104,8 @@ class Shared:
 class MovingEvents:
     """Stores a camera's recent events for the node that the camera moves to.
 
-    The store has the newest event of each watch and the KEPT newest unsent events. Events are written to this store before the
-    node's own file. Errors in writing are ignored.
+    Keeps the newest event of each watch and the KEPT newest unsent events. Each event is written to the shared storage
+    before it is written to the node's own file. Write errors are ignored.
     """
 
     FILE = "events.json"
