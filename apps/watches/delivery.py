@@ -26,8 +26,8 @@ class Delivery:
     """Records events and sends them to sinks, with one thread per sink.
 
     Events that are unsent at :meth:`close` are sent by the next Delivery. An event sent just before the process is killed is
-    sent again, with the same id. ``control``: a sink calls this with a camera, a watch and True to resume the watch, or False
-    to pause it. ``program``: describes the process that sends the events.
+    sent again, with the same id. ``control``: the function that sinks call with a camera, a watch, and True to resume the watch
+    or False to pause it. ``program``: describes the process that sends the events.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Delivery:
             sender.start()
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] | None = None) -> None:
-        """Write an event, then send it to these sinks, by default to all. See :meth:`EventStore.record`."""
+        """Write an event, then send it to the named sinks, by default to all sinks. See :meth:`EventStore.record`."""
         names = self.sinks
         self.store.record(event, pictures, names if sinks is None else set(names).intersection(sinks))
         self.recorded[event.camera, event.watch, event.state] += 1

@@ -27,8 +27,9 @@ SENT = "number NOT IN (SELECT event FROM outbox)"
 class WatchEvent:
     """An event that says that a watch opened or closed.
 
-    ``time``: when this happened. ``opened``: when the watch opened. Both are in seconds since 1970. ``evidence``: moments, as
-    in an answer's JSON. ``question`` is not part of the event's JSON.
+    ``time``: when the watch opened or closed, in seconds since 1970. ``opened``: when the watch opened, in seconds since 1970.
+    ``evidence``: the moments on which the answer is based, as in an answer's JSON. ``question`` is not part of the event's
+    JSON.
     """
 
     camera: str
@@ -68,7 +69,8 @@ class WatchEvent:
 class Opening:
     """A period in which a watch was open.
 
-    ``event``: the event that opened the watch. ``closed``: in seconds since 1970, or None if the watch is still open.
+    ``event``: the event that opened the watch. ``closed``: when the watch closed, in seconds since 1970, or None if the watch
+    is still open.
     """
 
     event: WatchEvent
@@ -97,9 +99,9 @@ class Unwritten:
 class EventStore(TimedDatabase):
     """Stores past and unsent events in a file that only this process opens.
 
-    :meth:`record` returns once the event is on the disk. While the disk refuses writes, events are sent from memory, which
-    holds at most UNWRITTEN of them. If the file exceeds CAP, the oldest pictures are deleted first, then the oldest events.
-    Unsent events do not expire after DAYS.
+    :meth:`record` returns once the event is on the disk. While writing fails, events are sent from memory, where at most
+    UNWRITTEN events are kept. If the file exceeds CAP, the oldest pictures are deleted first, then the oldest events. Events
+    older than DAYS days are deleted once they are sent.
     """
 
     FILE, TABLE, TIMES, DAYS, CAP = "events.sqlite", "events", ("time", "opened"), 30.0, 64 << 20
@@ -133,9 +135,9 @@ class EventStore(TimedDatabase):
         self._attempt(self.prune, None)
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
-        """Write an event and the sinks that must receive it. An event whose id is already stored changes nothing.
+        """Write an event and the sinks that must receive it. An event whose id is already stored is ignored.
 
-        ``pictures``: a JPEG or None for each moment of the event's evidence. The moment's ``jpeg_url`` points to it.
+        ``pictures``: a JPEG or None for each moment of the event's evidence; the moment's ``jpeg_url`` is the JPEG's address.
         """
         urls = [f"/v1/events/{event.id}/{place}.jpg" if jpeg else None for place, jpeg in enumerate(pictures)]
         evidence = [{**moment, "jpeg_url": url} for moment, url in zip_longest(event.evidence, urls) if moment is not None]
@@ -234,7 +236,7 @@ class EventStore(TimedDatabase):
         return sorted(shown, key=lambda opening: opening.event.opened)
 
     def picture(self, event_id: str, place: int) -> bytes | None:
-        """Return the JPEG of a moment in an event's evidence, or None. ``place``: the moment's index."""
+        """Return the JPEG of a moment in an event's evidence, or None. ``place``: the moment's index in the evidence."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"
         rows = self._rows(statement, event_id, place)
         return rows[0][0] if rows else None

@@ -39,8 +39,8 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 class WatchStatus:
     """The state of a watch on a camera.
 
-    ``camera`` and ``watch``: ids. ``camera_name`` and ``watch_name``: the displayed names, or None. ``state``: None before it
-    is known. ``device_class``: the sensor's class in Home Assistant.
+    ``camera`` and ``watch``: ids. ``camera_name`` and ``watch_name``: the displayed names, or None. ``state``: None until the
+    state is known. ``device_class``: the sensor's class in Home Assistant.
     """
 
     camera: str
@@ -57,8 +57,8 @@ class WatchStatus:
 class Program:
     """Describes the program that sends the events.
 
-    ``id``: unique, and the same after a restart. ``page``: the server's address. ``shared``: whether all nodes of a cluster use
-    the same id.
+    ``id``: a unique id, which stays the same after a restart. ``page``: the address of the server's web page. ``shared``:
+    whether all nodes of a cluster use the same id.
     """
 
     id: str = ""
@@ -106,8 +106,8 @@ class Stdout(Sink):
 class Webhook(Sink):
     """A sink that posts an event's JSON. With a secret, requests are signed as https://www.standardwebhooks.com specifies.
 
-    ``secret``: ``whsec_`` and base64, or any text. By default it is the value of the environment variable SECRET_VARIABLE.
-    Redirects are not followed.
+    ``secret``: ``whsec_`` followed by base64, or any text. The default is the value of the environment variable
+    SECRET_VARIABLE. Redirects are not followed.
     """
 
     def __init__(self, url: str, secret: str = "", timeout: Seconds = ANSWER_S) -> None:
@@ -225,8 +225,8 @@ def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
 class SinkSettings(BaseModel):
     """A ``[[sinks]]`` table of edgevlm.toml. Other keys are options of the sink.
 
-    ``kind``: stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. ``name``: by default the
-    kind.
+    ``kind``: stdout, webhook, mqtt, apprise, exec, a kind from a package, or ``./file.py:Class``. ``name``: the sink's name, by
+    default the kind.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)

@@ -36,7 +36,7 @@ class WatchSettings(BaseModel):
     at least two answers are needed. After closing, the watch stays closed for ``cooldown`` seconds.
 
     ``schedule``: the hours in which the watch is asked, in local time. ``sinks``: the sinks that receive the events, by default
-    all. ``on``: which events they receive.
+    all. ``on``: which events the sinks receive.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -77,7 +77,7 @@ class WatchSettings(BaseModel):
 class Watch(WatchSettings):
     """A question that is asked repeatedly.
 
-    ``name``: an id, or text in any script that is turned into an id. By default it is the question. ``label``: the displayed
+    ``name``: an id, or text in any script that is turned into an id. The default is the question. ``label``: the displayed
     name. ``cameras``: the streams on which the watch is asked, by default all.
     """
 
@@ -105,7 +105,7 @@ class Watch(WatchSettings):
 
     @property
     def in_words(self) -> str:
-        """Return the question, and the answers that open the watch unless "yes" is the only one."""
+        """Return the question followed by the answers that open the watch, unless "yes" is the only such answer."""
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:
@@ -142,7 +142,7 @@ class WatchState:
     """Tracks whether a watch is open on a camera.
 
     ``since``: the stream time at which the watch last opened or closed. ``probability``: the newest probability of the answer.
-    ``asked``: the stream time of its question.
+    ``asked``: the stream time of the question that gave this probability.
     """
 
     watch: Watch
@@ -161,7 +161,7 @@ class WatchState:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether the watch will open or close if its answer stays the same."""
+        """Return whether the watch is about to open or close, if its answer stays the same."""
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:

@@ -40,8 +40,8 @@ class SeenFrame:
 class Tracked(WatchState):
     """The state of a watch on one camera.
 
-    ``closed``: when the watch last closed before a restart, in seconds since 1970. ``judged``: if a video file is played again,
-    the stream time up to which the watch is not asked again.
+    ``closed``: when the watch last closed before a restart, in seconds since 1970. ``judged``: the stream time up to which the
+    watch is not asked again when a video file is played again.
     """
 
     opened: float = 0.0
@@ -56,10 +56,10 @@ class Tracked(WatchState):
 class Watcher:
     """Asks the watches of one camera in a separate thread.
 
-    The run loop passes frames to :meth:`watch`. ``taught``: returns a question in the words that the model learned, or None if
-    the model never learned it. ``last``: returns the newest recorded event of a camera's watch. ``changed``: called with each
-    watch whose state or probability changed. ``replays``: whether a restart plays the source again. If so, no event is sent
-    again.
+    The run loop passes frames to :meth:`watch`. ``taught``: returns a question in the words with which the model was trained,
+    or None if the model was not trained on it. ``last``: returns the newest recorded event of a camera's watch. ``changed``:
+    called with each watch whose state or probability changed. ``replays``: whether a restart plays the source again; events
+    that were already sent are then not sent again.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
-        """Start asking a watch, unless its name is in use. Raises FieldError like :meth:`check`."""
+        """Start asking a watch, unless its name is in use. Raises the same FieldError as :meth:`check`."""
         self.check(watch)
         with self._lock:
             if watch.name in self._tracked:
@@ -157,7 +157,7 @@ class Watcher:
             self._frames = deque(kept, maxlen=FRAMES)
 
     def close(self) -> None:
-        """Stop asking watches, without closing open ones."""
+        """Stop asking watches, without closing open watches."""
         with self._fresh:
             self._closing = True
             self._fresh.notify_all()
@@ -181,7 +181,7 @@ class Watcher:
             self._problem = problem
 
     def ask(self) -> None:
-        """Ask each due watch once. Raises UserError like :meth:`Session.classify`."""
+        """Ask each watch that is due. Raises the same UserError as :meth:`Session.classify`."""
         frames, found = self._frames, list[Classified]()
         if not frames:  # forget has dropped all frames
             return

@@ -20,7 +20,7 @@ MAX_WATCHES = 256
 
 
 class WatchHooks(Protocol):
-    """Decides what a cluster node does differently from a single server."""
+    """The methods that work differently on a cluster's node."""
 
     def may_record(self, event: WatchEvent) -> bool: ...
     def cameras_elsewhere(self) -> Collection[str]: ...
@@ -100,7 +100,7 @@ class Watches:
         self.announce()
 
     def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
-        """Replace a configuration's watches with those of a new configuration. Return a line for each change."""
+        """Replace a configuration's watches with a new configuration's watches. Return a line for each change."""
         old, new, done = list(before), list(after), []
         with self.held():
             for watch in old:
@@ -127,7 +127,7 @@ class Watches:
         }  # fmt: skip
 
     def record(self, watch: Watch, event: WatchEvent, pictures: Sequence[bytes | None]) -> None:
-        """Write an event. Send it if the watch is set to send events of this state."""
+        """Write an event, and send it if the watch is set to send events of this state."""
         if self._hooks().may_record(event):
             self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
 
@@ -135,7 +135,7 @@ class Watches:
         return self._delivery().store.last(camera, watch)
 
     def announce(self, anyway: bool = False) -> None:
-        """Send all watches' states to the sinks if they changed. ``anyway``: send them even if they did not change."""
+        """Send all watches' states to the sinks if they changed. ``anyway``: send the states even if none changed."""
         if self._holds or self._closed:
             return
         standing = [
