@@ -46,7 +46,7 @@ class StageTimer:
         self.captured_s = self._last
 
     def resume(self) -> None:
-        """Continue timing after a pause, without counting the pause."""
+        """Continue timing after a pause, which is not counted."""
         now = time.monotonic()
         self.captured_s += now - self._last
         self._last = now
@@ -62,7 +62,8 @@ class StageTimer:
 class Frame:
     """A sampled frame: uint8 RGB ``[H, W, 3]`` and its stream time in seconds, which never decreases.
 
-    ``scene``: the right answers, in the demo only. ``pixels``: the image after :attr:`Source.prepare`.
+    ``scene``: the correct answers to the demo model's questions, only in the demo. ``pixels``: the image after
+    :attr:`Source.prepare`.
     """
 
     def __repr__(self) -> str:
@@ -96,7 +97,7 @@ class SourceOptions:
     ``realtime`` plays a recording at ``speed`` times its own pace.
     ``rule`` applies while the reader is busy: ``drop-oldest`` (the default for live sources) or ``block``.
     ``wait`` keeps trying to connect instead of failing when the first attempt fails.
-    ``backoff_s`` holds the first and the longest pause between attempts to connect.
+    ``backoff_s`` is the first and the longest pause between attempts to connect.
     ``seed`` is the random seed of the demo world and of the pauses between attempts.
     ``open_timeout_s`` limits an attempt to connect.
     A source is STALLED after ``stall_timeout_s`` seconds without a frame, and reconnects after ``read_timeout_s`` seconds.
@@ -186,7 +187,7 @@ class Source(ABC):
 
 
 class FrameSampler:
-    """Chooses frames by their timestamps: the first frame, then at most ``fps`` a second. If ``fps`` is None, chooses all."""
+    """Chooses frames by their timestamps: the first frame, then at most ``fps`` a second, or all if ``fps`` is None."""
 
     def __init__(self, fps: float | None) -> None:
         self._step = 0.0 if fps is None else 1 / fps
@@ -236,7 +237,7 @@ class Connection(ABC):
 
     @abstractmethod
     def retrieve(self) -> Image | None:
-        """Return the last grabbed picture, uint8 RGB ``[H, W, 3]``. Return None if it cannot be decoded."""
+        """Return the last grabbed picture, uint8 RGB ``[H, W, 3]``, or None if the picture cannot be decoded."""
 
     @abstractmethod
     def close(self) -> None:

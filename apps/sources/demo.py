@@ -8,7 +8,7 @@ from edgevlm.calib.demo.world import World
 
 
 class DemoSource(Source):
-    """An endless source. Each frame's ``scene`` holds the right answer to every question that the demo model was taught."""
+    """An endless source. Each frame's ``scene`` has the correct answer to every question that the demo model can answer."""
 
     name = "demo"
 

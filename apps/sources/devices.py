@@ -24,7 +24,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A Video4Linux device. ``links``: its names under /dev/v4l, which stay the same after a restart."""
+    """A Video4Linux device. ``links``: the device's names under /dev/v4l, which stay the same after a restart."""
 
     path: Path
     name: str
@@ -73,7 +73,7 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
 
 
 class UsbConnection(Capture):
-    """A connection to a USB camera through OpenCV's V4L2 backend. It has a single buffer, so that frames are never old.
+    """A connection to a USB camera through OpenCV's V4L2 backend. A single buffer is used, so that frames are never old.
 
     ``target``: an index, /dev/videoN, or a name such as /dev/v4l/by-id/.., used if none of ``links`` exists. The driver chooses
     the mode nearest to the requested size, rate and pixel format. :attr:`mode` describes the choice.
@@ -116,7 +116,7 @@ def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
 def device_path(target: str, root: Path = ROOT) -> Path:
     """Return the device's path. ``target``: an index or path.
 
-    If it does not exist, raises a SourceError that lists the cameras.
+    If the device does not exist, raises a SourceError that lists the cameras.
     """
     path = root / "dev" / f"video{target}" if target.isdigit() else Path(target)
     if look(path) == "nothing":

@@ -43,7 +43,7 @@ def load_gst() -> Any:
 
 
 def csi_problem() -> str | None:
-    """Return the reason why no CSI sensor can be opened, or None if one can."""
+    """Return the reason why no CSI sensor can be opened, or None if a CSI sensor can be opened."""
     try:
         found = load_gst().ElementFactory.find(CSI_ELEMENT)
     except SourceRefused as error:
@@ -55,7 +55,7 @@ class GstPipeline(Connection):
     """Reads a GStreamer pipeline, after adding a conversion to RGB and an appsink. A file plays at its recorded speed."""
 
     def __init__(self, pipeline: str, options: SourceOptions, *, newest: bool = True) -> None:
-        """Start the pipeline. ``newest``: whether a newer picture replaces an unread one."""
+        """Start the pipeline. ``newest``: whether a newer picture replaces an unread picture."""
         self._gst = gst = load_gst()
         self._timeout = int(options.read_timeout_s * gst.SECOND)
         try:

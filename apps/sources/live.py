@@ -35,7 +35,10 @@ ADRIFT = 4
 
 
 class Slot:
-    """Passes one frame at a time between threads. A new frame replaces an unread one (``drop-oldest``) or waits (``block``)."""
+    """Passes one frame at a time between threads.
+
+    A new frame replaces an unread frame (``drop-oldest``) or waits until the unread frame is taken (``block``).
+    """
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -44,7 +47,7 @@ class Slot:
         self._closed = False
 
     def put(self, frame: Frame) -> bool:
-        """Offer a frame. Return whether it replaced an unread frame. A closed slot accepts no frames."""
+        """Offer a frame. Return whether the frame replaced an unread frame. A closed slot accepts no frames."""
         with self._changed:
             while self.rule == "block" and self._frame is not None and not self._closed:
                 self._changed.wait()
@@ -56,7 +59,7 @@ class Slot:
             return replaced
 
     def take(self, timeout_s: float) -> Frame | None:
-        """Take the frame, waiting up to ``timeout_s``. Return None if no frame came or the slot is closed."""
+        """Take the slot's frame, waiting up to ``timeout_s`` seconds. Return None if no frame came or the slot is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
             frame, self._frame = self._frame, None
@@ -64,7 +67,7 @@ class Slot:
             return frame
 
     def close(self) -> None:
-        """Accept no more frames, and wake every waiting thread. The current frame can still be taken."""
+        """Accept no more frames, and wake every waiting thread. An unread frame can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -95,8 +98,8 @@ class ThreadedSource(Source):
 class ReadAhead(ThreadedSource):
     """Reads another source in a separate thread, starting with the first :meth:`read`.
 
-    The next frame is decoded and prepared while the current frame is watched. ``paced``: play the source at ``speed`` times its
-    own pace at most.
+    The next frame is decoded and prepared while the current frame is watched. ``paced``: play the source at no more than
+    ``speed`` times its own pace.
     """
 
     def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
@@ -153,10 +156,11 @@ class ReadAhead(ThreadedSource):
 
 
 def pauses(first_s: float, longest_s: float, random: Random) -> Iterator[float]:
-    """Yield the pauses between attempts to connect, in seconds. Each is twice as long as the last, up to ``longest_s``.
+    """Yield the pauses between attempts to connect, in seconds. Each pause is twice as long as the one before, up to
+    ``longest_s``.
 
-    Each pause is shortened by up to half at random. This keeps cameras that fail together (as in a power cut) from reconnecting
-    at the same moment.
+    Each pause is then shortened by up to half at random. This keeps cameras that fail together (as in a power cut) from
+    reconnecting at the same moment.
     """
     while True:
         yield min(first_s, longest_s) * random.uniform(0.5, 1)
@@ -223,8 +227,8 @@ class Link:
 class LiveSource(ThreadedSource):
     """A live source, such as a camera. Raises SourceError if the first attempt to connect fails and ``options.wait`` is false.
 
-    Frames are captured even when :meth:`read` is not called. A frame's time counts monotonic seconds from the first ``read``,
-    including time spent reconnecting.
+    Frames are captured even when :meth:`read` is not called. A frame's time is the number of monotonic seconds since the first
+    ``read``, including time spent reconnecting.
 
     ``drops`` counts lost frames by cause. ``replaced``: a newer frame came before the frame was read. ``corrupt``: the frame
     cannot be decoded. ``keyframe``: the frame came before the first keyframe, or between a corrupt picture and the next

@@ -15,7 +15,7 @@ SETTINGS = {"OPENCV_FFMPEG_LOGLEVEL": "-8", "OPENCV_LOG_LEVEL": "SILENT"}
 
 
 def load_cv2() -> Any:
-    """Import OpenCV and silence it. Raises UserError if OpenCV is not installed."""
+    """Import OpenCV and turn off its messages. Raises UserError if OpenCV is not installed."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:

@@ -22,8 +22,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
     """Decode a picture to uint8 RGB ``[H, W, 3]``.
 
-    Applies the EXIF rotation, puts transparent pictures on white, and scales 16 bits to 8. Raises SourceError for data that is
-    not an image, is damaged or has too many pixels (checked before decoding).
+    Applies the EXIF rotation, puts transparent pictures on white, and scales 16-bit pictures to 8 bits. Raises SourceError for
+    data that is not an image, is damaged or has too many pixels (checked before decoding).
     """
     with needs("reading pictures", "cpu"):
         from PIL import Image as pillow
@@ -92,10 +92,10 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return the offset of a JPEG's end and True. If the JPEG is incomplete, return the offset to search from next and False.
+    """Return the offset of a JPEG's end and True.
 
-    A negative offset means that a new JPEG begins there. ``at``: the offset to search from. ``seen``: the number of bytes
-    already searched.
+    If the JPEG is incomplete, return False with the offset to continue searching from. A negative offset means that a new JPEG
+    begins at minus that offset. ``at``: the offset to search from. ``seen``: the number of bytes already searched.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -19,7 +19,7 @@ MANY = 64
 
 
 class FrameCheck:
-    """Checks the frames of one source. ``what``: the source's name in error messages. ``made``: its class or function."""
+    """Checks the frames of one source. ``what``: the source's name in messages. ``made``: the source's class or function."""
 
     def __init__(self, what: str, made: Any) -> None:
         self._what, self._where, self._newest = what, f" ({place(made)})", -math.inf

@@ -33,7 +33,7 @@ class Recording(Source):
 
     @abstractmethod
     def _advance(self) -> float | None:
-        """Go to the next picture. Return its time in seconds, or None at the end. Raises SourceError if the file is damaged."""
+        """Advance one picture and return its time in seconds, or None at the end. Raises SourceError if the file is damaged."""
 
     @abstractmethod
     def _picture(self) -> Image | None:
@@ -145,8 +145,8 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 class StdinSource(Recording):
     """Reads YUV4MPEG2 or Motion JPEG from a pipe.
 
-    ``rate``: the assumed number of frames a second in Motion JPEG. A frame's time is its number divided by the stream's rate.
-    Frames that are not sampled are read but not decoded.
+    ``rate``: the assumed number of frames a second in Motion JPEG. A frame's time is the frame's number divided by the stream's
+    rate. Frames that are not sampled are read but not decoded.
     """
 
     def __init__(self, fps: float | None, rate: float | None = None, descriptor: int | None = None) -> None:
@@ -223,7 +223,7 @@ def _stdin() -> int:
 
 
 def check_readable(path: Path) -> None:
-    """Raise SourceError with a one-line message unless this is a readable file."""
+    """Raise SourceError with a one-line message unless ``path`` is a readable file."""
     if (found := look(path)) != "file":
         wrong = {"nothing": "file not found", "folder": "is a folder", "other": "is a device or a pipe"}[found]
         raise SourceError(f"{path}: {wrong}; give a video file")

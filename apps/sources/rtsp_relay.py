@@ -19,7 +19,7 @@ BEGUN = re.compile(rb"R(?:T(?:S(?:P(?:/.{0,7})?)?)?)?\Z", re.DOTALL)  # bytes th
 class Relay:
     """Forwards one local connection to a server until either side closes it or the server redirects.
 
-    ``problem``: what to do about a redirect, or None.
+    ``problem``: what the user should do about a redirect, or None if there was no redirect.
     """
 
     def __init__(self, address: str, port: int, timeout_s: float, tls: bool = False) -> None:

@@ -32,7 +32,7 @@ SQUEEZED = 8  # largest accepted aspect ratio of a pixel
 
 
 def load_av() -> Any:
-    """Import PyAV and silence it. Raises UserError if PyAV is not installed."""
+    """Import PyAV and turn off its messages. Raises UserError if PyAV is not installed."""
     av, logging = (needed(name, "reading video", "cpu") for name in ("av", "av.logging"))
     logging.set_level(None)  # FFmpeg's own messages would show the address
     return av
@@ -121,7 +121,7 @@ class Video:
     def rgb(self, frame: Any) -> Image:
         """Convert a frame to uint8 RGB ``[H, W, 3]`` with square pixels.
 
-        Turn and mirror it as the video's metadata requires.
+        The image is turned and mirrored as the video's metadata requires.
         """
         ratio, width, height = self._pixel_ratio(), frame.width, frame.height
         width, height = (round(width * ratio), height) if ratio >= 1 else (width, round(height / ratio))
@@ -161,7 +161,7 @@ def open_video(path: Path, **options: Any) -> Video:
 
 @dataclass
 class Feed:
-    """A file-like object of received bytes, with limits.
+    """A file-like object that reads received bytes, with limits on time and size.
 
     Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
 
@@ -204,7 +204,7 @@ class Feed:
 
 
 class Deinterlacer:
-    """Deinterlaces frames with FFmpeg's yadif filter. Frames come out one frame late. Progressive frames do not change."""
+    """Deinterlaces frames with FFmpeg's yadif filter, and returns them one frame late. Progressive frames are unchanged."""
 
     def __init__(self, time_base: Fraction) -> None:
         self._time_base, self._kind = time_base, (0, 0, "")
@@ -224,7 +224,7 @@ class Deinterlacer:
         return done
 
     def drain(self) -> list[Any]:
-        """Return the last frame, which the filter has not returned yet."""
+        """Return the last frame, if the filter still holds one."""
         if self._graph is None:
             return []
         self._graph.push(None)
@@ -247,9 +247,9 @@ class RecordedClock:
 
         m[n] = max(s[n] + o, m[n-1] + LEAST_S)
 
-    A step of more than ``JUMP_S`` forward or ``BACK_S`` back means that the clock was set, timestamps wrapped or recordings
-    were joined. After such a step, ``m[n]`` is ``m[n-1] + period_s``, and ``o`` becomes ``m[n] - s[n]``. A picture without a
-    timestamp is placed ``period_s`` after the previous picture.
+    If timestamps jump forward by more than ``JUMP_S`` or back by more than ``BACK_S``, the clock was set, timestamps wrapped or
+    recordings were joined. After such a jump, ``m[n]`` is ``m[n-1] + period_s``, and ``o`` becomes ``m[n] - s[n]``. A picture
+    without a timestamp is placed ``period_s`` after the previous picture.
     """
 
     def __init__(self, period_s: float) -> None:
