@@ -135,7 +135,7 @@ class DecoderSpec:
 class ChangedTowerSpec:
     """The graph that encodes only a frame's changed patches, and the layout of its cache.
 
-    ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache has the keys and then the
+    ``grid`` is the (rows, columns) of patches, which may differ from the tokens' grid. The cache contains the keys and then the
     values of each layer, ``[heads, positions, head_dim]`` of type ``kv``, then float32 ``[patches, width]`` for each output.
     """
 
@@ -161,8 +161,8 @@ class ChangedTowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """The allowed frame sizes. Sides are multiples of ``factor``. ``fewest``, ``most``: the limits for all pixels of ``frames``
-    frames.
+    """The allowed frame sizes. Sides are multiples of ``factor``. ``fewest``, ``most``: the minimum and maximum number of
+    pixels in ``frames`` frames together.
     """
 
     factor: Count
@@ -309,7 +309,7 @@ class Bundle:
         return self.path / name
 
     def in_fp32(self) -> Bundle:
-        """Return this bundle with an fp32 cache for its sessions."""
+        """Return a copy of this bundle whose sessions use an fp32 cache."""
         return replace(self, decoder=replace(self.decoder, kv="fp32"))
 
     @property

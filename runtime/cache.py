@@ -65,7 +65,7 @@ class Rows:
 
     @classmethod
     def text(cls, position: NDArray[np.int32], kind: int = Kind.TEXT, frame: int = -1) -> Rows:
-        """Return rows of text, numbered from 0. ``position``: ``[n, axes]``."""
+        """Return the metadata of text rows, with ``seq`` from 0. ``position``: ``[n, axes]``."""
         count = len(position)
         zeros = np.zeros(count, np.int16)
         order = np.arange(count, dtype=np.int64)
@@ -84,11 +84,11 @@ class KVCache(_native.Cache):
     """The keys, values and metadata of one stream, allocated once. ``csrc/bindings.cpp`` documents the inherited methods.
 
     ``capacity``: the number of rows in each layer, either one number for all layers or a list. ``inv_freq``: the rotary
-    frequencies of keys, float64 ``[head_dim / 2]``. If some layers are ``local``, their frequencies follow. ``axes``: the
-    number of axes of a position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many rotary pairs each
-    axis rotates, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL). Without ``sections``, keys with 3 axes can be
-    stored but not rotated. ``dtype``: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
-    (:mod:`edgevlm.runtime.kv`). With every ``dtype``, keys are rotated in float32.
+    frequencies of keys, float64 ``[head_dim / 2]``. If some layers are ``local``, their frequencies follow in the same array.
+    ``axes``: the number of axes of a position: 1, or 3 for M-RoPE (frame, row, column). ``sections``: with 3 axes, how many
+    rotary pairs each axis rotates, in blocks (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL). Without ``sections``, keys
+    with 3 axes can be stored but not rotated. ``dtype``: the type of keys and values, ``fp32``, ``fp16`` or ``int8``, which
+    needs ``scales`` (:mod:`edgevlm.runtime.kv`). With every ``dtype``, keys are rotated in float32.
 
     Arrays that methods return are read-only views that keep the cache alive. A view shows the rows that were valid when it was
     made: take a new view after anything that adds, removes or moves rows. Rows after the valid ones are free and never read;
@@ -209,7 +209,8 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return which axis of the position rotates each rotary pair, uint8 ``[pairs]``.
 
-    ``interleaved``: whether the axes alternate (0 1 2 0 1 2). When axis 1 or 2 has all its pairs, axis 0 gets its turns.
+    ``interleaved``: whether the axes alternate (0 1 2 0 1 2). Once axis 1 or 2 has the number of pairs that ``sections`` gives,
+    axis 0 rotates the pairs that would be next for that axis.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

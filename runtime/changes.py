@@ -76,7 +76,7 @@ class References(Stateful):
         return distances, noise if self._noise is None or is_next else np.minimum(noise, self._noise), spread
 
     def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
-        """Record that a frame's changed tokens are now in the memory. ``seq``: their numbers in the stream."""
+        """Record that a frame's changed tokens are now in the memory. ``seq``: the ``seq`` of the changed tokens."""
         unit = unit_features(features)
         _, self._noise, self._spread = self._compare(unit)
         self.seq[changed] = seq
@@ -114,11 +114,12 @@ class FrameChanges(NamedTuple):
 class PatchChanges(Stateful):
     """Finds the patches of a frame whose pixels differ from those that were last encoded.
 
-    A patch has changed if its most different tenth of pixels differs on average by at least ``threshold`` levels and MARGIN
-    times the noise. The patches around a changed patch are encoded too. The noise is estimated as the median patch's distance
-    from the previous frame, but at most LOUDEST times the distance between neighbouring patches. A later frame with less noise
-    lowers the estimate. If many patches seem changed, the encoder looks for a shift of the picture or a new exposure that
-    explains at least half of the changes. The explained patches do not count as changed.
+    A patch counts as changed if the tenth of its pixels that changed most differs on average by at least ``threshold`` levels
+    (of 0 to 255), and by at least MARGIN times the noise. The patches around a changed patch are encoded too. The noise is
+    estimated as the median patch's distance from the previous frame, but at most LOUDEST times the distance between
+    neighbouring patches. A later frame with less noise lowers the estimate. If many patches seem changed, the encoder looks for
+    a shift of the picture or a new exposure that explains at least half of the changes. Patches whose difference is explained
+    in this way do not count as changed.
 
     A whole frame is encoded every ``interval`` frames, when most of the picture has changed, and when the camera's frames
     change size. With 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames
@@ -174,7 +175,8 @@ class PatchChanges(Stateful):
     def encoded(self, changes: FrameChanges, right: bool | None = None) -> None:
         """Record that the patches were encoded, for comparison with later frames.
 
-        ``right``: whether the kept features matched the whole frame; None if the frame was not encoded whole.
+        ``right``: whether the features kept from earlier frames matched those of the frame encoded whole; None if the frame was
+        not encoded whole.
         """
         if changes.patches.all():
             self._reference[:] = changes.levels
@@ -191,12 +193,14 @@ class PatchChanges(Stateful):
         self._noise, self._size = changes.noise, np.array(changes.size, np.int32)
 
     def _distances(self, levels: Levels, low: Levels, high: Levels | None = None, gain: Float32 | None = None) -> Float32:
-        """Return how much each patch has changed. For a group of frames, the largest change counts."""
+        """Return how much each patch has changed. For a group of frames, this is the largest change in the group."""
         frames, high = [slice(at, at + 3) for at in range(0, len(levels), 3)], low if high is None else high
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return the exposure of each patch. A whole row of patches shares one, because flickering lamps cause stripes."""
+        """Return the exposure of each patch. All patches in a row of the grid have the same exposure, because flickering lamps
+        cause stripes.
+        """
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
@@ -242,9 +246,10 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 
 
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
-    """Return how far a picture moved down and right, in pixels. ``furthest``: the most per axis.
+    """Return how far a picture moved down and right, in pixels. ``furthest``: the largest movement to look for along each axis.
 
-    Phase correlation of the pictures' centres finds the shift, and a parabola refines it. Large pictures are used at half size.
+    Phase correlation of the pictures' centres finds the shift, and a parabola refines it. Large pictures are first reduced to
+    half size.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)
@@ -266,7 +271,7 @@ def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, fl
 
 
 def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> tuple[int, int]:
-    """Round a shift to whole pixels so that the pictures differ least."""
+    """Return the shift near ``about``, in whole pixels, for which the two pictures differ least."""
 
     def difference(shift: tuple[int, int]) -> float:
         moved = before[None].copy()
@@ -292,7 +297,7 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether kept features still match those of the whole frame, except for a fraction WRONG of the tokens."""
+    """Return whether kept features still match those of the frame encoded whole, for all but a fraction WRONG of the tokens."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)
@@ -307,8 +312,8 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """Prepare the tower. Raises UserError as ``bind_tower`` does, and if its cache does not fit ``copies`` times in free
-        memory.
+        """Prepare the tower. Raises the same errors as ``bind_tower``, and UserError if ``copies`` copies of the tower's cache
+        do not fit in free memory.
         """
         vision = bundle.vision
         if (spec := vision.changed) is None:

@@ -55,9 +55,9 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 class FramePattern:
     """The rows of the cache that new frames attend to in a layer with sparse attention.
 
-    The call appends only whole frames. A row sees the first ``shared`` rows of the cache. In its own frame, a row sees the rows
-    up to itself. In the previous frame, a row sees only the row of the same patch. ``previous``: where the cache holds the rows
-    of the frame before the call, by layer, KV head and patch; -1 if a row is missing.
+    A call with a pattern appends only whole frames. A row sees the first ``shared`` rows of the cache. In its own frame, a row
+    sees the rows up to itself. In the previous frame, a row sees only the row of the same patch. ``previous``: where the cache
+    holds the rows of the frame before the call, by layer, KV head and patch; -1 if a row is missing.
     """
 
     shared: int
@@ -149,7 +149,7 @@ class ChangedTower(Protocol):
 
         ``pixels``: a whole normalised frame ``[3, H, W]``, or ``[group, 3, H, W]`` for towers that merge frames. ``patches``:
         patch numbers, row-major in ``VisionSpec.changed.grid``, sorted and unique. Other patches keep their keys and values.
-        Features are ``[t, row_width]``. Token numbers are ``[t]``, sorted, row-major in ``VisionSpec.grid``.
+        Features are ``[t, row_width]``. Token numbers, ``[t]``, are sorted and row-major in ``VisionSpec.grid``.
 
         The first call on an empty cache must encode all patches. A call with all patches returns the same features as
         :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before the cache is changed.
@@ -170,14 +170,14 @@ class Engine(Protocol):
         """Encode frames to the decoder's input rows.
 
         ``pixels``: normalised frames, ``[F, 3, H, W]``. The result is ``[G, tokens_per_frame, row_width]``. G is the number of
-        groups if the tower merges frames, otherwise F. The last frame is repeated to fill its group. Frames have
-        ``VisionSpec.size`` or, if ``VisionSpec.pixels`` is set, any size that it allows.
+        groups if the tower merges frames, otherwise F. The last frame is repeated to fill its group. Frames must be of size
+        ``VisionSpec.size`` or, if ``VisionSpec.pixels`` is set, of any size that ``VisionSpec.pixels`` allows.
         """
         ...
 
     def capacity(self, rows: int) -> int:
-        """Return how many rows each layer's buffer must have. This is ``rows``, or a fixed number if the backend's graphs need
-        one. Raises UserError if the graphs cannot hold ``rows`` rows.
+        """Return how many rows each layer's buffer must have: ``rows``, or a fixed number if the backend's graphs need a fixed
+        number. Raises UserError if the graphs cannot hold ``rows`` rows.
         """
         ...
 

@@ -55,8 +55,8 @@ class SessionMemory:
     """A session's stream, unfinished chunk, conversations and counters. ``why``: why ``auto`` chose the policy.
 
     ``frames``: the number of frames watched. ``chunks``: the number of chunks appended. ``time_s``: the stream's time at the
-    newest frame. ``asked``: the number of questions. ``resumed``: how many of the frames came from a snapshot. ``started``:
-    when this process watched its first frame.
+    newest frame. ``asked``: the number of questions. ``resumed``: how many of the frames came from a snapshot. ``started``: the
+    value of ``time.perf_counter`` when this process watched its first frame.
     """
 
     stream: Stream
@@ -85,7 +85,9 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore a captured snapshot. If restoring fails, the snapshot does not fit and the memory is unusable."""
+        """Restore a captured snapshot. If this raises an error, the snapshot does not match the session, and the memory is
+        unusable.
+        """
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]
@@ -97,8 +99,8 @@ class SessionMemory:
 class HeldFrames(NamedTuple):
     """The frames that have tokens in the memory, oldest first, as arrays ``[k]``.
 
-    ``number``: each frame's number, from 0. Frames that the tower merges share a number. ``seconds``: when each frame was seen.
-    ``tokens``: how many of the frame's tokens are left, in the layer and KV head with the most.
+    ``number``: each frame's number, from 0. Frames that the tower merges have the same number. ``seconds``: when each frame was
+    seen. ``tokens``: how many tokens of each frame are left, in the layer and KV head that hold most of them.
     """
 
     number: NDArray[np.int64]
@@ -212,17 +214,17 @@ class Session:
         question and answer. ``frame_size``: the frames' (height, width), for models that keep the aspect ratio (Qwen's); by
         default, the size given at export. Frames of a different size are resized.
 
-        ``settings``: a :class:`~edgevlm.runtime.settings.SessionSettings`. Keyword arguments override its fields. ``policy``:
-        ``name``, ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this session only), or
-        ``auto``, the best policy measured on this model. ``budget``: the number of vision tokens that each layer keeps (|M|),
-        or text like "6k". ``chunk``: the number of frames encoded and appended at once, by default 8. ``reindexing``: when to
-        renumber the kept tokens' positions without gaps: ``lazy`` when needed, ``eager`` at every compression. ``append``:
-        ``all`` appends every token of each frame; ``changed[:tau=T,refresh=N,present=N]`` appends only tokens that changed
-        since their patch was last appended. Questions see the newest N frames whole (by default, one). ``append="auto"`` is
-        ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``: ``all`` encodes every patch of
-        each frame; ``changed[:interval=K,threshold=T]`` encodes only patches that changed since they were last encoded, but
-        every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the bundle has none.
-        ``store_bytes``, ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G".
+        ``settings``: a :class:`~edgevlm.runtime.settings.SessionSettings`. Keyword arguments override the fields of
+        ``settings``. ``policy``: ``name``, ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this
+        session only), or ``auto``, the best policy measured on this model. ``budget``: the number of vision tokens that each
+        layer keeps (|M|), or text like "6k". ``chunk``: the number of frames encoded and appended at once, by default 8.
+        ``reindexing``: when to renumber the kept tokens' positions without gaps: ``lazy`` when needed, ``eager`` at every
+        compression. ``append``: ``all`` appends every token of each frame; ``changed[:tau=T,refresh=N,present=N]`` appends only
+        tokens that changed since their patch was last appended. Questions see the newest N frames whole (by default, one).
+        ``append="auto"`` is ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``: ``all``
+        encodes every patch of each frame; ``changed[:interval=K,threshold=T]`` encodes only patches that changed since they
+        were last encoded, but every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the bundle
+        has none. ``store_bytes``, ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G".
         ``max_question_tokens``: the maximum length of a question and its earlier turns, by default 8192; ignored if
         ``text_budget`` is given. The memory for a long question is allocated when the question is asked.
 
@@ -269,8 +271,8 @@ class Session:
 
         ``timestamp``: the frame's time in the stream, in seconds; by default, the frame's number, from 0. Frames are encoded
         and appended ``chunk`` at a time. This method waits while a question is being answered. An interrupted call adds the
-        frame completely or not at all. Raises UserError for a wrong shape or dtype, for a frame earlier than the newest, and
-        after :meth:`close`. Raises UserError if the memory is full and the policy never compresses.
+        frame completely or not at all. Raises UserError for a wrong shape or dtype, for a ``timestamp`` before the stream's
+        time, and after :meth:`close`. Raises UserError if the memory is full and the policy never compresses.
         """
         pixels = self._pixels(frame)
         if timestamp is not None:
@@ -286,13 +288,15 @@ class Session:
     def skip(self, timestamp: float) -> None:
         """Advance the stream's time to ``timestamp`` seconds without a frame. Waits while a question is being answered.
 
-        Raises UserError for a time before the stream's time, and after :meth:`close`.
+        Raises UserError for a ``timestamp`` before the stream's time, and after :meth:`close`.
         """
         check_time(timestamp)
         self._run(self._skip_to, timestamp)
 
     def flush(self) -> None:
-        """Append the watched frames without waiting for a full chunk. Raises UserError as :meth:`watch` does."""
+        """Append the watched frames without waiting for a full chunk. Raises UserError if the memory is full and the policy
+        never compresses, and after :meth:`close`.
+        """
         self._run(self._append_chunk)
 
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -358,7 +362,9 @@ class Session:
             self._memory.chunks += 1
 
     def _append_pieces(self, *, complete: bool = True) -> None:
-        """Append the chunk's frames. ``complete``: leave out what later frames of the chunk can still change."""
+        """Append the chunk's frames. ``complete``: leave out frames that would be encoded or appended differently once the
+        chunk is full.
+        """
         chunk = self._chunk
         try:
             if chunk.taken:
@@ -384,7 +390,7 @@ class Session:
         return tokens
 
     def most_pictures(self, question: str | Dialogue) -> int:
-        """Return how many pictures can accompany a question. Raises UserError as :meth:`check` does."""
+        """Return how many pictures can accompany a question. Raises the same errors as :meth:`check`."""
         tokens, text, frame = (
             self._check_length(question, self.max_question_tokens),
             self.text_budget,
@@ -487,7 +493,9 @@ class Session:
         return answer
 
     def check_window(self, since: float | None = None, until: float | None = None) -> TimeWindow | None:
-        """Return a question's time window, or None for the whole stream. Raises UserError as :meth:`ask` does."""
+        """Return a question's time window, or None for the whole stream. Raises UserError if the window is invalid or not
+        supported.
+        """
         if since is None and until is None:
             return None
         window = _checked_window(since, until)
@@ -540,7 +548,9 @@ class Session:
         return reason
 
     def _give_way(self) -> None:
-        """Let other sessions work between two pieces of a long question. This session may only fill its chunk."""
+        """Let other sessions work between two pieces of a long question. Meanwhile, this session may only add frames to its
+        chunk.
+        """
         self._reading = True
         try:
             self.model.scheduler.give_way(self, lambda task: task.arguments[0] == self._add_frame and self._chunk.has_place)
@@ -551,10 +561,10 @@ class Session:
         """Return how likely each choice is to be the answer to its question. Questions are about everything watched so far.
 
         ``questions``: pairs of a question and its choices. Each question takes one decoder step and generates no text. An
-        unfinished chunk is encoded once for all questions. The memory does not change. ``watch``: run after users' questions,
-        in at most WATCH_FRACTION of the model's time. With ``watch``, the first question is always answered. Other questions
-        are skipped after ROUND_S seconds, or when a user's question waits. Raises UserError as :meth:`ask` does, and for
-        choices that start with the same token.
+        unfinished chunk is encoded once for all questions. The memory does not change. ``watch``: whether to run after users'
+        questions, in at most WATCH_FRACTION of the model's time. With ``watch``, the first question is always answered; the
+        others are skipped after ROUND_S seconds, or when a user's question waits. Raises the same errors as :meth:`ask`, and
+        UserError for choices that start with the same token.
         """
         self._check_open()
         asked = [self._classifier(question, choices) for question, choices in questions]
@@ -593,7 +603,7 @@ class Session:
 
         A separate thread asks every ``every`` seconds, as long as frames arrive. The answer is no at first, becomes yes when
         the probability of yes reaches 0.6, and becomes no again below 0.4. To stop asking, call ``cancel()`` of the returned
-        object, or close the session. Raises UserError as :meth:`check` does.
+        object, or close the session. Raises the same errors as :meth:`check`.
         """
         self.check(question, ("yes", "no"))
         standing = StandingQuestion(self, question, callback, every)
@@ -661,7 +671,7 @@ class Session:
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Return a snapshot's header, copies of the session's arrays, and how long copying blocked the session, in ms.
 
-        Copying is as urgent as a question. A closed session can still be copied, until its memory is freed.
+        Copying has the same priority as a question. A closed session can still be copied, until its memory is freed.
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
@@ -674,7 +684,7 @@ class Session:
 
     @property
     def _version(self) -> tuple[int, int, float]:
-        """A value that changes with every watched frame, skip or question."""
+        """A value that changes whenever a frame is watched, time is skipped or a question is asked."""
         return self._memory.frames, self._memory.asked, self._memory.time_s
 
     def _measure(self) -> SessionStats:
@@ -699,7 +709,7 @@ class Session:
 
     @property
     def stats(self) -> SessionStats:
-        """The session's immutable statistics after its last call."""
+        """The session's statistics after its last call, as an immutable object."""
         writer = self._writer
         if writer is None:
             return self._stats
@@ -740,7 +750,7 @@ class Session:
 
     @property
     def basis(self) -> str:
-        """One line, or nothing: why ``auto`` chose the policy, and whether the policy is calibrated or uses presets."""
+        """The reason why ``auto`` chose the policy, and whether the policy is calibrated or uses presets; may be empty."""
         basis = getattr(self._stream.policy, "basis", "")
         return "; ".join(filter(None, [self._memory.why, basis and f"{self.policy}: {basis}"]))
 

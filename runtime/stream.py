@@ -39,7 +39,9 @@ Tokens = tuple[Float32, Rows]
 
 
 class StreamFrame(NamedTuple):
-    """A frame not yet in the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: its start and end."""
+    """A frame that is not yet in the memory. ``features``: float32 ``[tokens_per_frame, width]``. ``seconds``: the times at
+    which the frame starts and ends.
+    """
 
     features: Float32
     seconds: Float64
@@ -224,16 +226,16 @@ class Stream:
                     rows[:, length:] = 0
 
     def append_frames(self, features: Float32, coming: int = 0, seconds: Float64 | None = None) -> int:
-        """Append frames in pieces of whole frames. Return how many frames were appended.
+        """Append frames in one or more pieces. Return how many frames were appended.
 
         ``features``: float32 ``[F, tokens_per_frame, width]``. Here a frame is one grid of tokens; a tower that merges frames
         makes one grid from a group of frames. ``seconds``: the times ``[F, 2]`` of each group's first and last frame, by
-        default the group's number. A piece is as many frames as fit before the next compression. If no frame fits, a piece is
-        as many frames as one compression makes room for, at least one. ``coming``: how many frames of the chunk are still to
-        come. A piece that could take more frames of the chunk waits for them. Raises UserError if the budget is used up and the
-        policy never compresses.
+        default the group's number. A piece contains as many whole frames as fit before the next compression. If no frame fits,
+        it contains as many as one compression makes room for, but at least one. ``coming``: how many frames of the chunk are
+        still to come. A piece with room for frames that are still to come is not appended yet. Raises UserError if the budget
+        is used up and the policy never compresses.
 
-        If only changes are appended, a piece has only the changes, so that more frames fit. The newest frames become the
+        If only changes are appended, a piece contains only the changes, so that more frames fit. The newest frames become the
         *present*: they stay outside the memory, but count as appended.
         """
         with self.changing():
@@ -261,10 +263,10 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all but the newest frames. Return how many new frames were appended or kept for later.
+        """Append the changes of all but the newest frames. Return how many of the new frames were appended or became present.
 
-        ``coming``: how many frames of the chunk are still to come. If there are any, the last piece waits for them, because
-        they may still fit.
+        ``coming``: how many frames of the chunk are still to come. If any frames are still to come, the last piece is not
+        appended yet, because these frames may fit in it.
         """
         done, last, held = 0, len(queue) - max(self._most_present - coming, 0), len(self.present)
         while done < last:
@@ -327,9 +329,9 @@ class Stream:
         return parts, frames, shown, references
 
     def _piece(self, left: int) -> int:
-        """Return how many frames to append next. These are as many as fit now or, if none fits, after a compression.
+        """Return how many frames to append next: as many as fit now or, if none fits, as many as fit after a compression.
 
-        If the policy keeps frame 0, that frame is appended alone, prefilled densely.
+        If the policy never evicts frame 0, that frame is appended alone and prefilled densely.
         """
         kept = self.rows_per_frame if self.policy.needs.keeps_first_frame else 0
         if kept and not self.frames:
@@ -391,7 +393,9 @@ class Stream:
         return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
-        """Append frames. ``ahead``: how many earlier frames are not in the memory. ``sparsely``: allow the sparse graph."""
+        """Append frames. ``ahead``: how many earlier frames are not in the memory. ``sparsely``: whether the sparse graph may
+        be used.
+        """
         sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
@@ -459,10 +463,10 @@ class Stream:
         reserved room, the memory is copied to a larger cache. ``waiting``: frames that are not appended yet; the block sees
         them. Room for the waiting frames is made at once, so that a question does not change what is remembered later. With
         present frames, the block sees the newest frames whole, and only the changes of older waiting frames. ``pictures``:
-        arrays ``[1, tokens_per_frame, width]``. The block sees the pictures after all frames, one second apart, starting at
-        ``now``, the stream's time. ``window``: the block's rows attend only to rows from this time window. Raises NothingHeld
-        if the memory has no rows from ``window``. Raises UserError as :meth:`check_window` does, and if a copy of the memory is
-        needed but does not fit.
+        arrays ``[1, tokens_per_frame, width]``. For the block, the pictures come after all frames, one second apart, and the
+        first is at ``now``, the stream's time. ``window``: the block's rows attend only to rows from this time window. Raises
+        NothingHeld if the memory has no rows from ``window``. Raises the same errors as :meth:`check_window`, and UserError if
+        a copy of the memory is needed but does not fit.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -492,8 +496,8 @@ class Stream:
     def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
         """If ``rows`` rows of text do not fit in the reserved room, work on a copy of the memory with more room.
 
-        ``frame_rows``: how many rows of frames are appended as well. If too few positions are left, the copy's rows get
-        positions without gaps.
+        ``frame_rows``: how many rows of frames are appended in addition to the text. If too few positions are left, the copy's
+        rows get positions without gaps.
         """
         if rows <= self._set_aside:
             yield
@@ -565,7 +569,8 @@ class Stream:
         return NarrowedMemory(cache, shown, frames)
 
     def append_question(self, embeds: Float32) -> Float32:
-        """Append a question. Record its last row's attention, and return that row's logits, ``[vocabulary]``.
+        """Append a question. Record the attention of the question's last row, and return the logits of this row,
+        ``[vocabulary]``.
 
         ``embeds``: ``[S, hidden]``.
         """
@@ -598,9 +603,9 @@ class Stream:
         return self._append_text(embeds, (len(embeds) - 1,)).logits[0]
 
     def score_text(self, embeds: Float32, rows: Sequence[int]) -> Float32:
-        """Append text rows in one call. Return the logits of some of them, ``[len(rows), vocabulary]``.
+        """Append text rows in one call. Return the logits of the rows with the indices ``rows``, ``[len(rows), vocabulary]``.
 
-        ``embeds``: ``[S, hidden]``. ``rows``: the indices of the rows whose logits are returned.
+        ``embeds``: ``[S, hidden]``.
         """
         return self._append_text(embeds, rows).logits
 
@@ -617,7 +622,7 @@ class Stream:
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append rows, for which there must be room. The rows are committed, except for a question about a time window.
+        """Append rows. The memory must have room for these rows. They are committed, except for a question about a time window.
 
         ``embeds``: float32 ``[n, width]``. The stream assigns the rows' ``seq``.
         """
@@ -671,13 +676,13 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
 
 
 def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]) -> FramePattern:
-    """Return which rows in memory the frames of a prefill see in PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
+    """Return which rows in the memory new frames attend to with PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
 
     A token sees the prefix, frame 0, its own frame's tokens up to itself, and the token of the same patch in the previous
-    frame. Eviction fills slots from the tail, so the same patch may be in a different slot in each head. The prefix and frame 0
-    are never evicted, so they stay in slots ``[0, prefix + tokens_per_frame)`` of every layer and head. ``frame``: the number
-    of the call's first frame, 1 or more. ``grid``: the (rows, columns) of a frame's tokens. Raises CacheError if frame 0 is not
-    in its slots.
+    frame. Eviction moves rows from the tail into freed slots, so the same patch may be in a different slot in each head. The
+    prefix and frame 0 are never evicted, so they stay in slots ``[0, prefix + tokens_per_frame)`` of every layer and head.
+    ``frame``: the number of the call's first frame, 1 or more. ``grid``: the (rows, columns) of a frame's tokens. Raises
+    CacheError if frame 0 is not in the slots after the prefix.
     """
     rows, columns = grid
     shared = prefix + rows * columns

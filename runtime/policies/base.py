@@ -34,8 +34,8 @@ class Needs:
     the policy may request before a compression. ``guidance_layers``: layers whose queries and keys the guidance pass returns.
     ``variant``: the decoder graph for prefill. In the graph ``per-layer``, the policy chooses which rows each layer attends to.
     ``features``: whether the policy needs each frame's features. ``single_frames``: append one frame's changes at a time, even
-    if several frames' would fit. ``working_rows``: the number of rows per layer that each call fills again; they do not count
-    towards |M_l|.
+    if several frames' would fit. ``working_rows``: the number of rows per layer that every call fills with new content and that
+    do not count towards |M_l|.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -89,7 +89,8 @@ class Appended:
 class Plan:
     """The result of a compression. ``keep``: each layer's mask of rows to keep, ``[kv_heads, n_l]``, or None to keep all.
 
-    ``add``: each layer's new rows. ``merged``: for each layer with merged rows, its keys and values after the merge, as stored.
+    ``add``: the rows to add to each layer. ``merged``: for each layer with merged rows, its keys and values after the merge, as
+    stored.
     """
 
     keep: list[Bool | None]
@@ -238,7 +239,9 @@ class Policy(Stateful):
         return without_lone_text(layer, mask | layer.fixed)
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
-        """Called after vision rows are appended. ``appended`` has the rows' queries in ``needs.probe_layers``."""
+        """Called after vision rows are appended. ``appended`` contains the queries of these rows in the layers
+        ``needs.probe_layers``.
+        """
 
 
 def problem_of(cls: type[Policy]) -> str:

@@ -127,8 +127,8 @@ class Uniform(SteadyTarget):
 def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
     """Return how many tokens of each frame stay, ``target`` in total.
 
-    ``frames``: ascending frame numbers, ``[m]``. ``held``: token counts by frame, ``[m]``. ``per_frame``: tokens per whole
-    frame.
+    ``frames``: ascending frame numbers, ``[m]``. ``held``: the number of tokens of each frame, ``[m]``. ``per_frame``: the
+    number of tokens in a whole frame.
     """
     kept, surplus = held.copy(), int(held.sum()) - target
     there = list(range(len(frames)))

@@ -27,9 +27,9 @@ class Hermes(FixedTarget):
     """Keep recent tokens in shallow layers, tokens that a guidance prompt attends to in deep layers, and both in middle layers.
 
     Ours: the cache is compressed before new frames are appended. The guidance prompt runs in one causal forward pass, which is
-    rolled back. In eq. 1, dt is a token's rank by age, divided by the largest rank. Tokens are matched across layers by seq.
-    Smoothing starts at the deepest layer and uses scores that are already smoothed. A deep layer's summary is one row, a
-    running mean that is never evicted.
+    rolled back. In eq. 1, dt is a token's rank by age, divided by the largest rank. Tokens are matched across layers by their
+    ``seq``. Smoothing starts at the deepest layer and uses scores that are already smoothed. A deep layer's summary is one row,
+    a running mean that is never evicted.
     """
 
     target: float = setting(

@@ -33,12 +33,12 @@ class ClusterIndex(Stateful):
     cosine is below ``tau``, the token starts a new cluster. If the index is full, the two most similar clusters merge first,
     and ``tau`` is lowered to the cosine of these two clusters.
 
-    ``codes``: the clusters' means, int8 ``[capacity, width]``. ``scale``: a float16 factor for every CODES numbers of a mean.
+    ``codes``: the clusters' means, int8 ``[capacity, width]``. ``scale``: one float16 factor for every CODES values of a mean.
     Because of the rounding to int8, a mean stops changing after a few dozen tokens. ``sketch``: the sketch of each cluster's
     newest token, ``[capacity, sketch_bytes]``. ``runs``: the two newest runs of each cluster, ``[capacity, 2]``. A run is a set
-    of blocks, one per layer, with the same tokens. It is named by its first block's number; -1 means no run, and the older run
-    comes first. ``rows``: each run's number of tokens, ``[capacity, 2]``. ``near``: each cluster's highest cosine with another
-    cluster, ``[capacity]``. ``nearest``: each cluster's most similar cluster, ``[capacity]``.
+    of blocks, one per layer, with the same tokens. A run is identified by the number of its first block, and -1 means no run;
+    the older run comes first. ``rows``: each run's number of tokens, ``[capacity, 2]``. ``near``: each cluster's highest cosine
+    with another cluster, ``[capacity]``. ``nearest``: each cluster's most similar cluster, ``[capacity]``.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
@@ -188,9 +188,9 @@ class KeySketches(Stateful):
     def normal(self, keys: Float32) -> Float32:
         """Centre and scale each channel of the deepest layer's keys.
 
-        Returns float32 ``[n, width + 1]``. The last channel is a constant, roughly the norm of the others. Without this
-        channel, keys near the mean would look dissimilar, because their directions are random. Raw keys share a large mean, so
-        their cosines would all be near 1. ``keys``: ``[kv_heads, n, head_dim]``.
+        Returns float32 ``[n, width + 1]``. The last channel is a constant that is roughly as large as the norm of the other
+        channels. Without this channel, keys near the mean would look dissimilar, because their directions are random. Raw keys
+        share a large mean, so their cosines would all be near 1. ``keys``: ``[kv_heads, n, head_dim]``.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))

@@ -21,10 +21,10 @@ WINDOWS = (7, 5, 3, 1)
 class InfiniPotV(FixedTarget):
     """Keep the r newest frames, the least redundant past tokens (TaR), and other tokens with large value norms (VaN).
 
-    Ours: keys are compared un-rotated, so a token's position does not affect similarity. Tokens keep their frame and patch. The
-    authors' code regroups the remaining tokens into pseudo-frames. A past token counts as least redundant if no recent frame
-    has its patch. VaN's mean over neighbouring patches skips missing patches. Recent frames stay, as in Alg. 1, although Alg. 2
-    does not mention them.
+    Ours: keys are compared un-rotated, so a token's position does not affect similarity. Each token stays assigned to its frame
+    and patch, whereas the authors' code regroups the remaining tokens into pseudo-frames. A past token counts as least
+    redundant if its patch is in no recent frame. VaN's mean over neighbouring patches skips missing patches. Recent frames
+    stay, as in Alg. 1, although Alg. 2 does not mention them.
     """
 
     alpha: float = setting(0.5, "fraction of |C| for recent frames and the tokens selected by TaR", at_least=0, at_most=1)
@@ -102,7 +102,7 @@ class InfiniPotV(FixedTarget):
     def _recent(self, layer: Layer) -> Bool:
         """Return a mask of the recent frames' rows.
 
-        If only changed tokens are appended, these are the newest ``_recent_rows`` rows.
+        If only changed tokens are appended, the mask selects the newest ``_recent_rows`` rows.
         """
         if self.shape.thinned:
             return layer.newest(self._recent_rows, vision_of(layer))

@@ -25,7 +25,9 @@ class OneChoice(SteadyTarget):
         raise NotImplementedError
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
-        """Return the scores and ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty cache of masks."""
+        """Return the scores and ``seq`` of the scored layer's rows, ``[kv_heads, n]``, and an empty dict in which
+        :meth:`compress` stores masks.
+        """
         return self.worth(layers), layers[self.ranks].seq, {}
 
     def compress(self, layer: Layer) -> None:

@@ -24,7 +24,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """New rows for one layer. ``key``, ``value``: ``[kv_heads, n, head_dim]``, with the key rotated to ``rows.position``."""
+    """Rows to add to one layer. ``key``, ``value``: ``[kv_heads, n, head_dim]``, with the key rotated to ``rows.position``."""
 
     key: Float32
     value: Float32
@@ -52,7 +52,7 @@ class Queries(Protocol):
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
         """Return the queries, rotated to match the layer's keys, and the ``seq`` of each query.
 
-        The queries are ``[heads, m, head_dim]``, the ``seq`` ``[m]``.
+        The queries have the shape ``[heads, m, head_dim]``, and ``seq`` has the shape ``[m]``.
         """
 
 
@@ -185,9 +185,9 @@ class Layer:
         """Return the attention that each row receives, summed over the query rows and over the query heads of a KV head.
 
         ``asked``: texts from the policy's ``needs.guidance``, a :class:`~edgevlm.runtime.policies.attention.QueryWindow`, or
-        rotated queries ``[heads, m, head_dim]``. ``seq``: the place of each rotated query in the stream, ``[m]``. A text
-        attends as if it came right after the stream. A query attends to rows whose ``seq`` is not above its own. Raises
-        ValueError for a text or a layer that ``needs`` does not name.
+        rotated queries ``[heads, m, head_dim]``. ``seq``: the ``seq`` of each rotated query, ``[m]``. A text attends as if it
+        were appended right after the stream. A query attends to rows whose ``seq`` is not above its own. Raises ValueError for
+        a text or a layer that ``needs`` does not name.
         """
         first, cache = asked[0], self.cache
         own: Any = (None, None)
@@ -227,9 +227,9 @@ class Layer:
 
         ``gone``: a mask of the rows to merge, ``[kv_heads, n]``. ``into``: ``[kv_heads, n]``, the index, in the same head, of
         the row that each row is merged into. ``weight``: ``[kv_heads, n]``, the number of tokens that each row represents. The
-        row that stays gets the weighted mean of the keys and values, and keeps its other data. Keys are averaged un-rotated,
-        then rotated to that row's position. Raises ValueError if ``into`` names a fixed row or one in ``gone``, or if the
-        weights of merged rows add up to 0 or less.
+        key and value of the row that stays become the weighted means of the merged rows; its other data is unchanged. Keys are
+        averaged un-rotated, then rotated to that row's position. Raises ValueError if ``into`` names a fixed row or one in
+        ``gone``, or if the weights of merged rows add up to 0 or less.
         """
         weights, keys, values = (
             np.broadcast_to(np.asarray(weight, np.float32), gone.shape),

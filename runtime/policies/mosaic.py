@@ -57,7 +57,7 @@ class EarlyVariance(Stateful):
         self.mean, self.variance = np.zeros((streams, width)), np.zeros(streams)
 
     def add(self, rows: Float32) -> None:
-        """Add rows to each stream. Only the first ``rows`` rows of a stream count. Shape: ``[streams, n, width]``."""
+        """Add n rows to each stream, ``[streams, n, width]``. All but the first ``rows`` rows of a stream are ignored."""
         for row in rows.transpose(1, 0, 2)[: max(0, self.rows - int(self.seen[0]))].astype(np.float64):
             self.seen += 1
             self.mean += (row - self.mean) / self.seen
@@ -66,7 +66,8 @@ class EarlyVariance(Stateful):
     def thresholds(self, small: float, large: float) -> Thresholds:
         """Return the maximum variance of small and of large clusters (eq. 5), and the minimum size of a cluster that may split.
 
-        The variances are ``small`` and ``large`` times the early variance. Returns NEVER until ``rows`` rows have been added.
+        The maximum variances are ``small`` and ``large`` times the early variance. Returns NEVER until ``rows`` rows have been
+        added.
         """
         if self.seen < self.rows:
             return NEVER
@@ -89,7 +90,7 @@ def units(rows: NDArray[np.floating]) -> Float64:
 
 
 def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
-    """Return the rows' mean, and their mean distance 1 - cos from it (eqs. 1 and 2). ``rows``: ``[n, width]``."""
+    """Return the mean of the rows, and their mean distance 1 - cos from this mean (eqs. 1 and 2). ``rows``: ``[n, width]``."""
     mean = rows.astype(np.float64).mean(0)
     return mean, float(np.mean(1 - units(rows) @ units(mean[None])[0]))
 
@@ -106,7 +107,7 @@ def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple
 
 
 def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Split rows into two clusters by k-means with cosines. Return a mask of the second cluster, bool ``[n]``.
+    """Split rows into two clusters by k-means with cosines. Return a mask of the rows in the second cluster, bool ``[n]``.
 
     ``rows``: ``[n, width]``. The first centre is the row least similar to the mean, the second the row least similar to the
     first. If all rows are parallel, the second cluster is empty.
@@ -141,7 +142,7 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 
 
 class Partitions(Stateful):
-    """Up to ``slots`` partitions. A partition is a cluster of frames with similar features.
+    """A table of up to ``slots`` partitions. A partition is a cluster of frames with similar features.
 
     Partitions are never split: a split would have to fetch all rows of the frames. If no slot is free, the two most similar
     partitions merge. ``small``, ``large``: thresholds, as multiples of the early variance.
@@ -200,7 +201,7 @@ class Partitions(Stateful):
 
 
 class MosaicClusters(Stateful):
-    """Up to ``slots`` clusters in each layer and KV head. Rows join clusters, and clusters split and merge (Alg. 1).
+    """A table of up to ``slots`` clusters in each layer and KV head. Rows join clusters, and clusters split and merge (Alg. 1).
 
     ``key``, ``value``: the means of the members' un-rotated keys and of their values (eq. 1). ``variance``: the members'
     variance (eq. 2). ``size``: the number of members ever added. ``partition``: the partition of the members' frames, -1 for a
@@ -399,11 +400,12 @@ class MosaicClusters(Stateful):
         return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
-        """Choose the clusters that a query attends to most, until they hold ``rows`` rows. Return their slots, best first.
+        """Choose the clusters that a query attends to most, until they hold ``rows`` rows. Return the slots of these clusters,
+        best first.
 
-        ``query``: one head's, un-rotated, ``[r, D]``. ``partitions``: search only this many partitions, those whose mean keys
-        get the most attention; lower numbers win ties. Clusters of one row are skipped: their representative is that row. Newer
-        clusters win ties.
+        ``query``: the un-rotated queries of one head, ``[r, D]``. ``partitions``: search only this many partitions, those whose
+        mean keys get the most attention; lower numbers win ties. Clusters of one row are skipped: their representative is that
+        row. Newer clusters win ties.
         """
         live = self.live(layer, head)
         if not len(live):
@@ -440,10 +442,10 @@ class Mosaic(Retrieval):
     Every query attends to the newest tokens and to a representative of each cluster. The budget |M| is split into a window of
     the newest tokens, the index, and a working set for representatives and fetched clusters.
 
-    Ours: partitions are not split. A frame that would push a partition over its threshold starts a new one. A query has no
-    image features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. When the
-    fixed-size index is full, the nearest clusters merge. If a cluster is larger than the working set, its newest rows and an
-    even sample of its other rows are fetched.
+    Ours: partitions are not split. A frame that would push a partition over its threshold starts a new partition. A query has
+    no image features, so partitions are ranked by the query's attention to their mean keys. Keys are compared un-rotated. When
+    the fixed-size index is full, the nearest clusters merge. If a cluster is larger than the working set, its newest rows and
+    an even sample of its other rows are fetched.
     """
 
     partitions: int = setting(8, "number of partitions that a query searches, per layer and KV head", at_least=1)

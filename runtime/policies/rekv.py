@@ -54,7 +54,9 @@ class FrameIndex(Stateful):
         self._update_cost(layer, at - 1)
 
     def add_to_last(self, layer: int, mean: Float32, fraction: float) -> None:
-        """Add rows to the newest frame. ``mean``: the new rows' mean key. ``fraction``: the new rows' share of the frame."""
+        """Add rows to the newest frame. ``mean``: the new rows' mean key. ``fraction``: the fraction of the frame's rows that
+        are new.
+        """
         at = int(self.entries[layer]) - 1
         if at >= 0:
             self.mean[layer, at] += np.float32(fraction / self.held[layer, at]) * (mean - self.mean[layer, at])
@@ -107,7 +109,7 @@ class FrameIndex(Stateful):
 
 
 def evenly_spaced(first: int, end: int, most: int) -> Int64:
-    """Return up to ``most`` evenly spaced numbers in ``[first, end)``, the middles of equal intervals."""
+    """Return up to ``most`` evenly spaced numbers in ``[first, end)``, which are the middles of equal intervals."""
     count = min(most, end - first)
     return first + (2 * np.arange(count, dtype=np.int64) + 1) * (end - first) // (2 * max(count, 1))
 

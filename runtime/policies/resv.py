@@ -29,7 +29,7 @@ SPREAD = 32  # standard deviation of the hyperplanes' components, stored as int8
 
 
 class HashClusters(Stateful):
-    """Up to ``slots`` clusters of keys in each layer and KV head. Between calls, at least one slot is free.
+    """A table of up to ``slots`` clusters of keys in each layer and KV head. Between calls, at least one slot is free.
 
     A cluster is open while tokens may join it, and sealed afterwards. At most half of the slots hold open clusters. ``key``:
     the mean of each cluster's keys, ``[layers, kv_heads, slots, head_dim]``. ``bits``: the mean key's hash, uint32. ``count``:
@@ -63,19 +63,19 @@ class HashClusters(Stateful):
         """Add tokens one by one, each to the nearest open cluster within ``distance`` bits or to a new cluster.
 
         ``keys``: rotated, ``[kv_heads, n, head_dim]``. ``positions``: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a
-        new cluster takes the lowest free slot. Once half of the slots hold open clusters, tokens join the nearest of these at
-        any distance. Returns each token's slot ``[kv_heads, n]``, the two results of :meth:`seal`, and the number of tokens
-        that joined beyond ``distance``.
+        new cluster takes the lowest free slot. Once half of the slots hold open clusters, each token joins the nearest open
+        cluster at any distance. Returns each token's slot ``[kv_heads, n]``, the two results of :meth:`seal`, and the number of
+        tokens that joined beyond ``distance``.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
     def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> tuple[Int32, int]:
         """Move each open cluster's leaving rows to a new, sealed cluster, and update the open cluster's mean.
 
-        All arrays are ``[kv_heads, n, ...]``. ``slot``: each row's cluster, -1 for none. Returns ``home`` ``[kv_heads, 2 *
-        slots]``, and the number of clusters that were merged because no slot was free. ``home[h, s]`` is the new slot of the
-        sealed cluster that was in slot s. ``home[h, slots + s]`` is the slot of the rows that left open cluster s. A slot of -1
-        means no cluster.
+        All arrays are ``[kv_heads, n, ...]``. ``slot``: the slot of each row's cluster, or -1 for a row in no cluster. Returns
+        ``home`` ``[kv_heads, 2 * slots]``, and the number of clusters that were merged because no slot was free. ``home[h, s]``
+        is the new slot of the sealed cluster that was in slot s. ``home[h, slots + s]`` is the slot of the rows that left open
+        cluster s. A slot of -1 means no cluster.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
@@ -83,7 +83,8 @@ class HashClusters(Stateful):
         """Let each row of a query choose clusters by WiCSum (eqs. 1 to 3).
 
         ``query``: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score among the
-        rows that choose it, or -1 if no row does. ``fraction``: the part of a row's total that its clusters must exceed.
+        rows that choose it, or -1 if no row does. ``fraction``: the fraction of a row's total that the row's clusters must
+        exceed.
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
@@ -93,7 +94,7 @@ class HashClusters(Stateful):
         return (self.count > 0) & ~self.open
 
     def rehash(self) -> None:
-        """Hash the mean keys again after they were rotated."""
+        """Recompute the hashes of the mean keys after a rotation of these keys."""
         for layer, keys in enumerate(self.key):
             self.bits[layer] = _native.hash_bits(keys, self.planes.astype(np.float32))
 
@@ -103,7 +104,9 @@ class HashClusters(Stateful):
 
 
 class RowClusters(Stateful):
-    """A table of the clusters of up to ``rows`` window rows, in every layer and KV head. A row is looked up by its ``seq``."""
+    """A table of the cluster that each of up to ``rows`` window rows belongs to, in every layer and KV head. A row is looked up
+    by its ``seq``.
+    """
 
     state_fields = ("_seq", "_slot", "_held")
 
@@ -121,7 +124,7 @@ class RowClusters(Stateful):
         return self._seq[: self._held]
 
     def keep(self, seq: Int64) -> None:
-        """Forget all rows except these. ``seq``: ascending, without unknown rows, ``[n]``."""
+        """Forget all rows except those with these ``seq``. ``seq``: ascending, ``[n]``; all must be in the table."""
         at = np.searchsorted(self.seq, seq)
         self._held = len(at)
         self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]
@@ -150,7 +153,8 @@ class ReSV(Retrieval):
 
     Ours: each layer chooses its clusters with its own query. A score is a softmax, because raw dot products may be negative.
     Clusters in the window count towards a row's total but are not fetched, because every call attends to the window. A KV head
-    fetches all clusters that the rows of its query heads choose. Rows that leave the window become separate clusters.
+    fetches all clusters that the rows of its query heads choose. When rows of a cluster leave the window, they form a separate
+    cluster.
     """
 
     distance: int = setting(7, "maximum Hamming distance from a token to its cluster, in bits; Th_hp - 1", at_least=0)

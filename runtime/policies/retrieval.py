@@ -107,7 +107,9 @@ class Retrieval(Policy, ABC):
 
     @abstractmethod
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        """Move rows of a layer to the store. ``leaving``: a mask of the rows, ``[kv_heads, n_l]``, as many in each head."""
+        """Move rows of a layer to the store. ``leaving``: a mask of the rows to move, ``[kv_heads, n_l]``, with the same number
+        of rows in each head.
+        """
 
     def begin(self, cos: Float32, sin: Float32) -> None:
         """Set the rotary tables of the queries in a decoder call. ``cos``, ``sin``: ``[S, head_dim / 2]``."""
@@ -130,7 +132,9 @@ class Retrieval(Policy, ABC):
         """
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        """Prefetch the blocks that ``layer`` will probably choose. ``query``: the previous layer's."""
+        """Prefetch the blocks that ``layer`` will probably choose. ``query``: the previous layer's queries, as in
+        :meth:`choose`.
+        """
 
     def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
         """Choose and fetch blocks, and return how many rows of the working set each KV head attends to, ``[kv_heads]``."""
@@ -193,7 +197,9 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Add rows that have left every layer to the index and the store. ``blocks``: one per layer, rows in stream order."""
+        """Add rows that have left every layer to the index and the store. ``blocks``: one block per layer, with the rows in
+        stream order.
+        """
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         nothing: Chosen = [()] * self.cache.kv_heads

@@ -21,8 +21,8 @@ class SnapKV(FixedTarget):
     A token's score is the sum of softmax(q_i K^T / sqrt(D))_t over the newest rows i and a KV head's query heads. Scores are
     max-pooled along ``seq``. Each KV head keeps the tokens with its highest scores (InfiniPot-V, appendix D.1, eq. 1).
 
-    Ours: each KV head chooses once, by scores summed over its query heads. The authors' code chooses for each query head.
-    Pooling leaves out the prefix and the newest rows. If |C| is less than ``window``, the newest |C| tokens stay.
+    Ours: each KV head chooses once, by scores summed over its query heads. The authors' code chooses separately for each query
+    head. Pooling leaves out the prefix and the newest rows. If |C| is less than ``window``, the newest |C| tokens stay.
     """
 
     window: int = setting(32, "number of newest rows to keep, whose queries score older rows", at_least=1)
@@ -61,8 +61,8 @@ class SnapKV(FixedTarget):
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:
     """Replace each row's score with the largest score of the ``kernel`` rows nearest by ``seq``.
 
-    ``among``: a mask of the rows that take part, the same number in each head. Other rows get 0. Neighbours beyond the first or
-    last row are skipped. Returns ``[kv_heads, n]``.
+    ``among``: a mask of the rows that take part, with the same number of rows in each head. The score of all other rows becomes
+    0. Neighbours beyond the first or last row are skipped. Returns ``[kv_heads, n]``.
     """
     count = int(among[0].sum())
     at = np.nonzero(among)[1].reshape(-1, count)

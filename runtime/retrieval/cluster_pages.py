@@ -24,7 +24,7 @@ class PageRun:
     """Some of a cluster's rows, in consecutive blocks of PAGE_ROWS rows.
 
     ``first``: the first block's number. ``missing``: the number of rows in lost blocks. ``block``: the rows themselves, until
-    the store has them.
+    they are written to the store.
     """
 
     rows: int
@@ -42,7 +42,7 @@ class PageRun:
 
 
 class ClusterPages(Stateful):
-    """The runs of all clusters. Each slot of each layer and KV head has up to MAX_RUNS runs.
+    """A table of the runs of all clusters. Each slot of each layer and KV head has up to MAX_RUNS runs.
 
     If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined, so rows are seldom rewritten. If a fetch
     has room for only part of a run, it reads only some of the run's pages, evenly spread.
@@ -66,7 +66,7 @@ class ClusterPages(Stateful):
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
         """Return the blocks to fetch for about ``rows`` rows of some clusters, and the number of rows left out.
 
-        The first clusters of ``slots`` come first, and within a cluster the smallest run.
+        Clusters are fetched in the order of ``slots``, and the runs of a cluster from the smallest to the largest.
         """
         blocks, left = [], 0
         for slot in slots.tolist():
@@ -85,10 +85,10 @@ class ClusterPages(Stateful):
         return blocks, left
 
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
-        """Write to the store how the clusters of a KV head have changed.
+        """Apply the changes of a KV head's clusters to the store.
 
-        ``home``: the slot that each slot's sealed cluster moved to, ``[slots]``; -1 if a slot has none. ``parts``: the newly
-        sealed rows of each slot.
+        ``home``: the new slot of the sealed cluster that was in each slot, ``[slots]``, or -1 if the slot had no sealed
+        cluster. ``parts``: the newly sealed rows of each slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]
@@ -184,7 +184,9 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
 
 
 def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
-    """Store rows in consecutive blocks of PAGE_ROWS. Return the first block's number, or -1 if none, and the row count."""
+    """Store rows in consecutive blocks of PAGE_ROWS. Return the number of the first block, or -1 if there are no rows, and the
+    number of rows.
+    """
     if not blocks:
         return -1, 0
     rows = joined(blocks)

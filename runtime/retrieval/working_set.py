@@ -62,7 +62,8 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch the blocks that each KV head has chosen, best first. Return the number of rows in each head, ``[kv_heads]``.
 
-        ``always``: returns the rows of a layer that come first, a block per KV head. Rows that do not fit are dropped.
+        ``always``: a function that returns the rows of a layer to load before the chosen blocks, as one block per KV head. Rows
+        that do not fit are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -78,7 +79,7 @@ class WorkingSet(Stateful):
         return counts
 
     def settle(self, layer: int, appended: int) -> None:
-        """Move the newly appended rows in front of each head's working set. ``appended``: their number."""
+        """Move the newly appended rows in front of each head's working set. ``appended``: the number of these rows."""
         start = int(self._start[layer])
         for head, held in enumerate(self.held[layer]):
             moved = min(int(held), appended)
