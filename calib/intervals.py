@@ -32,8 +32,8 @@ class Estimate:
 def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
     """Return the fraction of questions answered right, with Wilson's interval. Each stream is one cluster.
 
-    To allow for the clusters, the interval is computed for fewer questions than were asked (see :func:`ratio_variance`). If all
-    answers are right or all are wrong, the interval is computed for one question per stream.
+    To allow for the clusters, the interval is computed as if fewer questions had been asked (see :func:`ratio_variance`). If
+    all answers are right or all are wrong, the interval is computed as if each stream had one question.
     """
     sums, sizes = _totals(clusters)
     units, asked = len(sums), float(sizes.sum())

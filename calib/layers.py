@@ -28,8 +28,8 @@ CANDIDATES = 6  # the number of lowest layers tried as PureKV's CLIE layer
 def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Notify | None = None) -> Calibration:
     """Watch each clip under full KV and measure every layer, averaging over the clips.
 
-    ``frames``: frames to watch of each clip, by default as many as the model has positions for, up to 6,000 tokens. Raises
-    UserError if a clip is too short, or if full KV cannot hold its frames.
+    ``frames``: how many frames of each clip to watch; by default, as many as the model has positions for, up to 6,000 tokens.
+    Raises UserError if a clip is too short, or if full KV cannot hold its frames.
     """
     questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))
     tracer = ClipTracer(model, frames, questions)
@@ -83,7 +83,7 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 def ages(attention: Float64, frames: int) -> Float64:
     """Return the fraction of the attention that each frame gets, newest first.
 
-    ``attention``: ``[n]``, for all tokens. The result is ``[frames]``.
+    ``attention``: the attention to each token, ``[n]``. The result is ``[frames]``.
     """
     mass = attention.reshape(frames, -1).sum(1)[::-1]
     return mass / max(mass.sum(), 1e-300)
@@ -99,11 +99,11 @@ def recency(age: Float64) -> float:
 
 
 def periodicity(attention: Float64, frames: int) -> float:
-    """Return how similar the attention is from frame to frame.
+    """Return how similar the attention pattern is from frame to frame.
 
     This is the autocorrelation of ``attention [n]`` at a lag of one frame, n / frames tokens. It is 1 if the pattern is the
-    same in all frames, and 0 if there is no pattern. A moving mean over one frame is subtracted from the logarithm first, so
-    that decay with age does not count.
+    same in all frames, and 0 if there is no pattern. First, a moving mean over one frame is subtracted from the logarithm of
+    the attention, so that decay with age does not count.
     """
     period = len(attention) // frames
     if period < 2:
@@ -121,9 +121,9 @@ def periodicity(attention: Float64, frames: int) -> float:
 def classify(recent: float, flat: float, periodic: float) -> LayerClass:
     """Classify a layer by how much of its attention goes to recent frames.
 
-    ``recent``: the fraction of the attention on the newest tenth of the frames. A layer is ``shallow`` if this is above one
-    half. A layer is ``deep`` if attention repeats from frame to frame and ``recent`` is at most twice ``flat``, its value under
-    even attention. All other layers are ``middle``.
+    ``recent``: the fraction of the attention on the newest tenth of the frames. A layer is ``shallow`` if ``recent`` is above
+    one half. A layer is ``deep`` if attention repeats from frame to frame and ``recent`` is at most twice ``flat``, the value
+    of ``recent`` under uniform attention. All other layers are ``middle``.
     """
     if recent > DOMINATED:
         return "shallow"
@@ -133,8 +133,9 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
     """Return the first middle layer and the first deep layer.
 
-    They are chosen so that the shallow, middle and deep layers best match ``classes``. A shallow layer among the deep ones, or
-    the reverse, counts as two errors. Ties go to the pair nearest to HERMES's depths.
+    They are chosen so that the shallow, middle and deep layers best match ``classes``. A shallow layer where a deep one is
+    expected, or the reverse, counts as two errors. If several pairs match equally well, the pair closest to HERMES's default
+    depths is returned.
     """
     layers = len(classes)
     ranks = np.array([CLASSES.index(name) for name in classes])
@@ -151,8 +152,8 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
 def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
     """Return tau1 < tau2 < tau3, which split the layers into quarters by the coefficient of variation of their value norms.
 
-    The quarter of the layers that varies least gets a window of 7, the next quarters 5, 3 and 1. Each tau is half way between
-    two coefficients. With fewer than 4 layers, or with equal coefficients, some windows are not used.
+    The quarter of the layers whose norms vary least gets a window of 7, the next quarters get 5, 3 and 1. Each tau is half way
+    between two coefficients. With fewer than 4 layers, or with equal coefficients, some windows are not used.
     """
     ordered = np.sort(np.asarray(cv, np.float64))
     borders: list[float] = []

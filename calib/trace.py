@@ -40,8 +40,8 @@ class Clip:
 class ClipTrace:
     """Measurements of each layer on a clip's n vision tokens, in stream order.
 
-    ``attention``: the questions' attention, averaged over heads, rows and questions, ``[n]``. ``norms``: the L2 norms of
-    values, ``[kv_heads, n]``. ``mass``: the sums of PureKV's eq. 2, ``[kv_heads, n - w]``.
+    ``attention``: the attention from the questions, averaged over heads, rows and questions, ``[n]``. ``norms``: the L2 norms
+    of values, ``[kv_heads, n]``. ``mass``: the sums of PureKV's eq. 2, ``[kv_heads, n - w]``.
     """
 
     frames: int
@@ -70,7 +70,7 @@ class TracedFull(Full):
 
 
 class ClipTracer:
-    """Watches clips with one model. ``frames``: how many frames to watch, by default up to MOST_TOKENS tokens.
+    """Watches clips with one model. ``frames``: how many frames to watch, by default as many as fit in MOST_TOKENS tokens.
 
     Raises UserError if the model cannot hold ``frames`` frames in full.
     """

@@ -59,7 +59,7 @@ class CaseQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A stream's frames, uint8 ``[T, H, W, 3]``, and questions. ``owners``: each patch's object or -1, int32 ``[T, p]``."""
+    """A stream's frames, uint8 ``[T, H, W, 3]``, and questions. ``owners``: each patch's object, or -1, int32 ``[T, p]``."""
 
     frames: NDArray[np.uint8]
     owners: NDArray[np.int32]
@@ -75,7 +75,7 @@ class Case:
 
 
 def seed_words(text: str) -> Words:
-    """Return the integers with which every random seed starts. Raises UserError unless ``text`` is ``test`` or a number."""
+    """Return the integers that every random seed begins with. Raises UserError unless ``text`` is ``test`` or a number."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():
@@ -88,8 +88,8 @@ def make_case(
 ) -> Case:
     """Make a stream and its questions. The same arguments always give the same stream.
 
-    ``noise``: the standard deviation of the noise added to each pixel, on a scale of 255. ``crf``: for :func:`through_h264`, or
-    None for no H.264.
+    ``noise``: the standard deviation of the noise added to each pixel, in grey levels from 0 to 255. ``crf``: passed to
+    :func:`through_h264`; None skips H.264.
     """
     rng = np.random.default_rng([*words, stream, 1])
     seed, is_long = [*words, stream], suite == LONGSTREAM
@@ -146,7 +146,7 @@ def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
 
 
 def make_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> CaseQuestion:
-    """Make a question and find its evidence. ``owners``: int32 ``[T, p]``, the number of each patch's object, or -1."""
+    """Make a question and find its evidence. ``owners``: int32 ``[T, p]``, the number of the object in each patch, or -1."""
     shows = np.isin(owners, carriers(asked, world))
     if demo.is_about_now(asked.kind):
         shows[:-1] = False
@@ -156,7 +156,7 @@ def make_question(asked: demo.Question, answer: str, world: World, owners: NDArr
 
 
 def carriers(asked: demo.Question, world: World) -> list[int]:
-    """Return the numbers of the objects that show the answer. They are the question's subject, or everything it counts."""
+    """Return the numbers of the objects that show the answer: the object asked about, or all objects that are counted."""
     history = world.history
     thing = demo.subject(asked, history)
     if thing is not None:
@@ -171,7 +171,7 @@ class EvidenceScore:
 
     ``hit1``: whether the first reported frame shows the answer. ``hit3``: whether any reported frame shows it. ``overlap``:
     intersection over union of the first reported box and the patches that show the answer. ``held``: whether any layer holds a
-    token that shows the answer. ``said_held``: what the answer reported as ``held``, or None.
+    token that shows the answer. ``said_held``: the value of ``held`` that the answer reported, or None.
     """
 
     hit1: bool

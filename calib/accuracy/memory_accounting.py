@@ -1,4 +1,4 @@
-"""Measure the bytes of a cache and its policy, and find the budget at which they take no more than a sliding window."""
+"""Measure the bytes of a cache and its policy, and find the budget at which they take no more bytes than a sliding window."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PeakBytes:
 
 
 def bytes_per_token(bundle: Bundle) -> int:
-    """Return how many bytes a cache grows with one more token in every layer, on average."""
+    """Return by how many bytes a cache grows with one more token in every layer, on average."""
     spec = bundle.decoder
     shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
     few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq, dtype=spec.kv) for rows in (1024, 2048))
@@ -40,8 +40,9 @@ def bytes_per_token(bundle: Bundle) -> int:
 def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
     """Return the largest budget up to ``tokens`` at which a policy takes at most ``allowed`` bytes.
 
-    ``per_token``: the bytes of a token in all layers. ``least``: the tokens of a frame. ``peak_bytes``: a function that returns
-    the policy's bytes at a budget, which must grow with it. Raises UserError if ``allowed`` bytes are too few for one frame.
+    ``per_token``: the bytes that one token takes in all layers together. ``least``: the number of tokens in a frame.
+    ``peak_bytes``: a function that returns the bytes that the policy takes at a budget; these must grow with the budget. Raises
+    UserError if ``allowed`` bytes are too few for one frame.
     """
     low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)
@@ -64,7 +65,7 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
 
 
 class WrappedEngine:
-    """An engine that forwards every call to another engine. Subclasses override single methods."""
+    """An engine that forwards every call to another engine. Subclasses override only the methods that they change."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -39,7 +39,7 @@ class Oracle(Policy):
 
     @property
     def max_append(self) -> int:
-        """Return the tokens of one frame, because appending several frames at once would evict more than necessary."""
+        """Return the number of tokens in a frame, because appending several frames at once would evict too many tokens."""
         return self.shape.tokens_per_frame
 
     def score(self, layer: Layer) -> NDArray[np.float32]:
@@ -54,7 +54,7 @@ def make_oracle(name: str, case: Case) -> Oracle:
 
 
 def ranking(case: Case, order: Order) -> NDArray[np.float32]:
-    """Return how important each token of the stream is to the questions. No two values are the same.
+    """Return how important each token of the stream is to the questions. No two tokens are equally important.
 
     Tokens that show an answer come first, then those of other objects, then the background, newest first. Objects take turns,
     one token at a time, starting with the object that has the most questions.
@@ -75,7 +75,7 @@ def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
 
 
 def _spread(tokens: list[int]) -> list[int]:
-    """Reorder tokens: the last, the first, and then always the one in the middle of the widest gap."""
+    """Reorder tokens: the last, the first, and then repeatedly the token in the middle of the widest gap."""
     if len(tokens) < 3:
         return tokens[::-1]
     taken, gaps = [tokens[-1], tokens[0]], [(0, len(tokens) - 1)]

@@ -1,4 +1,4 @@
-"""Compare policies by how far their next-token distributions are from full KV's, which needs no right answers."""
+"""Compare policies by how far their next-token distributions are from those of full KV, which needs no right answers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class DivergenceMeter:
     def reference(self, clip: Clip, frames: int, beyond: int) -> FullKVReference:
         """Watch a clip's first ``frames`` frames under full KV, asking questions at several moments.
 
-        ``beyond``: ask only once more tokens than this have been watched.
+        ``beyond``: start asking when more tokens than this have been watched.
         """
         pixels = list(map(Preprocessor(self.model.bundle.vision), islice(clip.frames, frames)))
         chunks = [np.stack(pixels[first : first + CHUNK]) for first in range(0, len(pixels), CHUNK)]
@@ -98,9 +98,10 @@ class DivergenceMeter:
     ) -> Record:
         """Compare a policy's next tokens with full KV's, at the same moments of the clip.
 
-        ``tokens``: the policy's budget. ``budget``: measure only once more tokens than this have been watched. In the record,
-        ``kl`` is KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``, in the same lists, is
-        whether the policy and full KV agree on the most probable token. ``appended`` is the fraction of tokens appended.
+        ``tokens``: the policy's budget. ``budget``: start measuring when more tokens than this have been watched. In the
+        record, ``kl`` is KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``, in lists of the
+        same lengths, is whether the policy and full KV agree on the most probable token. ``appended`` is the fraction of tokens
+        appended.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -174,7 +175,7 @@ class DivergenceMeter:
 
 
 def moments(frames: int) -> set[int]:
-    """Return after how many frames to ask. These are MOMENTS evenly spaced points of a clip, rounded up to whole chunks."""
+    """Return after how many frames to ask the questions: at MOMENTS evenly spaced points, rounded up to whole chunks."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 

@@ -52,7 +52,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonInput:
-    """The model and the clips. ``frames``: how many to watch of each clip. ``folder``: keeps the measurements."""
+    """The model and the clips. ``frames``: how many frames of each clip to watch. ``folder``: where measurements are kept."""
 
     model: Model
     clips: Sequence[Clip]
@@ -81,7 +81,8 @@ class Compared(NamedTuple):
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
     """Measure every policy at every budget, and select one for each budget. Raises UserError.
 
-    Policies are compared by how far their next tokens diverge from full KV's. All clips are cut to the shortest clip's length.
+    Policies are compared by how far their next-token distributions diverge from those of full KV. All clips are cut to the
+    shortest clip's length.
     """
     meter = DivergenceMeter(given.model, request.ask or QUESTIONS)
     tokens = [budget.count for budget in request.budgets if budget.count] or [usual_budget(given.model)]
@@ -121,7 +122,7 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the fastest policy of those that are as good as the best, or None for FALLBACK.
 
     A policy is as good as the best if the interval of their paired difference includes 0. FALLBACK is selected if it is as good
-    as the best policy, or if all of several policies are.
+    as the best policy, or if several policies were compared and all are equally good.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -199,7 +200,7 @@ def _measure_policy(
 
 
 def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
-    """Summarise a policy's records, one per clip. The values of one moment of a clip form a cluster."""
+    """Summarise a policy's records, one per clip. The values measured at one moment of a clip form a cluster."""
     nats = [moment for record in records for moment in record["kl"]]
     top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
     found = mean(nats)
@@ -212,10 +213,10 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 
 
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
-    """Return the trial that appends or encodes least without losing too much, or None.
+    """Return the trial that appends or encodes the smallest fraction without losing too much, or None.
 
     Only trials that save at least SAVING and lose at most BOUND count. ``taken``: the field to compare, ``appended`` or
-    ``encoded``. ``losses``: for each trial, one list per cluster.
+    ``encoded``. ``losses``: the losses of each trial, one list per cluster.
     """
     fit = [
         (getattr(trial, taken), trial)
@@ -252,7 +253,7 @@ def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
 
 
 def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, float, float]:
-    """Return the mean of a field, then the mean loss and the ends of its 95 % interval. ``taken``: the field's name."""
+    """Return the mean of the field ``taken``, then the mean loss and the ends of its 95 % interval."""
     found = mean(_lost_tokens(records))
     return (
         round(fmean(record[taken] for record in records), 4),
@@ -263,5 +264,5 @@ def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, flo
 
 
 def _lost_tokens(records: Sequence[Record]) -> list[list[float]]:
-    """Return which next tokens differ from full KV's, as one list of ones and zeros per moment."""
+    """Return which next tokens differ from those of full KV, as one list of ones and zeros per moment."""
     return [[1.0 - same for same in moment] for record in records for moment in record["top1"]]

@@ -130,7 +130,7 @@ def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
 def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
     """Make a stream of text-scenes and a question about each person.
 
-    Questions ask in turn for a family name and for a city. In each frame, a sentence names each person who is there. Raises
+    Questions ask alternately for a family name and for a city. In each frame, a sentence names each person who is there. Raises
     UserError if the tokenizer splits most names into several tokens.
     """
     rng = np.random.default_rng([*words, stream, 4])
@@ -171,7 +171,7 @@ def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> Text
 
 
 def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[str]:
-    """Draw PEOPLE names that are one token each. Raises UserError if too few names are."""
+    """Draw PEOPLE names that are one token each. Raises UserError if there are too few such names."""
     short = [name for name in names.split() if len(encode(f" {name}")) == 1]
     if len(short) < PEOPLE:
         raise UserError(
@@ -188,7 +188,7 @@ def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
 
 
 def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> list[list[int]]:
-    """Draw sentences of ``tokens`` tokens in total. Raises UserError if no sentences add up to this number."""
+    """Draw sentences of ``tokens`` tokens in total. Raises UserError if no sentences add up to this number of tokens."""
     reach, lengths = {0}, set(map(len, sentences))
     for end in range(1, tokens + 1):
         reach |= {end} if any(end - length in reach for length in lengths) else set()

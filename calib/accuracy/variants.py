@@ -91,7 +91,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """A policy to run with a budget of ``tokens``. ``allowed``: most bytes of the cache and the policy; 0 means no limit."""
+    """A policy to run with a budget of ``tokens``. ``allowed``: the most bytes for cache and policy; 0 means no limit."""
 
     label: str
     budget: str
@@ -118,10 +118,10 @@ def equal_byte_runs(
     variants: Sequence[Variant], budget: str, tokens: int, per_token: int, least: int,
     peak_bytes: Callable[[Variant, int], int], unlimited: Collection[Variant] = (),
 ) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
-    """Yield a run for each variant, with at most the bytes of a sliding window of ``tokens`` tokens, or a SkippedRun.
+    """Yield, for each variant, a run with at most the bytes of a sliding window of ``tokens`` tokens, or a SkippedRun.
 
-    Each variant gets the largest budget that fits in these bytes; those in ``unlimited`` get ``tokens``. ``peak_bytes`` returns
-    a variant's bytes at a budget. ``per_token``, ``least``: see :func:`equal_byte_budget`.
+    Each variant gets the largest budget that fits in these bytes; variants in ``unlimited`` get a budget of ``tokens``.
+    ``peak_bytes`` returns a variant's bytes at a budget. ``per_token``, ``least``: see :func:`equal_byte_budget`.
     """
     try:
         allowed = peak_bytes(PLAIN, tokens)

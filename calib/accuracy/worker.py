@@ -48,7 +48,7 @@ CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 
 @dataclass(frozen=True, slots=True)
 class AccuracySettings:
-    """The settings of a comparison. ``seed``: a number or ``test``."""
+    """The settings of a comparison. ``seed``: the random seed, a number or ``test``."""
 
     model: str = "demo"
     frames: int = 64
@@ -128,7 +128,7 @@ class Worker:
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """Yield a run for each variant, with at most the bytes of a sliding window at ``budget``, or a SkippedRun."""
+        """Yield, for each variant, a run with at most the bytes of a sliding window at ``budget``, or a SkippedRun."""
         tokens, per_token = budget.tokens(self.settings.frames * self.per_frame), bytes_per_token(self.model.bundle)
         oracles = [variant for variant in variants if variant.is_oracle]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
@@ -136,7 +136,7 @@ class Worker:
     def ceiling(self) -> VariantRun:
         """Return the run that shows which kinds of question can be answered at all.
 
-        It is full KV, or an oracle on long streams. Raises UserError if the model has too few positions for full KV.
+        This run uses full KV or, on long streams, an oracle. Raises UserError if the model has too few positions for full KV.
         """
         if self._long:
             return CEILING
@@ -223,7 +223,7 @@ def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[n
 def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.bool_]) -> Record:
     """Ask a question and score the answer.
 
-    In the record, ``quarter`` and ``gap`` are those of :class:`Case`, and ``held`` and ``any`` those of :func:`overlap`.
+    In the record, ``quarter`` and ``gap`` come from :class:`Case`, and ``held`` and ``any`` from :func:`overlap`.
     ``moved`` is how many bytes retrieval fetched for the answer. ``seen`` is the score of the evidence reported with the
     answer, or None.
     """

@@ -60,7 +60,7 @@ def is_about_now(kind: str) -> bool:
 
 
 def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, str]]:
-    """Draw a question of each kind that has an answer after the newest frame. Each is (kind, text, answer)."""
+    """Draw a question of each kind that has an answer after the newest frame. Each question is (kind, text, answer)."""
     asked = ((kind, draw(kind, history, rng)) for kind in OFFERED)
     return [(kind, question.text, answer) for kind, pair in asked if pair for question, answer in [pair]]
 
@@ -101,7 +101,7 @@ def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator
 
 
 def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    """Yield a pair of colour and shape that was never shown. Half of the time, the colour and the shape were each shown."""
+    """Yield a colour and a shape never shown together. Half of the time, each was shown, but on different objects."""
     things = history.things
     if things and rng.random() < 0.5:
         pairs = {(a.color, b.shape) for a in things for b in things} - history.shown
@@ -133,7 +133,7 @@ class DemoScene:
         return truth(known, self.history) if known else None
 
     def sample(self, random: np.random.Generator) -> list[str]:
-        """Draw a question about now and one about before, if any have an answer at this frame."""
+        """Draw one question about now and one about before, if such questions have an answer at this frame."""
         asked = sample(self.history, random)
         groups = [[text for kind, text, _ in asked if is_about_now(kind) is now] for now in (True, False)]
         return [str(random.choice(group)) for group in groups if group]

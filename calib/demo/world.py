@@ -2,8 +2,8 @@
 
 A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells. A cell is one patch of the vision tower and holds at most one
 object. Objects are 11-pixel sprites that drift inside their cell. In each frame, at most one object enters, leaves or hops to a
-free cell of its quadrant. At most three objects are shown at once. The background is still. In a hard world it glides by a
-pixel per frame and is sometimes replaced.
+free cell of its quadrant. At most three objects are shown at once. The background is still. In a hard world, the background
+moves by one pixel per frame and is sometimes replaced.
 """
 
 from collections.abc import Sequence
@@ -203,7 +203,7 @@ class World:
 
 
 def _texture(rng: np.random.Generator) -> np.ndarray:
-    """Return a dark, tinted, blotchy background with values 20..100, uint8 [56, 56, 3]."""
+    """Return a dark, tinted, blotchy background with values from 20 to 100, uint8 [56, 56, 3]."""
     coarse = rng.integers(-14, 15, size=(GRID * 2, GRID * 2, 1)).repeat(CELL // 2, axis=0).repeat(CELL // 2, axis=1)
     fine = rng.integers(-6, 7, size=(SIZE, SIZE, 1))
     base = rng.integers(40, 81) + rng.integers(-8, 9, size=3)
