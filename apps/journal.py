@@ -1,4 +1,4 @@
-"""The journal: descriptions by the model of what it saw, with full-text search."""
+"""The journal: the model's descriptions of what it saw, with full-text search."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:
-    """Skip a recording to the time of the resumed snapshot. A live source continues with its current frame.
+    """Skip forward in a recording to the time of the resumed snapshot. A live source continues with its current frame.
 
     Questions planned for an earlier time are dropped.
     """

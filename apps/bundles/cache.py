@@ -112,7 +112,7 @@ def remove_bundles(name: str) -> list[Path]:
 
 
 def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
-    """Check every byte of bundles, by default of all cached ones. Yield a line about each, and whether it is intact."""
+    """Check every byte of bundles, by default of all cached ones. Yield a line about each bundle and whether it is intact."""
     for folder in [find(each) for each in bundles] or cached():
         try:
             loaded = Bundle.load(folder, progress=progress)
@@ -144,7 +144,7 @@ def is_complete(target: Path) -> bool:
 def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
     """Hold a lock while the block runs, so that only one process makes a file or folder. Raises UserError.
 
-    ``made``: what is made; the lock is a file next to it.
+    ``made``: the file or folder to make; the lock is a file next to it.
     ``waiting``: the message for ``notify`` if another process holds the lock.
     """
     try:

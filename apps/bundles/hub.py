@@ -53,7 +53,7 @@ class HubId(NamedTuple):
 
 
 class HubFile(NamedTuple):
-    """A file of a repository. ``digest``: its SHA-256 or, for a small file, git SHA-1; the hub's cache uses it as file name."""
+    """A file of a repository. ``digest``: its SHA-256 or, if small, git SHA-1; also its name in the hub's cache."""
 
     name: str
     bytes: int

@@ -36,7 +36,7 @@ Size = tuple[int, int]  # (height, width)
 class ExportChoice:
     """Chooses the export options that were not given.
 
-    ``plan``: the plan behind the choice, or None until :meth:`options` is called.
+    ``plan``: the plan that the choice is based on, or None until :meth:`options` is called.
     ``frame_shape``: returns the size of the source's frames, or None if unknown. :meth:`options` calls it if ``frame_size`` is
     None and the model keeps a frame's aspect ratio.
     """
@@ -94,7 +94,7 @@ class ExportChoice:
 
     @property
     def asks(self) -> bool:
-        """Return whether an option was given that matters only for an export."""
+        """Return whether any option was given that matters only for an export."""
         return any((self.request.precision, self.request.vision_precision, self.request.kv))
 
     @property

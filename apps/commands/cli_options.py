@@ -104,7 +104,7 @@ def with_settings(
     """Return a decorator that adds options for the fields of a pydantic model to a command.
 
     The command gets the values as ``settings``: an instance of ``model`` or, with ``typed_only``, a dict of the typed options.
-    ``panels``: the fields by heading. ``rare``: the fields that only ``--help-all`` shows.
+    ``panels``: the fields under each heading. ``rare``: the fields that only ``--help-all`` shows.
     """
     shown = {name: panel for panel, fields in panels.items() for name in fields}
     lists = {name for name in shown if get_origin(model.model_fields[name].annotation) is list}

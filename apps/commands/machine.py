@@ -73,7 +73,7 @@ def power(
 ) -> None:
     """Show the power this machine draws.
 
-    Prints watts of every rail, clocks and the power mode at each interval, and the total energy at the end.
+    Prints the watts of every rail, the clocks and the power mode at each interval, and the total energy at the end.
     """
     from edgevlm.apps.doctor.power import show_power
 

@@ -38,7 +38,7 @@ class CameraEntry:
 
 
 def look_around(root: Path = ROOT) -> list[CameraEntry]:
-    """Try every camera. Return the demo first and a Jetson's CSI sensors last."""
+    """Try every camera. Return the cameras, with the demo first and a Jetson's CSI sensors last."""
     found, sensors = [CameraEntry("demo", "demo", "the world that the embedded model was taught", None)], 0
     for device in sorted(devices(root), key=lambda device: device.is_sensor):
         links = tuple(map(str, device.links))

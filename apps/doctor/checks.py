@@ -1,6 +1,7 @@
 """Check this machine for ``edgevlm doctor``, and suggest fixes.
 
-A check is a function in :data:`CHECKS`. It returns a status, a finding and a fix, or None if it does not apply.
+A check is a function in :data:`CHECKS`. A check returns a status, a finding and a fix, or None if the check does not apply to
+this machine.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def import_problem(machine: Machine, module: str) -> str:
 def one_build(
     machine: Machine, packages: str, module: str, best: str, status: Status, missing: str, fix: str, why: str = ""
 ) -> Outcome:
-    """Check that at most one of these packages is installed. They share a folder, so a second one overwrites the first."""
+    """Check that at most one of these packages is installed. They share a folder, so a second package overwrites the first."""
     found = sorted(_wheels(machine, packages).items())
     text = " and ".join(f"{name} {version}" for name, version in found)
     if len(found) > 1:

@@ -52,7 +52,7 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """Return a running stream's total memory. All parts count, because ONNX Runtime keeps working memory between calls."""
+        """Return a running stream's memory, the sum of all parts, because ONNX Runtime keeps working memory between calls."""
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
@@ -75,7 +75,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """A model call's times for arithmetic and for memory traffic, in seconds. The call takes the longer of these times."""
+    """The seconds that a model call needs for arithmetic and for memory traffic. The call takes the longer of these times."""
 
     compute: float
     traffic: float
@@ -94,8 +94,8 @@ class RooflineCall:
 class Speed:
     """The predicted speed of a stream with a given budget.
 
-    ``j_per_frame`` is an upper bound: the device's largest power budget times the time of a frame. ``bound_by`` names the
-    largest part of a frame's time: vision, compute or memory bandwidth.
+    ``j_per_frame`` is an upper bound: the device's largest power budget multiplied by the time that a frame takes. ``bound_by``
+    names the largest part of a frame's time: vision, compute or memory bandwidth.
     """
 
     prefill_fps: float
@@ -125,20 +125,20 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
         raise UserError(f"{model.name}: the weights are already {model.precision}; remove --precision")
     other = 2 if engine and precision != "fp32" else FLOAT  # bytes per number in the tower, norms and biases
     tower = model.tower
-    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # of one byte
+    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # parameters of one byte
     rounded = (model.matrices - model.floats) * layouts.matrices.bytes_per_weight(model.group)
     layers = round(rounded + model.floats * FLOAT + model.vectors * other)
     return Weights(layers, table, head, round(linears + other * (tower.parameters - linears)))
 
 
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the bytes of a stream's cache, as ``KVCache.bytes_for`` counts. Each layer holds prefix, budget and text rows."""
+    """Return the bytes of a stream's cache, like ``KVCache.bytes_for``. Each layer holds prefix, budget and text rows."""
     shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
     return KVCache.bytes_for(*shape, inv_freq=np.ones(model.head_dim // 2), axes=model.axes, dtype=kv)
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
-    """Return the most memory that a policy uses. A row of the cache takes POLICY_ROW bytes in each layer and KV head."""
+    """Return the most bytes that a policy's state takes: POLICY_ROW for each row of the cache, in each layer and KV head."""
     return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
 
 
@@ -181,13 +181,13 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
 
 
 def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return the bytes of a snapshot with its thumbnails. A snapshot copies a chunk and the cache without its text rows."""
+    """Return the bytes of a snapshot with its thumbnails. A snapshot contains a chunk, and the cache without its text rows."""
     row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
     return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk) + THUMBNAILS
 
 
 def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return the bytes that each further camera adds to a server. All cameras share the weights."""
+    """Return the bytes of memory that a server needs for each further camera. All cameras share the weights."""
     own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
     return own + snapshot_bytes(model, budget, chunk, kv)
 
@@ -245,7 +245,7 @@ class Roofline:
         )
 
     def _rate(self, integer: bool, wide: bool) -> float:
-        """Return the device's speed in matrix products, in operations per second.
+        """Return the device's speed of matrix products, in operations per second.
 
         ``integer`` is true if a CPU multiplies the matrices as int8. ``wide`` is true if a GPU multiplies in float32, not
         float16.
@@ -265,7 +265,7 @@ class Roofline:
         """Return the cost of encoding one grid. A grid is made of the frames that the vision tower encodes together.
 
         The cost is 2 P_block N + 2 P_projector R + 4 B N A W operations and one reading of the tower's weights. The B blocks
-        have width W and together P_block parameters; each of N patches attends to A patches. The projector gets R rows.
+        have width W and P_block parameters in total; each of N patches attends to A patches. The projector's input has R rows.
         """
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
@@ -303,8 +303,8 @@ class Roofline:
     def speed(self, budget: int, chunk: int) -> Speed:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        The frames of a grid share the time of the tower, the time of the decoder for the grid's rows, and a part of the time
-        for compressing the chunk. Each compression reads the cache ``COMPRESSION_READS`` times.
+        A frame's time is its share of the time that its grid takes in the tower and the decoder, and of the time that
+        compressing its chunk takes. Each compression reads the cache ``COMPRESSION_READS`` times.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)

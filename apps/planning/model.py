@@ -27,7 +27,7 @@ from edgevlm.runtime.files import look
 from edgevlm.runtime.model import bundle_folder, load_tokenizer
 
 DECODER, VISION = "decoder.weights", "vision.weights"
-MLP = "layer0.mlp"  # name of the first layer's matrix of gate and up
+MLP = "layer0.mlp"  # name of the first layer's matrix that joins gate and up
 VECTOR = re.compile(r"final_norm\.weight|layer\d+\..*(norm\.weight|\.bias)")
 PREFIX = 32  # assumed rows of the system prompt: counting them needs the tokenizer
 
@@ -68,7 +68,7 @@ class PlannedModel:
 
     @property
     def table(self) -> int:
-        """Return the number of parameters in the embedding. The head has the same number."""
+        """Return the number of parameters in the embedding. The output head has the same number of parameters."""
         return self.vocab * self.hidden
 
     @property
@@ -146,7 +146,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:
-    """Make the planned model from a checkpoint's config. Raises KeyError, TypeError or ValueError for an incomplete one."""
+    """Make the planned model from a checkpoint's config. Raises KeyError, TypeError or ValueError if it is incomplete."""
     text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
     family = load_family(name_of, name)
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
@@ -218,6 +218,6 @@ def _tower(family: Family, vision: VisionSpec, graph: Path, tokenizer: Tokenizer
 
 
 def published_facts() -> list[dict[str, Any]]:
-    """Return the models listed in models.json. Each has an ``id`` on the hub, ``licence``, ``checked`` and ``config``."""
+    """Return the models listed in models.json. Each model has an ``id`` on the hub, ``licence``, ``checked`` and ``config``."""
     facts: list[dict[str, Any]] = json.loads(files(__package__ or "").joinpath("models.json").read_text(encoding="utf-8"))
     return facts

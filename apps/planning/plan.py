@@ -117,8 +117,8 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
     """Make a plan, choosing the options that were not given.
 
     The chosen precision is the most accurate that keeps up with ``request.fps`` and fits in memory with at least half of the
-    usual budget. If no precision keeps up, the plan takes the most accurate one that fits and is nearly as fast as the fastest,
-    or else the smallest. Raises UserError for an invalid precision or budget.
+    usual budget. If no precision is fast enough, the plan uses the most accurate precision that fits in memory and is nearly as
+    fast as the fastest one, or else the smallest one. Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
@@ -147,7 +147,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Return the weight precisions that a plan may choose. Bundles and weights that are already rounded keep theirs.
+    """Return the weight precisions that a plan may choose. Bundles and already rounded weights keep their precision.
 
     ``asked``: the precision that the user chose, or None.
     """
@@ -165,7 +165,7 @@ def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) 
 
 
 def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
-    """Return the default budget in whole frames, down to half of it to keep up with ``fps``, or less to fit in memory."""
+    """Return the default budget in whole frames, reduced by up to half to keep up with ``fps``, or further to fit in memory."""
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
         budget = min(usual, roofline.largest_budget(request.chunk, fps)) // rows * rows

@@ -7,15 +7,15 @@ from numpy.typing import NDArray
 
 CELLS = 32  # cells in each direction; a detail smaller than a cell is averaged out
 SAMPLES = 8
-THRESHOLD = 4.0  # on the scale 0 to 255: above a sensor's noise, and below the change when a person fills a cell
+THRESHOLD = 4.0  # in grey levels, 0 to 255: above a sensor's noise, and below the change when a person fills a cell
 
 
 class ChangeGate:
     """Decides whether a frame, uint8 RGB ``[H, W, 3]``, shows a change.
 
     A grid divides the frame into cells. The frame shows a change if any cell's mean colour differs by more than ``THRESHOLD``
-    from that of the last frame with a change. Slow changes therefore add up until a frame shows a change. The first frame
-    always shows a change.
+    from the cell's mean colour in the last frame that showed a change. Slow changes therefore add up until a frame shows a
+    change. The first frame always shows a change.
     """
 
     def __init__(self) -> None:

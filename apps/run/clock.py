@@ -61,7 +61,7 @@ def clock_time(seconds: float, now: float | None = None) -> str:
 
 
 def split_window(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``/since 10m until 5m QUESTION`` into the question and its times as typed. A plain question has no times.
+    """Split ``/since 10m until 5m QUESTION`` into the question and its times as typed, if it has any.
 
     Raises UserError.
     """

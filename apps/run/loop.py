@@ -262,7 +262,7 @@ class RunLoop:
         return scenes[-1].truth(question) if scenes else None
 
     def as_taught(self, text: str) -> str | None:
-        """Return a question as the demo model knows it, or None if it does not. Other models get the text unchanged."""
+        """Return a question in the demo model's wording, or None if unknown; for other models, return the text unchanged."""
         if not self.session.model.is_demo:
             return text
         question = parse(text)

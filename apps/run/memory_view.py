@@ -132,7 +132,7 @@ class Lane:
 
     @contextmanager
     def stopping(self) -> Iterator[Session]:
-        """Yield the session. If its cache is full, the session leaves the comparison."""
+        """Yield the session. A session whose cache is full leaves the comparison."""
         try:
             yield self.session
         except UserError:
@@ -148,7 +148,7 @@ class SideBySide:
 
     All memories watch the same frames and are asked about objects that have left the picture. Threads other than the watching
     thread may use only :attr:`view`.
-    ``session``: the run's session. The run passes frames to it and closes it.
+    ``session``: the run's session. The run passes frames to the session and closes it.
     ``open_session``: opens a session for comparison, or None to show only the run's memory.
     """
 
@@ -162,7 +162,7 @@ class SideBySide:
         self._turn, self._due = 0, 0.0
 
     def watch(self, frame: Frame) -> None:
-        """Show a frame to the compared memories, then ask every memory one question."""
+        """Pass a frame to the compared sessions, then ask every session the same question."""
         for lane in self.others:
             if lane.stopped_s is None:
                 with lane.stopping() as session:

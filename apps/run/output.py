@@ -63,7 +63,7 @@ class AnswerEvent:
 
 
 class StatsEvent(Stats):
-    """A run's statistics at one moment. In a summary, ``fps`` is the mean of the whole run."""
+    """A run's statistics at one moment. In a summary, ``fps`` is the mean over the whole run."""
 
     def __str__(self) -> str:
         return self.words()

@@ -78,7 +78,7 @@ class Thumbnails(TimedDatabase):
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 
     def taken(self, frames: Sequence[int] | None = None) -> dict[int, Taken]:
-        """Return when frames were taken, oldest first; by default, all frames with a thumbnail."""
+        """Return the times at which frames were taken, oldest first; by default, the times of all frames with a thumbnail."""
         only = "" if frames is None else "WHERE frame IN (SELECT value FROM json_each(?))"
         values = () if frames is None else (json.dumps(frames),)
         rows = self._rows(f"SELECT frame, time_s, wall, held FROM thumbnails {only} ORDER BY frame", *values)
