@@ -57,7 +57,7 @@ class StandardOutput(io.FileIO):
 
 
 class StandardError(io.FileIO):
-    """Standard error that drops text if it cannot be written within SLOW_MS (disk full, reader gone or stuck)."""
+    """Standard error that drops text which cannot be written within SLOW_MS (disk full, reader gone or stuck)."""
 
     wait_ms = SLOW_MS
 

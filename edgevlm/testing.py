@@ -120,7 +120,7 @@ def _speed(policy: str | Policy | type[Policy]) -> str:
 
 
 def check_source(source: str, frames: int = 64) -> list[str]:
-    """Check the types and times of a source's frames, and its end.
+    """Check the types and times of a source's frames, and what the source does at its end.
 
     ``source``: a value for ``--camera``. ``frames``: the number of frames to read.
     """
