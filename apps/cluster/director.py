@@ -22,8 +22,8 @@ Fields = dict[str, Any]
 class ClusterState:
     """The state that a cluster's head saves in a file.
 
-    ``notes``: requests to forget, until all nodes and cameras have carried them out. ``removed``: the last epochs of removed
-    cameras, so that a new camera of the same name gets a later epoch. ``instances``: the id of each node's process.
+    ``notes``: the requests to forget that some nodes or cameras have not carried out yet. ``removed``: the last epochs of
+    removed cameras, so that a new camera of the same name gets a later epoch. ``instances``: the id of each node's process.
     ``nodes_forgot`` and ``cameras_forgot``: the number of the last request to forget that each node and camera has carried out.
     """
 
@@ -211,7 +211,7 @@ class Director:
             self.tick(now)
 
     def remove_node(self, name: str, *, now: float) -> None:
-        """Stop waiting for a node that will not come back. Raises UserError if the node is present."""
+        """Stop waiting for a node that will not come back. Raises UserError if the node is still in the cluster."""
         self.tick(now)
         state = self.state
         if name in state.nodes:

@@ -34,7 +34,7 @@ def boot_time() -> float:
 
 
 class Head:
-    """Answers the nodes, one call at a time.
+    """Answers the nodes' calls, one at a time.
 
     The head's state is in a file in the folder ``where``. If two heads share this folder, only the newer head answers, and the
     older head raises UserError. Raises UserError if the state file cannot be read or written.

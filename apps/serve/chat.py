@@ -91,7 +91,10 @@ class Url(Lenient):
 
 class Part(Lenient):
     """A message's text, picture (`data:`, or `http(s):` from an allowed host) or video (`edgevlm://NAME`, `data:`, or a file in
-    an allowed folder). `input_video` is llama.cpp's; `input_text`, `output_text` and `input_image` are the Responses API's."""
+    an allowed folder).
+
+    `input_video` is from llama.cpp; `input_text`, `output_text` and `input_image` are from the Responses API.
+    """
 
     type: Literal["text", "input_text", "output_text", "image_url", "input_image", "video_url", "input_video"]
     text: Text = ""

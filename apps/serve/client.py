@@ -24,7 +24,7 @@ TIMEOUT_S = 600.0
 
 
 def questions(typed: str | None) -> Iterator[str]:
-    """Yield the typed question or, if it is None or ``-``, each non-empty line of stdin. Raises UserError on a terminal."""
+    """Yield the typed question or, if it is None or ``-``, each non-empty line of stdin. Raises UserError for a terminal."""
     if typed not in (None, "-"):
         yield str(typed)
         return
@@ -79,7 +79,7 @@ def ask_server(
 
 
 def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """Make a server forget a period. Return the number of deleted items by camera and kind. Raises a one-line UserError."""
+    """Make a server delete what was seen in a period, and return the number of deleted items by camera and kind."""
     with replied(url, key_file, "/v1/forget", {**body, "confirm": True}) as response:
         done = json.loads(response.read())
         if waiting := done.get("waiting"):

@@ -91,14 +91,13 @@ class ServerSettings(Section):
 
     ``hosts`` lists the host names under which browsers may open the web page. Set ``root_path`` to the path under which a proxy
     serves the page, unless the proxy removes the path or names it in a header. ``source_hosts`` lists the hosts whose cameras
-    clients may add, by default all except this machine. ``any_source`` lets clients add files, devices and pipelines.
+    clients may add, by default all hosts except this machine. ``any_source`` lets clients add files, devices and pipelines.
 
     ``max_requests`` limits the questions that run or wait, and ``max_rate`` limits the requests per second from one address.
-    ``max_body`` limits the bytes of a request and of a picture fetched for it. ``max_question_tokens`` limits the tokens of a
-    question with its history and tools. ``max_pictures`` limits the pictures and video frames in a question. Pictures are
-    fetched only from
-    ``media_hosts``; private addresses are allowed only if ``media_private`` is set. Videos are read only from
-    ``media_folders``.
+    ``max_body`` limits the size of a request, and of each picture fetched for a request, in bytes. ``max_question_tokens``
+    limits the tokens of a question with its history and tools. ``max_pictures`` limits the pictures and video frames in a
+    question. Pictures are fetched only from ``media_hosts``; private addresses are allowed only if ``media_private`` is set.
+    Videos are read only from ``media_folders``.
     """
 
     host: str = "127.0.0.1"
@@ -154,7 +153,7 @@ class ClusterSettings(Section):
 
     ``join`` is ``head`` or ``head:PORT`` to start a cluster, or the head's ``HOST`` or ``HOST:PORT`` to join one. The cameras'
     snapshots and the head's state are kept in ``snapshots``: a folder that all nodes share, or an address like
-    ``s3://bucket/shop``. ``node`` is this node's name, by default the machine's. Other nodes reach this machine at the IP
+    ``s3://bucket/shop``. ``node`` is this node's name, by default the machine's name. Other nodes reach this machine at the IP
     address ``address``. edgevlm may use ``memory`` megabytes, by default as many as ``edgevlm plan`` finds usable.
     """
 
@@ -183,7 +182,7 @@ def by_id(cameras: Any) -> Any:
 class ServeConfig(Section):
     """All settings in edgevlm.toml.
 
-    ``state`` is the folder for snapshots and events, by default one in the user's state folder. If ``snapshots`` is set,
+    ``state`` is the folder for snapshots and events, by default a folder in the user's state folder. If ``snapshots`` is set,
     snapshots are stored at this address, such as ``s3://bucket/shop``, instead of in ``state``. ``state_key`` names the key
     that encrypts snapshots (``env:NAME`` or ``file:PATH``).
     """

@@ -55,7 +55,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class ApiError(HTTPException):
-    """An HTTP error in OpenAI's format. ``soon``: with status 429 or 503, when clients should retry, in seconds."""
+    """An HTTP error in OpenAI's format. ``soon``: after how many seconds clients should retry, with status 429 or 503."""
 
     def __init__(
         self, status: int, message: str, code: str | None, param: str | None = None, soon: int = 1, headers: Any = None

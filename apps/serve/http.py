@@ -204,7 +204,7 @@ class Server:
 
 
 class Reply(Response):
-    """The response to a question: the whole answer, or a stream of it. The answer is cancelled if the client disconnects."""
+    """Sends an answer, whole or as a stream, and cancels the answer if the client disconnects."""
 
     def __init__(self, server: Server, completion: Completion, streamed: bool) -> None:
         super().__init__()
@@ -473,7 +473,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
         """Return a period's watch openings (`opening`) and journal lines (`line`), oldest first, each with its evidence.
 
-        If there are more than `limit` entries, only the newest are returned.
+        If there are more than `limit` entries, only the newest entries are returned.
         """
         span = {"since": asked.since or 0.0, "until": time.time() if asked.until is None else asked.until}
         found = service.digest(**span, camera=asked.camera, search=asked.search)

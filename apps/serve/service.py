@@ -138,7 +138,7 @@ class Service:
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
         """Open a camera and watch it. Raises UserError, or FieldError if one of its settings is invalid.
 
-        ``by_client``: whether a client adds the camera. Clients may use only some sources and policies.
+        ``by_client``: whether the camera is added by a client. Clients may use only some sources and policies.
         ``paused``: whether to open the camera without watching it.
         """
         hosts = self.check_client(settings) if by_client else None
@@ -298,7 +298,7 @@ class Service:
             return done + self.hooks.replace_watches(self, before.watches, config.watches)
 
     def replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Add, remove and reopen cameras as a new configuration asks. Return a line for each change or failure."""
+        """Add, remove and reopen cameras as a new configuration requires. Return a line for each change or failure."""
         done = []
         for name in {**before.cameras, **config.cameras}:
             running, settings = self.streams.get(name), config.cameras.get(name)
@@ -362,7 +362,7 @@ class Service:
         return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """Return the watches that opened and the journal lines of a period, oldest first, as in ``GET /v1/digest``."""
+        """Return a period's watch openings and journal lines, oldest first, as in ``GET /v1/digest``."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]

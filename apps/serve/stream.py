@@ -198,7 +198,7 @@ class CameraStream:
         return None if resumed is None else float(resumed.about["written"])
 
     def rates(self) -> tuple[float, float]:
-        """Return the frames a second, over ten seconds, that were watched, and that were skipped because the model was busy."""
+        """Return the frames watched, and the frames skipped because the model was busy, per second, over ten seconds."""
         if len(counts := list(self._counts)) < 2:
             return 0.0, 0.0
         (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]
@@ -228,7 +228,7 @@ class CameraStream:
         return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
-        """Return the JSON fields that show on which moments an answer is based, or no fields if this is unknown."""
+        """Return the JSON fields that show on which moments an answer is based, or no fields if the moments are unknown."""
         if answer.evidence is None and self.loop.fits:
             return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None, self.loop.fits)

@@ -41,7 +41,7 @@ class Capture(Connection):
         return bool(self._capture.isOpened())
 
     def property(self, name: str) -> float:
-        """Return a property by its name in OpenCV without ``CAP_PROP_``, or 0 if it does not exist."""
+        """Return the value of an OpenCV property, named without ``CAP_PROP_``, or 0 if the property does not exist."""
         return float(self._capture.get(getattr(self._cv2, f"CAP_PROP_{name}")))
 
     def grab(self) -> Grabbed | None:

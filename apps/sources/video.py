@@ -274,7 +274,7 @@ def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[
     """Decode up to ``count`` pictures, evenly spaced in time.
 
     A first pass reads the packets' times, because the container's length and index may be wrong or missing. A second pass
-    decodes each wanted picture from the keyframe before it. Raises SourceError if no picture can be decoded, or after
+    decodes each wanted picture, starting at the previous keyframe. Raises SourceError if no picture can be decoded, or after
     ``limit_s`` seconds.
     """
     until = time.monotonic() + limit_s

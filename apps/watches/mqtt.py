@@ -45,10 +45,9 @@ class Mqtt(Sink):
     """Publishes events and states to an MQTT broker with QoS 1.
 
     ``edgevlm/ID/available`` is ``online``, and set to ``offline`` by the last will. Topics below ``edgevlm/ID/CAMERA/WATCH/``
-    are
-    ``state`` (ON or OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG) and ``active`` (ON or OFF).
-    All topics except ``event`` are retained. ON sent to the topic ``set`` resumes the watch. OFF pauses it. A path in the
-    broker's address replaces ``edgevlm`` in the topics.
+    are ``state`` (ON or OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG) and ``active`` (ON or
+    OFF). All topics except ``event`` are retained. ON sent to the topic ``set`` resumes the watch, and OFF pauses the watch. A
+    path in the broker's address replaces ``edgevlm`` in the topics.
 
     ``id``: the ID in the topics, by default read from the program's state folder. ``discovery``: the beginning of Home
     Assistant's discovery topics, or an empty string to publish no such topics. ``ca``: a file of certificates for verifying an

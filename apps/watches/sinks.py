@@ -83,7 +83,7 @@ class Sink:
         """Connect, if the sink needs a connection before the first event."""
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
-        """Send an event, and return once the receiver has it. ``event.line()`` is the event's JSON.
+        """Send an event, and return once the receiver has accepted it. ``event.line()`` is the event's JSON.
 
         If :meth:`send` raises an exception, the event is sent again later.
         """

@@ -184,7 +184,7 @@ class WatchState:
         return True
 
     def end(self, time: float) -> bool:
-        """Close the watch when its schedule ends, or when it is paused or removed. Return whether it was open."""
+        """Close the watch when its schedule ends, or when it is paused or removed. Return whether the watch was open."""
         was_open, self.probability, self.asked, self._beyond = self.is_open, None, None, None
         if was_open:
             self._change(time)
