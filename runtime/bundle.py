@@ -248,7 +248,7 @@ class VisionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """The checkpoint's chat template, and where the video goes in it.
+    """The checkpoint's chat template, and where the video is placed in it.
 
     The template is rendered with one content item ``{"type": content_type}`` for the whole stream. In the rendered text, the
     rows of all frames and the closing rows replace ``placeholder``, which occurs once. ``opening`` and ``ending`` are the texts

@@ -45,8 +45,9 @@ class Rows:
     """The metadata of new rows, which all layers and heads share.
 
     All arrays are ``[n]``, except ``position``. ``kind``: numbers from :class:`Kind`. ``seq``: each token's number in the
-    stream. ``frame``: the token's frame, or -1 for text outside frames. ``row``, ``col``: the token's patch. ``position``:
-    rotary positions, ``[n, axes]``, never negative. In the cache, a new row's ``confirmed`` is its ``frame``.
+    stream. ``frame``: the number of the token's frame, or -1 for text outside frames. ``row``, ``col``: the grid row and column
+    of the token's patch. ``position``: rotary positions, ``[n, axes]``, never negative. In the cache, a new row's ``confirmed``
+    is its ``frame``.
     """
 
     kind: NDArray[np.uint8]

@@ -56,8 +56,8 @@ class FramePattern:
     """The rows of the cache that new frames attend to in a layer with sparse attention.
 
     A call with a pattern appends only whole frames. A row sees the first ``shared`` rows of the cache. In its own frame, a row
-    sees the rows up to itself. In the previous frame, a row sees only the row of the same patch. ``previous``: where the cache
-    holds the rows of the frame before the call, by layer, KV head and patch; -1 if a row is missing.
+    sees the rows up to itself. In the previous frame, a row sees only the row of the same patch. ``previous``: for each
+    layer, KV head and patch, the index of its row of the frame before the call, or -1 if this row is missing.
     """
 
     shared: int
@@ -160,7 +160,7 @@ class ChangedTower(Protocol):
 class Engine(Protocol):
     """Runs one bundle's graphs. ``kv_device``: the device that must hold the cache's keys and values.
 
-    ``by_layer``: whether the engine's decoders take ``rows``, ``fetch`` and ``sight``.
+    ``by_layer``: whether the engine's decoders accept the arguments ``rows``, ``fetch`` and ``sight``.
     """
 
     kv_device: KVDevice

@@ -235,8 +235,8 @@ class Stream:
         still to come. A piece with room for frames that are still to come is not appended yet. Raises UserError if the budget
         is used up and the policy never compresses.
 
-        If only changes are appended, a piece contains only the changes, so that more frames fit. The newest frames become the
-        *present*: they stay outside the memory, but count as appended.
+        If only changes are appended, a piece contains only the changed tokens, so that more frames fit. The newest frames
+        become the *present*: they stay outside the memory, but count as appended.
         """
         with self.changing():
             queue, done = self._queue(features, seconds), 0
@@ -263,7 +263,8 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append the changes of all but the newest frames. Return how many of the new frames were appended or became present.
+        """Append the changed tokens of all but the newest frames. Return how many of the new frames were appended or became
+        present.
 
         ``coming``: how many frames of the chunk are still to come. If any frames are still to come, the last piece is not
         appended yet, because these frames may fit in it.
@@ -345,7 +346,7 @@ class Stream:
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
-        """Make room for more rows of frames if needed.
+        """Make room for ``rows`` more rows of frames, if needed.
 
         Raises UserError if the budget is used up and the policy never compresses.
         """
@@ -610,7 +611,7 @@ class Stream:
         return self._append_text(embeds, rows).logits
 
     def probe_text(self, embeds: Float32) -> dict[int, Float32]:
-        """Append text rows. Return their rotated queries in each probed layer, ``[heads, S, head_dim]``.
+        """Append text rows. Return the rotated queries of these rows in each probed layer, ``[heads, S, head_dim]``.
 
         ``embeds``: ``[S, hidden]``.
         """

@@ -33,9 +33,9 @@ class Needs:
     ``probe_layers``: layers whose queries the policy gets after each vision append. ``guidance``: texts for a forward pass that
     the policy may request before a compression. ``guidance_layers``: layers whose queries and keys the guidance pass returns.
     ``variant``: the decoder graph for prefill. In the graph ``per-layer``, the policy chooses which rows each layer attends to.
-    ``features``: whether the policy needs each frame's features. ``single_frames``: append one frame's changes at a time, even
-    if several frames' would fit. ``working_rows``: the number of rows per layer that every call fills with new content and that
-    do not count towards |M_l|.
+    ``features``: whether the policy needs each frame's features. ``single_frames``: whether to append the changes of one frame
+    at a time, even if the changes of several frames would fit. ``working_rows``: the number of rows per layer that every call
+    fills with new content and that do not count towards |M_l|.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -56,8 +56,9 @@ class Needs:
 class StreamShape:
     """Facts about the model that a policy may use. ``tokens_per_frame``: the number p of tokens in a complete frame.
 
-    ``prefix``: the number of rows that are never evicted. ``fading``: HERMES's k and omega for the model's family. ``thinned``:
-    whether only the changed tokens of a frame are appended. ``text_per_frame``: the largest number of text rows around a frame.
+    ``prefix``: the number of rows that are never evicted. ``fading``: the decay k and the recency weight omega of HERMES for
+    the model's family. ``thinned``: whether only the changed tokens of a frame are appended. ``text_per_frame``: the largest
+    number of text rows around a frame.
     """
 
     layers: int
@@ -71,10 +72,10 @@ class StreamShape:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The vision rows just appended. Their ``seq`` and positions are the same in every layer and head.
+    """The vision rows just appended. The ``seq`` and positions of these rows are the same in every layer and head.
 
-    ``seq``: ``[n]``. ``position``: ``[n, axes]``. ``queries``: the rows' rotated queries in each probe layer, float32
-    ``[heads, n, head_dim]``. ``frame``: each row's frame, ``[n]``. ``features``: the mean of each frame's features,
+    ``seq``: ``[n]``. ``position``: ``[n, axes]``. ``queries``: the rows' rotated queries in each probe layer, float32 ``[heads,
+    n, head_dim]``. ``frame``: the number of each row's frame, ``[n]``. ``features``: the mean of each frame's features,
     ``[frames, row_width]``, for policies that need them.
     """
 

@@ -403,9 +403,9 @@ class MosaicClusters(Stateful):
         """Choose the clusters that a query attends to most, until they hold ``rows`` rows. Return the slots of these clusters,
         best first.
 
-        ``query``: the un-rotated queries of one head, ``[r, D]``. ``partitions``: search only this many partitions, those whose
-        mean keys get the most attention; lower numbers win ties. Clusters of one row are skipped: their representative is that
-        row. Newer clusters win ties.
+        ``query``: the un-rotated queries of one head, ``[r, D]``. ``partitions``: the number of partitions to search, namely
+        those whose mean keys get the most attention; lower numbers win ties. Clusters of one row are skipped: their
+        representative is that row. Newer clusters win ties.
         """
         live = self.live(layer, head)
         if not len(live):

@@ -136,7 +136,7 @@ def contiguous(rows: Block, first: int) -> Int32:
 def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
     """Rotate keys by a number of positions. A rotary pair is ``(d, d + head_dim / 2)``.
 
-    ``key``: ``[.., n, head_dim]``. ``by``: the number of positions for each key, ``[.., n, axes]``.
+    ``key``: ``[.., n, head_dim]``. ``by``: how many positions to rotate each key by, ``[.., n, axes]``.
     """
     angles = (by[..., :1] if pair_axis is None or by.shape[-1] == 1 else by[..., pair_axis]) * inv_freq
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
