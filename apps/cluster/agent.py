@@ -403,7 +403,7 @@ class NodeAgent(Hooks):
         return done
 
     def add_watch(self, watch: Watch) -> None:
-        """Add a watch on all nodes. Raises HeadAway, and FieldError like :meth:`Watches.add`."""
+        """Add a watch on all nodes. Raises HeadAway, and the same FieldError as :meth:`Watches.add`."""
         with self._following:
             self._service.watches.add(watch)
             self.call("watch", watch.name, watch.model_dump(mode="json"))

@@ -282,7 +282,7 @@ class Director:
             self.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool, *, now: float) -> int:
-        """Ask all nodes to forget what one or all cameras saw in a period. Return the number of this request.
+        """Ask all nodes to forget what one or all cameras saw in a period. Return the request's number.
 
         If ``everything`` is true, the cameras start again with an empty memory. Raises UserError for a camera that never
         existed.
@@ -309,7 +309,7 @@ class Director:
         self.keep()
 
     def keep(self) -> None:
-        """Save the state. If ``save`` raises an error, it is raised here, and the next :meth:`tick` tries again."""
+        """Save the state. Raises the same errors as ``save``; the next :meth:`tick` then tries again."""
         self._is_changed, self._save_at = True, -math.inf
         self._save(self.state)
         self._is_changed, self._saves = False, self._saves + 1
@@ -384,7 +384,7 @@ class Lease:
         self.orders: dict[str, int] = {}
 
     def renew(self, asked: float, orders: dict[str, int]) -> None:
-        """Allow the node to watch these cameras for LEASE_S more seconds.
+        """Allow the node to watch the cameras in ``orders`` until LEASE_S seconds after ``asked``.
 
         ``asked``: when the node sent its request, in seconds. ``orders``: the epoch of each camera, from the head's answer.
         """

@@ -29,7 +29,7 @@ class HeadAway(Exception):
 
 
 def boot_time() -> float:
-    """Return the time since the machine started, in seconds. Includes time in which the machine slept."""
+    """Return the time since the machine started, in seconds. The time that the machine slept is included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -69,7 +69,7 @@ class Shared:
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Create an epoch's folder, unless it exists. ``like``: the epoch whose folder is copied; None for an empty one."""
+        """Create an epoch's folder, unless it exists. ``like``: the epoch whose folder to copy, or None to copy no folder."""
         folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
             if self._is_begun(camera, epoch):

@@ -2,7 +2,7 @@
 
 A package adds a source with an entry point in the group ``edgevlm.sources``. The entry point names a generator function, or a
 :class:`Source` class that takes the target and :class:`SourceOptions`. ``--camera name`` or ``name://rest`` opens a package's
-source. ``./file.py:Name[:rest]`` opens a source in a file.
+source. ``./file.py:Name[:rest]`` opens a source that a file defines.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class Grabbed:
 
 
 class Connection(ABC):
-    """An open connection to a camera, read by one thread. A broken connection is never repaired; a new one is opened.
+    """An open connection to a camera, read by one thread. A broken connection is never repaired; a new connection is opened.
 
     Opening a connection raises SourceError, or SourceRefused if a retry would not help.
     """

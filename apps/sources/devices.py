@@ -114,7 +114,7 @@ def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
 
 
 def device_path(target: str, root: Path = ROOT) -> Path:
-    """Return the device's path. ``target``: an index or path.
+    """Return the device's path. ``target``: the device's index or path.
 
     If the device does not exist, raises a SourceError that lists the cameras.
     """

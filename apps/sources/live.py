@@ -159,8 +159,8 @@ def pauses(first_s: float, longest_s: float, random: Random) -> Iterator[float]:
     """Yield the pauses between attempts to connect, in seconds. Each pause is twice as long as the one before, up to
     ``longest_s``.
 
-    Each pause is then shortened by up to half at random. This keeps cameras that fail together (as in a power cut) from
-    reconnecting at the same moment.
+    Each pause is then shortened by a random fraction, at most half. This keeps cameras that fail together (as in a power cut)
+    from reconnecting at the same moment.
     """
     while True:
         yield min(first_s, longest_s) * random.uniform(0.5, 1)

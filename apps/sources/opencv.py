@@ -1,4 +1,4 @@
-"""Load OpenCV, silence its messages, and open devices with its VideoCapture."""
+"""Load OpenCV, turn off its messages, and open devices with its VideoCapture."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class VideoSource(Recording):
 
     @property
     def end_s(self) -> float:
-        """Return the end of the newest decoded picture, in seconds.
+        """Return the time at which the newest decoded picture ends, in seconds.
 
         After the last :meth:`read`, this is the recording's length.
         """

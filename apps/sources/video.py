@@ -87,7 +87,7 @@ class Video:
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
     def decode(self, packet: Any) -> list[Any]:
-        """Decode a packet to PyAV frames. The list holds None for a picture that cannot be decoded."""
+        """Decode a packet to PyAV frames. The list contains None for each picture that cannot be decoded."""
         self._lost = packet.is_corrupt or (self._lost and not packet.is_keyframe)
         if self._lost:
             self._spoiled.add(packet.pts)
@@ -165,8 +165,8 @@ class Feed:
 
     Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
 
-    At a limit or a read error, the file ends and ``problem`` holds the reason. No exception is raised, because PyAV would print
-    its traceback.
+    If a limit is reached or reading fails, the file ends and ``problem`` is the reason. No exception is raised, because PyAV
+    would print its traceback.
     """
 
     take: Callable[[int], bytes]
@@ -224,7 +224,7 @@ class Deinterlacer:
         return done
 
     def drain(self) -> list[Any]:
-        """Return the last frame, if the filter still holds one."""
+        """Return the last frame, if it is still in the filter."""
         if self._graph is None:
             return []
         self._graph.push(None)

@@ -70,8 +70,8 @@ class Sink:
     """A receiver of events.
 
     A single thread calls :meth:`send`, in the order of the events. Any thread may call the other methods. Packages add sinks
-    with entry points in the group ``edgevlm.sinks``. The constructor gets the options from the sink's table of edgevlm.toml as
-    keyword arguments. The constructor raises UserError for invalid options, and opens no connection.
+    with entry points in the group ``edgevlm.sinks``. The constructor receives the options from the sink's table of edgevlm.toml
+    as keyword arguments. The constructor raises UserError for invalid options, and opens no connection.
     """
 
     control: Callable[[str, str, bool], object] = staticmethod(lambda camera, watch, active: None)
@@ -156,7 +156,7 @@ class Webhook(Sink):
 
 
 class Exec(Sink):
-    """A sink that runs a program for each event, without a shell. The program gets the event's JSON on stdin.
+    """A sink that runs a program for each event, without a shell. The program receives the event's JSON on stdin.
 
     Exit status 0 means success. The program's output goes to stderr. After ``timeout`` seconds the program is killed.
     """

@@ -29,11 +29,11 @@ class WatchSettings(BaseModel):
     """A watch's question, and the rule that opens and closes the watch.
 
     ``choices``: the possible answers. ``answer``: the answers that open the watch, by default the first choice. ``every``: ask
-    again after this many seconds, or at each frame if it is 0. ``changed``: ask only after the picture has changed.
+    again after this many seconds, or at each frame if ``every`` is 0. ``changed``: ask only after the picture has changed.
 
-    The watch opens once the probability of ``answer`` has been above ``open_above`` for ``open_after`` seconds. It closes once
-    the probability has been below ``close_below`` for ``close_after`` seconds. If ``open_after`` or ``close_after`` is above 0,
-    at least two answers are needed. After closing, the watch stays closed for ``cooldown`` seconds.
+    The watch opens once the probability of ``answer`` has been above ``open_above`` for ``open_after`` seconds. The watch
+    closes once the probability has been below ``close_below`` for ``close_after`` seconds. If ``open_after`` or ``close_after``
+    is above 0, at least two answers are needed. After closing, the watch stays closed for ``cooldown`` seconds.
 
     ``schedule``: the hours in which the watch is asked, in local time. ``sinks``: the sinks that receive the events, by default
     all. ``on``: which events the sinks receive.

@@ -1,4 +1,4 @@
-"""Keep all watches of a service, and send their events."""
+"""Manage all watches of a service, and send their events."""
 
 from __future__ import annotations
 
