@@ -102,7 +102,7 @@ def graph_of(bundle: Bundle, variant: str) -> str:
 
 
 def per_layer_files(bundle: Bundle) -> list[str]:
-    """Return the file names of the per-layer decoder graphs. Raises UserError if the bundle does not have them."""
+    """Return the file names of the per-layer decoder graphs. Raises UserError if the bundle has no per-layer graphs."""
     return [graph_of(bundle, f"per-layer{index}") for index in range(bundle.decoder.layers + 1)]
 
 

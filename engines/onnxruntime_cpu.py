@@ -117,8 +117,8 @@ class OnnxRuntimeCpu:
         options.
 
         ``copies``: whether the session copies the weights into a faster layout. Otherwise it reads the mapped file, which saves
-        memory but slows down calls with few rows. MatMulNBits weights are always copied. Only then does ONNX Runtime round
-        activations, and all graphs of a bundle must round alike.
+        memory but slows down calls with few rows. MatMulNBits weights are always copied, because ONNX Runtime rounds
+        activations only if it copies the weights, and all graphs of a bundle must round activations alike.
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")
@@ -154,7 +154,8 @@ class OnnxRuntimeCpu:
     def encode(self, pixels: Float32) -> Float32:
         """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``.
 
-        An older export's int8 tower gets one group of frames per call, because it scales all rows of a call alike.
+        An int8 tower from an older export encodes one group of frames per call, because it uses one scale for all rows of a
+        call.
         """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
@@ -213,8 +214,8 @@ class OnnxRuntimeCpu:
     def _row_parts(self) -> list[Any]:
         """Return the decoder's parts for the C++ extension, with None for each part that only ONNX Runtime computes.
 
-        The extension computes int8 parts for single rows only. Calls with more rows run in ONNX Runtime, which then reads the
-        weights from the file. This makes an int8 call for a whole frame 7 % slower.
+        The extension computes int8 parts for single rows only. Calls with several rows run in ONNX Runtime, which then reads
+        the weights from the file. This makes an int8 call for a whole frame 7 % slower.
         """
         return [
             read_graph(self.bundle, file, partial(row_part, self.bundle.path, index=index, spec=self.bundle.decoder))
@@ -241,6 +242,6 @@ class OnnxRuntimeCpu:
         self.calls.release_memory(short)
 
     def close(self) -> None:
-        """Release the graphs. A decoder that is still in use keeps them until it is deleted."""
+        """Release the graphs. A decoder that is still in use keeps its graphs until it is deleted."""
         for name in ("_vision", "_parts", "_row_parts", "_changed", "_embedding"):
             self.__dict__.pop(name, None)

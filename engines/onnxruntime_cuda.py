@@ -75,7 +75,9 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return OnnxRuntimeCudaDecoder(self, "full", buffers, probes, sparse)
 
     def session(self, variant: str) -> Any:
-        """Return the session for a decoder graph. The first call opens it. Raises UserError if the bundle lacks the graph."""
+        """Return the session for a decoder graph. The first call opens the session. Raises UserError if the bundle lacks the
+        graph.
+        """
         if variant not in self._decoders:
             opened = self._open(file := graph_of(self.bundle, variant), copies=variant == "full")
             keys = {node.name: node.type for node in opened.get_inputs()}["key0"]

@@ -67,8 +67,8 @@ class OnnxRuntimeDecoder:
 
     The decoder's dense parts run in ONNX Runtime or, if the extension has them, in C++; int8 parts run in C++ only for a single
     row. Between two parts, :func:`edgevlm.runtime.kernels.attend` reads and writes the cache in place. Not thread-safe.
-    ``sessions``: the L + 1 parts for ONNX Runtime. ``row_parts``: those for the extension. ``sparse_from``: the first layer
-    that uses a call's ``pattern``.
+    ``sessions``: the L + 1 parts for ONNX Runtime. ``row_parts``: the parts for the C++ extension. ``sparse_from``: the first
+    layer that uses a call's ``pattern``.
     """
 
     def __init__(

@@ -186,8 +186,8 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """The energy that one supply rail delivered, in joules. ``seconds``: how long it was measured. ``gap_s``: the time without
-    readings.
+    """The energy that one supply rail delivered, in joules. ``seconds``: how long the energy was measured. ``gap_s``: for how
+    many seconds readings were missing.
     """
 
     joules: float = 0.0

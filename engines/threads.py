@@ -1,4 +1,4 @@
-"""The default number of threads per call."""
+"""Choose the default number of threads per call."""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ def module_of(machine: Machine) -> str | None:
 
 
 def profile_of(machine: Machine) -> DeviceProfile | None:
-    """Return the module's device profile. If several fit, choose the one that shares the most power modes with the machine."""
+    """Return the module's device profile. If several profiles fit, choose the one that shares the most power modes with the
+    machine.
+    """
     module, modes = module_of(machine), set(power_modes(machine).values())
     fitting = [device for device in map(load_device, device_names()) if module in device.modules]
     return max(fitting, key=lambda device: len(modes & {mode["name"] for mode in device["power_modes"]}), default=None)
@@ -37,7 +39,7 @@ def l4t_of(machine: Machine) -> str | None:
 
 
 def release_of(machine: Machine) -> dict[str, Any] | None:
-    """Return the device profile's figures for this machine's Jetson Linux release, or None if it has none."""
+    """Return the device profile's figures for this machine's Jetson Linux release, or None if there are none."""
     version, device = l4t_of(machine), profile_of(machine) or load_device("orin-agx-64")
     if version is None:
         return None

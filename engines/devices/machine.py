@@ -73,7 +73,9 @@ class Machine:
         return found
 
     def within(self, call: Callable[[], T]) -> T | None:
-        """Call a function and return its result, or None if it takes longer than the time limit. Its errors are raised."""
+        """Call a function and return its result, or None if it takes longer than the time limit. Errors raised by the function
+        are passed on.
+        """
         found: Future[T] = Future()
 
         def work() -> None:

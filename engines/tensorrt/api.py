@@ -30,7 +30,7 @@ MOST_ERRORS = 3  # per message
 
 
 class Log(trt.ILogger):
-    """A TensorRT logger that keeps errors until :meth:`take` is called. Any thread may log."""
+    """A TensorRT logger that keeps errors until :meth:`take` is called. Thread-safe."""
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)
@@ -115,7 +115,7 @@ class Loaded:
     """A loaded engine and the TensorRT objects that it needs."""
 
     def __init__(self, plan: memoryview, name: str, log: Log) -> None:
-        """Load an engine. Raises UserError if it was built for a different TensorRT version or GPU."""
+        """Load an engine. Raises UserError if the engine was built for a different TensorRT version or GPU."""
         self._runtime: trt.Runtime = _started(lambda: trt.Runtime(log), log)
         engine: trt.ICudaEngine | None = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
@@ -170,7 +170,9 @@ class EngineCalls:
         self._check(self._context.set_input_shape(tensor, dims), f"set {tensor} to {list(dims)}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
-        """Give an output device memory and return its address. ``block``: the memory's name, by default the tensor's."""
+        """Give an output device memory and return its address. ``block``: the name of the memory block, by default the tensor's
+        name.
+        """
         address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
         self.bind(tensor, address)
         return address

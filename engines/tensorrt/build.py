@@ -1,8 +1,8 @@
 """Build a bundle's missing or outdated engines from its graphs, one after another, and keep them in the bundle.
 
 An engine is the file ``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan``, which is written atomically. KEY names the GPU, the
-TensorRT version and the engine's precisions. FINGERPRINT is a hash of the graph, its weights and the shapes of its calls. A
-``.json`` file next to each engine, written first, has the engine's size and SHA-256.
+TensorRT version and the engine's precisions. FINGERPRINT is a hash of the graph, its weights and the input shapes of its calls.
+A ``.json`` file next to each engine, written first, has the engine's size and SHA-256.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notif
     """Build missing engines and save each as soon as it is built.
 
     Yields one result per graph. ``notify``: called with a line of text before each build. Ctrl-C ends the process at once,
-    since TensorRT holds the main thread; finished engines stay. Raises UserError if memory or disk space is too small, or if
-    TensorRT fails.
+    since TensorRT holds the main thread; finished engines stay. Raises UserError if there is too little memory or disk space,
+    or if TensorRT fails.
     """
     check_profile(bundle)
     place = EngineFolder(bundle, driver.device)

@@ -29,7 +29,7 @@ class TensorRT:
     export_hint = "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None, driver: Driver | None = None) -> None:
-        """Load the engines. Raises UserError if the bundle has none for this GPU. ``threads``: has no effect."""
+        """Load the engines. Raises UserError if the bundle has no engines for this GPU. ``threads``: has no effect."""
         check_profile(bundle)
         self.bundle = bundle
         self._workspace, log = api.Workspace(driver or open_driver()), api.Log()
@@ -52,7 +52,7 @@ class TensorRT:
         return bundle.profile != ONNXRUNTIME
 
     def capacity(self, rows: int) -> int:
-        """Return the number of rows per layer that the engines were built for. Raises UserError if that is too few."""
+        """Return the number of rows per layer that the engines were built for. Raises UserError if it is less than ``rows``."""
         if rows > self.settings.capacity:
             raise UserError(
                 f"this session needs {rows} rows per layer, but the engines were built for {self.settings.capacity}; use a "

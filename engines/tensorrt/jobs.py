@@ -32,7 +32,7 @@ DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 
 
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
-    """Return the input shapes of a decoder's three kinds of calls. ``capacity``: the cache's rows per layer.
+    """Return the input shapes of a decoder's three kinds of calls. ``capacity``: the number of rows per layer in the cache.
 
     A call for a token or a chunk returns logits for one row; a call for a question can return logits for all its rows.
     """
@@ -61,8 +61,9 @@ def pieces(rows: int, most: int) -> Iterator[slice]:
 class BuildSettings:
     """Settings for building engines.
 
-    ``capacity`` is the cache's rows per layer. ``workspace`` is the working memory of a TensorRT layer in bytes. With
-    ``force``, existing engines are rebuilt. With ``probes``, the decoder returns queries for policies that use attention.
+    ``capacity`` is the number of rows per layer in the cache. ``workspace`` is the working memory of a TensorRT layer in bytes.
+    With ``force``, existing engines are rebuilt. With ``probes``, the decoder also returns queries, for policies that use
+    attention.
     """
 
     capacity: int
@@ -135,7 +136,7 @@ def build_need(weights: int, workspace: int) -> BuildNeed:
 def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
     """Raise UserError, with advice, if there is too little free memory to build an engine. ``name``: its graph.
 
-    On a Jetson, host and device share memory. Swap can hold ``need.host``, but not ``need.device``.
+    On a Jetson, host and device share memory. Swap space can provide ``need.host``, but not ``need.device``.
     """
     free, swap = psutil.virtual_memory().available, psutil.swap_memory().free
     shared = driver.device.integrated
@@ -150,7 +151,7 @@ def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An engine file's size and hash. ``about`` has the build's ``capacity`` and ``probes``."""
+    """An engine file's size and hash. ``about`` contains the ``capacity`` and ``probes`` that the engine was built with."""
 
     bytes: int
     sha256: str
@@ -158,7 +159,7 @@ class Record:
 
 
 def read_record(plan: Path) -> Record | None:
-    """Return an engine's record, or None if the engine is missing or incomplete."""
+    """Return an engine file's size, hash and build settings, or None if the engine is missing or incomplete."""
     try:
         record = Record(**json.loads(plan.with_suffix(".json").read_bytes()))
         is_ours = type(record.about["capacity"]) is int and isinstance(record.about["probes"], bool)
