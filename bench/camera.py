@@ -1,7 +1,7 @@
 """Measure how long it takes to answer a question about a frame that has just arrived, stage by stage.
 
-After each frame comes a question, whose answer is one token. ``busy`` is how long the watching thread works on a frame, without
-the answer. ``total`` is the time from the picture's arrival to the answer's first token.
+After each frame comes a question, whose answer is one token. ``busy`` is how long the watching thread works on a frame,
+excluding the answer. ``total`` is the time from the picture's arrival to the answer's first token.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Walker:
 
 
 def open_clip(name: str) -> Iterator[Image]:
-    """Yield the frames of a clip without end. A video file is repeated.
+    """Yield the frames of a clip endlessly. A video file is repeated.
 
     ``name``: one of CLIPS, or a video file. Frames are uint8 RGB ``[H, W, 3]``. Raises UserError for an unknown name.
     """
@@ -66,7 +66,7 @@ def _drawn(heights: list[float] | None) -> Iterator[Image]:
 
 
 def _texture(rng: np.random.Generator, size: tuple[int, int], blocks: int) -> Image:
-    """Draw a background of sharp-edged blotches. ``blocks``: about how many fit along each side."""
+    """Draw a background of sharp-edged blotches. ``blocks``: about how many blotches fit along each side."""
     total = np.full((*size, 3), 96.0)
     for count, swing in ((blocks // 4, 40), (blocks, 25), (4 * blocks, 12)):
         rows, columns = (np.arange(side) * count // side for side in size)

@@ -39,9 +39,10 @@ def compression(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each policy and KV dtype, with medians over rounds in milliseconds.
 
-    ``policy``, ``dtype``: ``all`` means every one. ``pass_over_read``: the time of a compression divided by that of a plain
-    read, in the same round. With ``device="cuda"``, each line is about one part of a compression, compared with a copy within
-    the device's memory. Raises UserError for a policy that does not evict, an invalid dtype, or an invalid or absent device.
+    ``policy``, ``dtype``: ``all`` selects every policy or dtype. ``pass_over_read``: the time of a compression divided by that
+    of a plain read, in the same round. With ``device="cuda"``, each line is about one part of a compression, compared with a
+    copy within the device's memory. Raises UserError for a policy that does not evict, an invalid dtype, or an invalid or
+    absent device.
     """
     shape, kinds = CacheShape(layers=layers, tokens=tokens), KV_TYPES if list(dtype) == ["all"] else dtype
     for name, typed, known in (("dtype", kinds, KV_TYPES), ("device", [device], ("cpu", "cuda"))):

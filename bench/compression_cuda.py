@@ -1,8 +1,8 @@
 """Measure the memory bandwidth that a compression's kernels reach on a CUDA device, compared with a plain copy.
 
 Each round compresses a full cache with InfiniPot-V, and then computes the attention of a few queries. CUDA events around each
-kernel give its time; times are medians over rounds. A kernel's bytes are those of the keys and values that it must read and
-write. A copy's bytes include both its reads and its writes.
+kernel give its time; times are medians over rounds. A kernel's bandwidth counts the bytes of keys and values that it must read
+and write, and a copy's counts both its reads and its writes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
 
 
 def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
-    """Start work on the main stream. Return a function that waits for it and returns its milliseconds."""
+    """Start work on the main stream. Return a function that waits for this work and returns its duration in ms."""
     driver = kernels.driver
     with driver.entered() as cuda:
         first, last = cuda.Event(), cuda.Event()

@@ -16,7 +16,7 @@ GROUP = 8  # with 8 query heads per KV head
 
 
 def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
-    """Convert keys to the number format of a buffer. Shape ``[kv_heads, n, head_dim]``."""
+    """Convert keys ``[kv_heads, n, head_dim]`` to the number format of a buffer."""
     return numbers.astype(buffer.dtype) if buffer.key_scale is None else codes(numbers, buffer.key_scale)
 
 
@@ -64,7 +64,7 @@ class FilledCache:
         self._noise = as_stored(self.noise(shape.kv_heads, shape.tokens), self.cache.buffers()[0])
 
     def fill(self) -> Rows | None:
-        """Append rows until the fullest layer reaches the budget. Return the rows, or None if that layer is already full."""
+        """Append rows until the fullest layer is full. Return the new rows, or None if that layer was already full."""
         count = self.shape.tokens - int(self.cache.lengths.max())
         if count <= 0:
             return None
@@ -81,7 +81,7 @@ class FilledCache:
         return rows
 
     def write(self, buffer: KVBuffer, start: int, rows: Sequence[np.ndarray]) -> None:
-        """Write keys and values from row ``start`` on. Each is ``[kv_heads, n, head_dim]``."""
+        """Write keys and values, each ``[kv_heads, n, head_dim]``, from row ``start`` on."""
         for memory, new in zip(arrays_of(buffer), rows, strict=True):
             memory[:, start : start + new.shape[1]] = new
 

@@ -34,9 +34,10 @@ def questions(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each question length. Two cameras share a model, and the questions are about one of them.
 
-    ``ttft_ms``: the time to the first token. ``own_frame_ms``: a frame's longest wait while its camera is asked. ``frame_ms``:
-    a frame's longest wait while the other camera is asked. ``idle_frame_ms``: the longest wait of a frame without a question.
-    ``fps_ratio``: the other camera's frame rate divided by its rate without a question. Figures are medians over rounds.
+    ``ttft_ms``: the time to the first token. ``own_frame_ms``: the longest wait of a frame from the camera that the question is
+    about. ``frame_ms``: the longest wait of a frame from the other camera. ``idle_frame_ms``: the longest wait of a frame while
+    no question is asked. ``fps_ratio``: the other camera's frame rate during a question divided by its rate without one.
+    Figures are medians over rounds.
     """
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(model, threads or default_threads(), engine))
@@ -95,7 +96,7 @@ class PacedCamera(threading.Thread):
         self.join()
 
     def longest(self, since: float) -> tuple[float, int]:
-        """Return the longest wait, in ms, of the frames since a moment, and the number of these frames."""
+        """Return the longest wait of a frame since a moment, in ms, and the number of frames since then."""
         waits = [took for at, took in self.waits if at >= since]
         return 1e3 * max(waits, default=0.0), len(waits)
 

@@ -61,7 +61,7 @@ class SeededTensors:
         self.seed, self.config = seed, dict[str, Any]()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Return float32 random numbers, divided by the square root of the last dimension. A norm's weights are ones."""
+        """Return float32 random numbers, divided by the square root of the last dimension. The weights of a norm are all 1."""
         if len(shape) == 1 and name.endswith(".weight"):
             return np.ones(shape, np.float32)
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
@@ -110,7 +110,8 @@ def decoder_bundle(
 ) -> Bundle:  # fmt: skip
     """Write a decoder into ``folder`` and return its bundle, ready for an engine. Without ``tensors``, the weights are random.
 
-    The bundle has no real vision tower. A frame's features are noise times the frame's mean, ``[F, tokens_per_frame, hidden]``.
+    The bundle has no real vision tower. A frame's features ``[F, tokens_per_frame, hidden]`` are random numbers multiplied by
+    the frame's mean.
     """
     checkpoint = cast(Checkpoint, tensors or SeededTensors())
     options = ExportOptions(st_spattn_from, precision=precision, kv=kv)
@@ -166,8 +167,8 @@ TEMPLATE = (
 def llava_onevision_config(layers: int | None = None) -> Any:
     """Return the configuration of LLaVA-OneVision-0.5B.
 
-    It has SigLIP-so400m's tower, pictures of 384 pixels, 196 tokens per frame, and Qwen2-0.5B. ``layers``: the number of layers
-    in the tower and in the decoder, by default the model's.
+    The model consists of SigLIP-so400m's vision tower for pictures of 384 x 384 pixels, 196 tokens per frame, and Qwen2-0.5B.
+    ``layers``: the number of layers in the tower and in the decoder, by default the model's.
     """
     import transformers
 

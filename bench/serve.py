@@ -37,7 +37,7 @@ SNAPSHOTS_S = 5.0  # time between snapshots, so that the measured memory include
 
 
 class EagerDemo(DemoSource):
-    """The demo camera without a frame rate. Its next frame is always ready."""
+    """The demo camera without a limit on its frame rate. Its next frame is always ready."""
 
     live = True
 
@@ -126,9 +126,9 @@ class Served:
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Let the servers run for a while, then pause them. Return their frames per second in total.
+    """Let the servers run, then pause them. Return the frames per second of all servers together.
 
-    They run for at least ``seconds`` and one frame.
+    The servers run for at least ``seconds`` and watch at least one frame.
     """
 
     def total() -> int:

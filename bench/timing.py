@@ -18,7 +18,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job to time. The time of ``run`` is divided by ``count``. The time of ``after`` is not counted."""
+    """A job to time. The time spent in ``run`` is divided by ``count``. Time spent in ``after`` is not counted."""
 
     run: Callable[[], object]
     count: int = 1
@@ -65,12 +65,12 @@ def take_turns(jobs: Mapping[Key, Job], rounds: int) -> dict[Key, list[Took]]:
 
 
 def spread(values: Iterable[float], median: str, low: str = "low", high: str = "high", digits: int = 3) -> dict[str, Any]:
-    """Return the median and quartiles of values under the given names. Each is None if there are no values."""
+    """Return the median and quartiles of values under the given names. If there are no values, all three are None."""
     return _quantiles(values, {median: 50, low: 25, high: 75}, digits)
 
 
 def percentiles(values: Iterable[float], name: str, percents: Sequence[int] = (50, 95, 99)) -> dict[str, Any]:
-    """Return percentiles of values as ``NAME_p50`` and so on. Each is None if there are no values."""
+    """Return percentiles of values as ``NAME_p50`` and so on. If there are no values, every percentile is None."""
     return _quantiles(values, {f"{name}_p{percent}": percent for percent in percents}, 3)
 
 
@@ -87,7 +87,7 @@ def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
 
 
 def ratio(ours: Sequence[Took], theirs: Sequence[Took], name: str = "ratio") -> dict[str, Any]:
-    """Return the round-by-round ratio of our time to theirs.
+    """Return statistics of the ratio of our time to theirs in each round.
 
     ``name`` is the median, ``low`` and ``high`` are the quartiles, and ``cpu_ratio`` is the median ratio of processor times.
     """

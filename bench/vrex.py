@@ -18,7 +18,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call's operations, and the seconds of each part. ``ideal``: the seconds of arithmetic and traffic at full rate."""
+    """A call's number of operations, and how many seconds each part takes. ``ideal``: the seconds for arithmetic and memory
+    traffic at full rate.
+    """
 
     tower: float
     prediction: float
@@ -39,11 +41,11 @@ class Call:
 
 @dataclass(slots=True)
 class Analytic:
-    """The analytic model. The paper's Table I does not give its four constants.
+    """The analytic model. The paper's Table I does not give the model's four constants.
 
     ``utilisation``: the fraction of the peak arithmetic and DRAM rates that is reached. ``scattered``: the fraction of PCIe's
-    rate at which scattered rows are fetched. ``top_k``, ``resv``: how many bytes of DRAM traffic each score costs in a GPU's
-    prediction. By default, the hardware has no losses.
+    rate that is reached when scattered rows are fetched. ``top_k``, ``resv``: the bytes of DRAM traffic for each score when a
+    GPU predicts rows with this method. The defaults describe hardware without losses.
     """
 
     paper: dict[str, Any]
@@ -113,7 +115,7 @@ class Analytic:
         return 0.0 if summary is None else batch * rows * held / summary
 
     def seconds(self, kind: str, system: str, held: int, batch: int = 1) -> float:
-        """Return how many seconds a ``frame``, ``token`` or ``answer`` takes. An answer has COIN's frames and question."""
+        """Return how many seconds a ``frame``, ``token`` or ``answer`` takes. An answer includes COIN's frames and question."""
         if kind != "answer":
             return self.call(system, self.frame_rows if kind == "frame" else 1, held, batch).seconds
         load = self.paper["workload"]

@@ -81,7 +81,7 @@ def summed(scores: Sequence[Score]) -> Line:
 
 
 def spans(truth: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield where each series of true values begins, and the first index after it."""
+    """Yield the index at which each series of true values begins, and the first index after that series."""
     edges = [frame for frame, (before, now) in enumerate(pairwise([False, *truth, False])) if before != now]
     yield from zip(edges[::2], edges[1::2], strict=True)
 
@@ -96,8 +96,8 @@ def quality(
 ) -> Iterator[Line]:
     """Yield a line for each policy and each rule for opening a watch.
 
-    At every frame of a stream, each of WATCHES watches asks whether an object is present. Streams are added until objects have
-    appeared or left ``events`` times. The policy ``still`` remembers only the current frame. Raises UserError.
+    At every frame of a stream, each of the WATCHES watches asks whether its object is present. Streams are added until objects
+    have appeared or left ``events`` times. The policy ``still`` remembers only the current frame. Raises UserError.
     """
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}
@@ -135,9 +135,9 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Choose objects to watch for, first those that appear. Return their names, and at which frames each is present.
+    """Choose objects to watch for, first those that appear. Return their names, and whether each is present at each frame.
 
-    The presence is bool ``[frames, watches]``.
+    The presence of the objects is bool ``[frames, watches]``.
     """
     come = sorted(set().union(*present))
     others = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in come]
@@ -171,7 +171,7 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
 def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Iterator[Line]:
     """Yield one line with the frames per second, with and without watches, and the ms per question.
 
-    Questions are timed together and one by one.
+    The questions are timed both in one call and one by one.
     """
     questions = are_there([f"{color} {shape}" for shape in SHAPES for color in COLORS][:WATCHES])
     pictures, _ = shown([0], COST_FRAMES)

@@ -1,1 +1,1 @@
-"""``edgevlm bench accuracy``: how well each policy remembers at each budget. docs/internals/accuracy.md has the rules."""
+"""``edgevlm bench accuracy``: how well each policy remembers at each budget. docs/internals/accuracy.md states the rules."""

@@ -70,7 +70,7 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 
 
 def _figures(records: Sequence[Line], pick: Pick) -> Line:
-    """Return a run's memory use and evidence scores over the picked questions.
+    """Return a run's memory use and evidence scores for the picked questions.
 
     A wrong "no longer in memory" counts as a miss.
     """
@@ -94,10 +94,10 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
 
 
 def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
-    """Return the groups of questions to report: about now, about the past, and each kind.
+    """Return the groups of questions to report: all questions about now, all questions about the past, and each kind.
 
-    Groups about the past are also split by how long ago the answer was last shown. This is a quarter of the stream or, on long
-    streams, a number of frames. On long streams, questions about things never shown are a separate group.
+    Groups about the past are also split by when the answer was last shown: by the quarter of a short stream, or by the number
+    of frames since then on a long stream. On long streams, questions about things never shown are a separate group.
     """
     before = {kind for kind in entered if not is_about_now(kind)}
 

@@ -201,7 +201,7 @@ def _option(name: str) -> str:
 
 
 def _read(name: str, typed: Any, wanted: str) -> Any:
-    """Convert an option's value to the type that the measurement wants. Commas separate list items. Raises UserError."""
+    """Convert an option's value to the type that the measurement expects. Commas separate list items. Raises UserError."""
     from edgevlm.calib.accuracy.variants import split
     from edgevlm.runtime.settings import parse_budget
 

@@ -83,7 +83,7 @@ def measure(
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yield the results after each number of frames in ``marks``.
 
-    In between, ``{"frames_done": n}`` reports progress. Raises UserError for an invalid policy or budget.
+    Between these results, lines ``{"frames_done": n}`` report progress. Raises UserError for an invalid policy or budget.
     """
     made, rng, (world, visits) = create_policy(policy), np.random.default_rng([seed, 2]), plan(seed, marks)
     limits: dict[str, Any] = {"budget": budget, "append": append, "encode": encode}
@@ -136,7 +136,7 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
 
 
 def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Visit]]]:
-    """Return the stream, and which visits to ask about after each number of frames.
+    """Return the stream, and the visits to ask about after each number of frames in ``marks``.
 
     Some of these visits are recent and some were long ago.
     """

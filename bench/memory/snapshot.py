@@ -1,7 +1,7 @@
 """Measure how long a snapshot delays the stream, compared with a frame's time, and how long it takes to write.
 
-Once the cache is full, the session watches frames and takes snapshots in turn. The stream waits while a snapshot is copied, but
-not while it is written.
+Once the cache is full, the session alternates between watching frames and taking snapshots. The stream waits while a snapshot
+is copied, but not while it is written.
 """
 
 from __future__ import annotations

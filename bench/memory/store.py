@@ -28,7 +28,7 @@ ROWS, HEADS, HEAD_DIM = 32, 2, 64  # a cluster's shape
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
     """Yield one line with medians over rounds, in milliseconds.
 
-    ``clusters``: how many clusters the store holds. ``asked``: how many of them a fetch reads. ``put_ms``: time to store one
+    ``clusters``: how many clusters the store holds. ``asked``: how many clusters a fetch reads. ``put_ms``: time to store one
     cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch that ``prefetch`` began ``disk_ms``
     earlier. ``unexpected_ms``: the wait for a fetch without ``prefetch``.
     """

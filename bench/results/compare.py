@@ -37,7 +37,7 @@ def difference(one: Line, other: Line) -> str:
 
 
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
-    """Compare every time that both runs measured. Return a line for each, worst first.
+    """Compare every time that both runs measured. Return a line for each of these times, worst first.
 
     ``times_worse``: how many times worse the new median is. ``verdict``: whether chance can explain a median that is worse by
     more than ``margin``. Raises UserError for different machines, unless forced, and for runs that measured nothing in common.
@@ -53,7 +53,7 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
 
 
 def _placed(lines: Sequence[Line]) -> dict[Subject, Line]:
-    """Return a run's lines by what each line measured. Lines that measured the same thing are numbered."""
+    """Return a run's lines, keyed by what each line measured. The keys also number the lines that measured the same thing."""
     seen, placed = Counter[Subject](), dict[Subject, Line]()
     for line in lines:
         if line.get("runtime", OURS) == OURS:

@@ -1,8 +1,8 @@
 """Read the file in which ``bench all`` saves results, one JSON object per line.
 
 A run's header line has the event ``run``. Each command then adds a line with the event ``begin``, its result lines with ``run``
-and ``entry``, and a last line with ``end`` or ``failed``. A command that starts again replaces its earlier lines. Lines without
-a run id, such as one command's output, form one run named after the file.
+and ``entry``, and a last line with ``end`` or ``failed``. If a command begins again in the same run, its earlier lines no
+longer count. Lines without a run id, such as one command's output, form one run named after the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ NAME = "results.jsonl"
 
 @dataclass(slots=True)
 class Entry:
-    """The results of one command, without the fields ``run``, ``entry`` and ``schema``. ``seconds``: None until it succeeds."""
+    """One command's results, without the fields ``run``, ``entry`` and ``schema``. ``seconds``: None until the command
+    succeeds.
+    """
 
     name: str
     command: str = ""
@@ -33,7 +35,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Run:
-    """The results of one ``bench all``. ``header``: empty if the file has no header line."""
+    """The results of one ``bench all``. ``header``: the run's header line, empty if the file has none."""
 
     id: str
     header: Line = field(default_factory=dict)
@@ -85,7 +87,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def runs_of(lines: Iterable[Line], name: str) -> list[Run]:
-    """Group lines into runs. Lines without a run's id become the run ``name``."""
+    """Group lines into runs. Lines without a run id form a run called ``name``."""
     runs: dict[str, Run] = {}
     for line in lines:
         is_header = line.get("event") == "run"

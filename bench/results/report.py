@@ -17,7 +17,7 @@ LONG = 24  # tables with more rows than this are collapsed
 
 
 def page(runs: Sequence[Run], changes: Sequence[Line] = ()) -> str:
-    """Return an HTML page of the runs, newest first. ``changes``: their differences from a baseline."""
+    """Return an HTML page of the runs, newest first. ``changes``: the differences between the newest run and a baseline."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {"clean": clean, "plain": plain}
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def tables(entry: Entry) -> list[dict[str, Any]]:
 
 
 def table_of(group: Sequence[Line]) -> dict[str, Any]:
-    """Return a table's titles and cells as text. Fields that are the same in every line go to ``fixed`` instead."""
+    """Return a table's titles and cells as text. Fields that are the same in every line are returned in ``fixed`` instead."""
     first = group[0]
     taken = {"bench"} | {part for name in first for part in beside(name, first)}
     names = [name for name in first if name not in taken]

@@ -61,7 +61,7 @@ def typed(text: str) -> str:
 
 
 def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, machine: Machine | None = None) -> Run:
-    """Run the planned commands that the last run in ``folder`` did not finish. Return the run with all results.
+    """Run the planned commands that the last run in ``folder`` did not finish. Return the run, including all its results.
 
     A new run begins if ``quick``, the machine or a package version has changed since the last run. If a command fails, its
     error is saved and the other commands still run. Raises UserError if the folder cannot be written.

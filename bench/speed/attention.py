@@ -35,11 +35,11 @@ def attention(
     threads: int = 1,
     rounds: int = 5,
 ) -> Iterator[dict[str, Any]]:
-    """Time the attention of one token, or of whole frames, in all layers of a model's shape.
+    """Time a model's attention over all its layers, for one new token or for whole frames.
 
-    ``held``: tokens of noise in the cache. ``frames``: frames per call; 0 for one token. ``ratio``: our time over
-    GroupQueryAttention's on fp32. ``gb_s`` counts each key and value once. ``read``: the time of numpy's ``max`` over all keys
-    and values. Raises UserError for an unknown shape.
+    ``held``: the number of random tokens in the cache. ``frames``: frames per call; 0 for one token. ``ratio``: our time
+    divided by GroupQueryAttention's time on fp32. ``gb_s`` counts each key and value once. ``read``: the time of numpy's
+    ``max`` over all keys and values. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:
@@ -91,7 +91,7 @@ def _measured(name: str, held: int, rows: int, kv: Sequence[str], threads: int, 
 
 
 def _gqa(query: np.ndarray, key: np.ndarray, value: np.ndarray, memory: np.ndarray, threads: int) -> Callable[[], object]:
-    """Return a function that runs ONNX Runtime's GroupQueryAttention in each layer. It appends to ``memory`` in place."""
+    """Return a function that runs ONNX Runtime's GroupQueryAttention, which appends to ``memory`` in place, in each layer."""
     (rows, width), (_, _, kv_heads, capacity, dim) = query.shape, memory.shape
     part = [1, kv_heads, capacity, dim]
     sizes = {

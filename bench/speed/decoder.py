@@ -1,4 +1,4 @@
-"""Time decode and prefill, in turns with other runtimes on the same weights."""
+"""Time decode and prefill, taking turns with other runtimes on the same weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A decoder call to time. ``rows``: rows to decode. ``held``: rows already in the cache. ``frames``: frames in ``rows``."""
+    """A decoder call to time. ``rows``: the number of rows to decode. ``held``: rows already in the cache. ``frames``: how many
+    frames ``rows`` contains.
+    """
 
     held: int
     rows: int = 1
@@ -84,7 +86,7 @@ def prefill(
     threads: int = 1,
     rounds: int = 3,
 ) -> Iterator[Place]:
-    """Time prefill per frame. Yields lines like :func:`decode`'s.
+    """Time prefill per frame. Yields lines like those of :func:`decode`.
 
     ``frames``: frames per call. ``held``: tokens already in the cache.
     """
@@ -119,7 +121,7 @@ def _compared(
 
 
 def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
-    """Return how many MB of weights, keys and values are read to decode a token. ``held``: tokens in the cache."""
+    """Return how many MB of weights, keys and values are read to decode a token. ``held``: how many tokens the cache holds."""
     attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
     layouts = load_precision(precision).onnxruntime
@@ -160,7 +162,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Pair our timings with other runtimes' at the same KV precision, and our fastest with each runtime's fastest."""
+    """Pair our timing with each runtime's at the same KV precision, and our fastest timing with each runtime's fastest."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

@@ -2,8 +2,8 @@
 
 The conversion follows the stateful export of optimum-intel, which cannot be installed with edgevlm's version of transformers.
 The KV cache is an OpenVINO state reordered by ``beam_idx``, which the CPU plugin fuses with attention. Weights follow
-optimum-intel's defaults. In int8, each matrix row has a scale and a zero point; in int4, each group of at most 128 numbers has
-them. The embedding and the head have 8 bits.
+optimum-intel's defaults. In int8, each matrix row has its own scale and zero point; in int4, each group of at most 128 weights
+does. The embedding and the head are stored in 8 bits.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class OpenVino:
         return self._append(ids, self._held)
 
     def forget(self) -> None:
-        """Drop the appended rows. All held rows but the last are restored, and the last one is decoded again."""
+        """Drop the appended rows: restore all held rows except the last, then decode the last row again."""
         for state in self._request.query_state():
             state.state = ov.Tensor(self._noise)
         if self._held:

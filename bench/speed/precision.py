@@ -31,7 +31,7 @@ WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 
 
 class Forced:
-    """Feeds given tokens to a decoder, whatever it would have said (teacher forcing). Its cache has ``PASSAGE`` rows."""
+    """Feeds given tokens to a decoder, whatever it would have predicted (teacher forcing). The cache has ``PASSAGE`` rows."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.bundle = model, model.bundle
@@ -127,7 +127,7 @@ def weights(
 def compare(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:
     """Compare a decoder's logits with float32's. Then time single tokens on both decoders in turn.
 
-    ``expected``: float32's logits on the texts.
+    ``expected``: float32's logits for the texts.
     """
     same, nats, first = [], [], 0
     for found in other.texts(texts):

@@ -25,7 +25,7 @@ OURS = "edgevlm"
 class Runtime(Protocol):
     """A decoder to compare, with its own KV cache.
 
-    ``hold`` fills the cache with ``rows`` rows of any content, untimed. ``append`` decodes ``ids`` after the held rows. It
+    ``hold`` fills the cache with ``rows`` rows of any content, untimed. ``append`` decodes ``ids`` after the held rows, and
     returns the last token's logits ``[vocab]`` if ``scores`` is set, otherwise None. ``forget`` drops the appended rows.
     """
 
@@ -99,7 +99,7 @@ class Ours:
         return logits[0] if scores else None
 
     def forget(self) -> None:
-        """Do nothing, because this decoder keeps only rows that are committed."""
+        """Do nothing, because :meth:`append` does not commit its rows to the cache."""
 
     def close(self) -> None:
         del self._decoder

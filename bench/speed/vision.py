@@ -35,7 +35,7 @@ def vision(
     threads: int = 1,
     rounds: int = 3,
 ) -> Iterator[dict[str, Any]]:
-    """Time the tower and projector for each precision and number of ``frames`` per call. Then yield ratios and int8's error.
+    """Time the tower and projector for each precision and number of ``frames`` per call. Then yield ratios and int8's errors.
 
     Frames and weights are random. ``working_mb``: MB added by a runtime's first call. ``max_error``: the largest difference
     between int8's and fp32's features, divided by fp32's root mean square. Raises UserError for an unknown precision.

@@ -35,7 +35,7 @@ VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the decoder's preci
 
 @dataclass(slots=True)
 class Side:
-    """One runtime's times in ms, for each chunk and each answer. ``parts``: the totals of each stage after each chunk."""
+    """One runtime's times in ms, for each chunk and each answer. ``parts``: after each chunk, the total ms of each stage."""
 
     frames: list[Took] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Side:
     parts: list[dict[str, float]] = field(default_factory=list)
 
     def line(self, count: int) -> dict[str, Any]:
-        """Return medians without the first chunk and the first answer, which have fields of their own.
+        """Return medians without the first chunk and the first answer, which are reported in separate fields.
 
         ``count``: frames in the other chunks. The token rate is None if every answer ended with its first token.
         """
@@ -119,7 +119,7 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
 
 
 def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
-    """Show each chunk to all runtimes and ask each a question. Return each runtime's times, the baseline's last."""
+    """Show each chunk to all runtimes and ask each a question. Return each runtime's times, with the baseline's last."""
     ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))

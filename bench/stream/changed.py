@@ -1,4 +1,4 @@
-"""Compare watching whole frames with watching only what changed, in turns on the same model and clips."""
+"""Compare watching whole frames with watching only what changed, taking turns on the same model and clips."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUDGET = 8  # default budget, in frames
 
 @dataclass(slots=True)
 class TimedStream:
-    """A session, with the time and the counters of each chunk. Medians exclude the first chunk."""
+    """A session, with each chunk's time and counters. Medians exclude the first chunk."""
 
     session: Session
     took: list[Took] = field(default_factory=list)
@@ -68,9 +68,9 @@ def changed(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each model, policy, clip, ``append`` and ``encode``. Ratios are relative to the clip's first line.
 
-    Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the ratio if the tower
-    and prefill took no time for what did not change. ``model``: a bundle or SEEDED. ``layers``: the number of layers of
-    SEEDED's tower and decoder (default: all). Raises UserError for fewer than three chunks.
+    Sessions of one model take turns watching the same chunks, starting with a full memory. ``ceiling``: the speedup that would
+    result if the tower and prefill took no time for unchanged patches. ``model``: a bundle or SEEDED. ``layers``: how many
+    layers SEEDED's tower and decoder have (default: all). Raises UserError for fewer than three chunks.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:
@@ -112,7 +112,7 @@ def changed(
 
 
 def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> float:
-    """Return the speedup over ``full`` if the tower and prefill took no time for what did not change."""
+    """Return the speedup over ``full`` that would result if the tower and prefill took no time for unchanged patches."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
     frame = fmean(once.wall for once in first.took[1:])  # a mean, because the stages' times are means

@@ -35,7 +35,7 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GrowthWork:
-    """What one process measures. ``marks``: after how many frames to measure."""
+    """The measurements that one process makes. ``marks``: the numbers of frames after which to measure."""
 
     model: str
     policy: str
@@ -106,7 +106,7 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
 
 
 def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, ...], str]:
-    """Open a session. Return it, the numbers of frames that fit in its cache, and why the others do not fit."""
+    """Open a session. Return the session, the numbers of frames that fit in its cache, and why larger numbers do not fit."""
     bounded, refused = work.policy == AUTO or create_policy(work.policy).bounded, ""
     for count in range(len(work.marks), 0, -1):
         budget = work.budget if bounded else work.marks[count - 1] * model.rows_per_frame
@@ -150,9 +150,9 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:
-    """Ask a question repeatedly. Return ms to the first token and per further token.
+    """Ask a question repeatedly. Return the ms to the first token and per further token.
 
-    The first answer's times are separate.
+    The times of the first answer are reported separately.
     """
     most, energy = min(ANSWER_TOKENS, session.text_budget.answer), Energy(meter) if meter else None
     cold, answers = session.ask(QUESTION, max_tokens=most), []

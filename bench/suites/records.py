@@ -57,7 +57,7 @@ def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
 class Poll:
     """A prompt that is repeated every second until the answer is yes.
 
-    ``until_s``: when to give up, in seconds of the video. ``due_s``: the right time for yes.
+    ``until_s``: when to stop asking, in seconds of the video. ``due_s``: when the answer should become yes.
     """
 
     prompt: str
@@ -69,9 +69,10 @@ class Poll:
 class SuiteQuestion:
     """One question about one video.
 
-    ``id``: file and index, unique in the suite. ``video``: the file's path in the data folder. ``options``: the choices' texts,
-    without letters. ``time_s``: when to ask, or to start polling, in seconds of the video. ``tokens``: the longest answer, in
-    tokens. ``scoring``: a key of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
+    ``id``: the record's file and index, unique in the suite. ``video``: the file's path in the data folder. ``options``: the
+    texts of the choices, without their letters. ``time_s``: when to ask, or to start polling, in seconds of the video.
+    ``tokens``: the maximum length of the answer, in tokens. ``scoring``: a key of
+    :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 
     id: str
@@ -119,8 +120,8 @@ class Dataset:
     ) -> Iterator[SuiteQuestion]:
         """Yield each record's questions. Invalid records are skipped and added to ``findings``.
 
-        Each entry of a list under the key ``nested`` counts as a record, with the outer record's fields added. ``make`` makes
-        questions from a record and its id, or raises ValueError.
+        Each entry of a list under the key ``nested`` counts as a record, with the outer record's fields added. ``make``: a
+        function that makes questions from a record and its id, or raises ValueError.
         """
         for place, value in _leaves(values, nested, ""):
             try:

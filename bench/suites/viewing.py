@@ -1,4 +1,4 @@
-"""Decode a video once and show it to several sessions. Each session is asked every question at its time."""
+"""Decode a video once and show it to several sessions. Each session is asked every question when it is due."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class Viewer:
             self._peak.measure(self.session.cache, self._policy)
 
     def finish(self, end_s: float) -> None:
-        """Ask the remaining questions at the end of the video. A poll that got no yes is saved with an empty answer."""
+        """Ask the remaining questions at the end of the video. A poll that was never answered yes is saved with an empty
+        answer.
+        """
         self._ask_until(math.nextafter(end_s, math.inf))
         while self._due:
             _, place = self._due.pop(0)
@@ -72,7 +74,7 @@ class Viewer:
                 self._add(place, "")
 
     def fail(self, reason: str, **facts: object) -> None:
-        """Save the reason why the remaining questions cannot be answered. ``facts``: additional fields, such as ``damaged``."""
+        """Save the reason why the remaining questions cannot be answered. ``facts``: more fields, such as ``damaged``."""
         left, self._due = self._due, []
         for _, place in left:
             self._add(place, "", error=reason, **facts)
@@ -159,7 +161,7 @@ class VideoTask:
 
 
 class VideoWorker:
-    """Shows videos to policies and collects their answers. Raises UserError if ``Model.load`` does."""
+    """Shows videos to policies and collects their answers. Raises the same errors as ``Model.load``."""
 
     def __init__(self, settings: VideoSettings, model: Model | None = None) -> None:
         self.settings = settings
@@ -169,7 +171,7 @@ class VideoWorker:
         self._preprocess = Preprocessor(model.bundle.vision)
 
     def perform(self, task: VideoTask) -> list[Record]:
-        """Return the answers of all runs about a video, as records. Raises UserError if memory has no room for a session."""
+        """Return the answers of all runs about a video, as records. Raises UserError if a session does not fit in memory."""
         viewers: list[Viewer] = []
         with ExitStack() as stack:
             stack.callback(self.features.clear)
@@ -203,9 +205,9 @@ class VideoWorker:
         yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.peak_bytes)
 
     def peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """Return the most bytes that the cache and the policy use while a session watches noise past its budget.
+        """Return the peak size in bytes of cache and policy while a session watches more noise than its budget holds.
 
-        ``tokens``: the budget. With 0, an empty cache is measured, for as many tokens as the model allows.
+        ``tokens``: the budget. With 0, a cache for as many tokens as the model allows is measured while it is empty.
         """
         session, policy = self.open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()
