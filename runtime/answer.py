@@ -39,7 +39,7 @@ class Found:
     ``tpot_ms``: the mean time per token after the first. ``prompt_tokens``: the number of tokens in the question, its earlier
     turns and its pictures, without the memory. ``probabilities``: the probability of each choice, if the question has choices.
     ``logprobs``: if requested, an entry for each drawn token, including the stop token, which ``token_ids`` omits.
-    ``dropped_turns``: how many of the oldest turns did not fit in the prompt. ``looked``: how the question attended to the
+    ``dropped_turns``: how many of the oldest turns did not fit in the prompt. ``looked``: the question's attention to the
     frames; None before the first token, and for a question with pictures.
     """
 
@@ -231,7 +231,7 @@ class Answer:
         max_tokens: int,
         give_way: Callable[[], None],
     ) -> FinishReason:
-        """Append the prompt in pieces, then draw the answer's tokens. ``give_way``: called between pieces."""
+        """Append the prompt in pieces, then draw the answer's tokens. ``give_way``: called after each piece but the last."""
         model, append = stream.model, stream.append_question
         while len(embeds) > PIECE and not self.cancelled:
             stream.score_text(embeds[:PIECE], ())

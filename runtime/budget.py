@@ -53,12 +53,12 @@ class TextBudget:
 
 
 def longest_question(text: TextBudget, spare: int) -> int:
-    """Return the maximum number of tokens in a question. ``spare``: the number of the model's positions still unused."""
+    """Return the maximum number of tokens in a question. ``spare``: how many of the model's positions are still unused."""
     return max(text.question, min(text.most, text.conversation + text.question + spare))
 
 
 def present_rows(model: Model, present: int = 1) -> int:
-    """Return how many rows must be free to show the newest frames to a question. ``present``: the number of these frames.
+    """Return how many rows must be free to show the ``present`` newest frames to a question.
 
     A tower that merges frames needs room for one more frame, because the newest group may be incomplete.
     """
@@ -94,7 +94,7 @@ def allocate(
 ) -> KVCache:
     """Allocate one stream's cache in the bundle's KV precision, with keys and values on ``device``.
 
-    ``capture_bytes``: the size of the buffer for snapshots. ``store_bytes``: the host memory that a store may take. Raises
+    ``capture_bytes``: the size of the buffer for snapshots. ``store_bytes``: the host memory that a store may use. Raises
     UserError if cache, snapshot buffer, store and a chunk exceed the free memory, or if a needed CUDA device is unusable.
     """
     decoder = bundle.decoder
@@ -128,8 +128,8 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
     """Return the size in bytes of a snapshot's buffer.
 
-    The policy's state is not counted, because the buffer grows if needed. ``rows``: the rows of all layers. ``chunk``: the
-    frames in a chunk. ``item``: the bytes of a stored number.
+    The policy's state is not counted, because the buffer grows if needed. ``rows``: the number of rows in all layers together.
+    ``chunk``: the number of frames in a chunk. ``item``: the size of a stored number in bytes.
     """
     held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
     features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
@@ -141,9 +141,9 @@ class Pressure:
     """Makes chunks smaller while memory is short.
 
     A chunk's number of frames is halved while the free fraction of memory is below LOW, and doubled while it is above ENOUGH.
-    ``most``: the number of frames at the start, and at most. ``group``: the number of frames that the tower merges; a chunk has
-    a multiple of it. ``notify``: called when chunks shrink, and when they have all their frames again. ``short``: whether
-    chunks are smaller now.
+    ``most``: the maximum number of frames per chunk, used at the start. ``group``: the number of frames that the tower merges;
+    each chunk contains a multiple of this number. ``notify``: called when chunks shrink, and when they are back to ``most``
+    frames. ``short``: whether chunks are smaller now.
     """
 
     def __init__(

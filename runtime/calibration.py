@@ -247,7 +247,7 @@ class EvidenceHeads(JsonFile):
 
     @classmethod
     def uncalibrated(cls, layers: int, heads: int, windows: Sequence[int] = ()) -> EvidenceHeads:
-        """Return all heads of one layer, near two thirds of the model's depth and without a window if possible."""
+        """Return all heads of one layer, near two thirds of the model's depth and, if possible, without a sliding window."""
         whole = [layer for layer in range(layers) if not (windows and windows[layer])] or range(layers)
         return cls(min(whole, key=lambda layer: abs(layer - 2 * layers // 3)), tuple(range(heads)))
 

@@ -105,13 +105,13 @@ class Chat:
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the prompt as text. ``video``: the text in the video's place. Raises UserError if the template omits the
+        """Return the prompt as text. ``video``: the text that stands for the video. Raises UserError if the template omits the
         video.
         """
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
-        """Return the prompt as token ids, with the arguments of :meth:`text`."""
+        """Return the prompt as token ids. Takes the same arguments as :meth:`text`."""
         return self._encode(self.text(turns, question, video))
 
     def _checked(self, turns: Sequence[Turn], question: str | Dialogue) -> Dialogue:
@@ -185,7 +185,7 @@ def video_mark(tokenizer: Tokenizer, spec: ChatSpec) -> str:
 
 
 def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
-    """Encode text that follows the video token in a prompt. Raises UserError as :func:`encode` does."""
+    """Encode text that follows the video token in a prompt. Raises the same errors as :func:`encode`."""
     mark = video_mark(tokenizer, spec)
     ids = encode(tokenizer, mark + text)
     return ids[_place(ids, spec) + 1 :] if mark else ids

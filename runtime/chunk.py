@@ -20,7 +20,7 @@ Float64 = NDArray[np.float64]
 
 class Encoded(NamedTuple):
     """Encoded frames, or groups of merged frames. ``features``: ``[G, tokens_per_frame, width]``. ``seconds``: the times of
-    each group's first and last frame, ``[G, 2]``. ``coming``: how many groups of the chunk will follow.
+    each group's first and last frame, ``[G, 2]``. ``coming``: how many groups of the chunk are still to come.
     """
 
     features: Float32
@@ -31,10 +31,10 @@ class Encoded(NamedTuple):
 class Chunk:
     """A buffer of frames that are encoded together when it is full or a question is asked.
 
-    ``frames``: the buffer's size. A tower that merges frames takes ``group`` frames at once. For a question, an incomplete
-    group is encoded with its last frame repeated, and encoded again when the group is complete. ``limit``: the number of frames
-    in the current chunk, a multiple of ``group`` up to ``frames``; set it between chunks. ``encoder``: if set, replaces the
-    tower.
+    ``frames``: the number of frames that fit in the buffer. A tower that merges frames takes ``group`` frames at once. For a
+    question, an incomplete group is encoded with its last frame repeated, and encoded again when the group is complete.
+    ``limit``: the number of frames in the current chunk, a multiple of ``group`` up to ``frames``; set it between chunks.
+    ``encoder``: used instead of the tower, if set.
     """
 
     def __init__(self, engine: Engine, bundle: Bundle, frames: int, encoder: ChangedEncoder | None = None) -> None:
@@ -58,8 +58,8 @@ class Chunk:
         """Return what a snapshot must hold: the numbers of received and encoded frames, and the frames that are not in the
         memory.
 
-        The arrays are views. They hold the features of complete groups, the pixels and sizes of frames that are not encoded,
-        each frame's time, and the encoder's state.
+        The arrays are views, not copies. They contain the features of complete groups, the pixels and sizes of frames that are
+        not encoded, each frame's time, and the encoder's state.
         """
         kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
         return {"taken": self.taken, "encoded": self._encoded}, {**self._unsaved(), "features": self._features, **kept}
@@ -97,13 +97,13 @@ class Chunk:
         return self.taken - self._encoded + self.group * len(self._features)
 
     def add(self, pixels: Float32, seconds: float = 0.0, size: tuple[int, int] = (0, 0)) -> None:
-        """Add one normalised frame ``[3, H, W]``. ``seconds``: its time. ``size``: the camera picture's (height, width)."""
+        """Add one normalised frame ``[3, H, W]`` and its time in seconds. ``size``: the camera picture's (height, width)."""
         self._pixels[self.taken], self._seconds[self.taken], self._sizes[self.taken] = pixels, seconds, size
         self.taken += 1
         self._incomplete = None
 
     def encode(self, *, complete: bool = False) -> Encoded:
-        """Encode the groups of frames that are not in the memory yet. ``complete``: leave an incomplete group for later."""
+        """Encode the groups of frames that are not in the memory yet. ``complete``: encode only complete groups."""
         features, end = self._features, self.taken - self.taken % self.group
         if self._encoded < end:
             new = self._run_tower(self._encoded, end)
@@ -119,7 +119,7 @@ class Chunk:
         return Encoded(features, seconds, self.limit // self.group - groups)
 
     def appended(self, groups: int) -> None:
-        """Drop complete groups that have been appended to the memory. ``groups``: how many, from the first."""
+        """Drop complete groups that were appended to the memory. ``groups``: the number of groups, from the first on."""
         self._features = self._features[groups:]
 
     def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:

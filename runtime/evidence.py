@@ -73,7 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """Return the frames' rows in one KV head. All arrays are copies, except float32 keys, which later steps may change."""
+    """Return one KV head's rows of frames. All arrays are copies, except float32 keys, which later steps may change."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -114,17 +114,18 @@ class QuestionAttention:
 
     @property
     def features(self) -> Float64:
-        """Return the numbers from which a calibrated rule decides whether the memory holds the evidence. For each head, these
-        are its best score, median score and query norm. The last three are the next token's logit, log-probability and entropy.
+        """Return the numbers from which a calibrated rule decides whether the memory holds the evidence: each head's best
+        score, median score and query norm, then the next token's logit, log-probability and entropy.
         """
         parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self.scores)
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
-        """Return which tokens of frames the question attended to, the last frame that showed each, and each one's weight.
+        """Return the frame tokens that the question attended to, the last frame that showed each token, and each token's
+        weight.
 
-        A token is numbered ``frame * tokens + patch``. Its weight is its softmax weight among all frames' rows, averaged over
-        the query heads. Rows whose weight is below LEAST_ROW times the largest weight are skipped.
+        Tokens are numbered ``frame * tokens + patch``. A token's weight is its softmax weight among all frames' rows, averaged
+        over the query heads. Rows whose weight is below LEAST_ROW times the largest weight are skipped.
         """
         token, confirmed, weight = [], [], []
         for score, _, known in self.scores:
@@ -186,8 +187,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    If there are more, a time that interpolation restores to within CLOSE_S seconds is dropped. If there is no such time, every
-    second time of the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
+    When more times are recorded, a time that interpolation restores to within CLOSE_S seconds is dropped. If there is no such
+    time, every second time in the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
     """
 
     state_fields = ("frame", "seconds")

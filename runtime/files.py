@@ -53,7 +53,7 @@ def look(path: str | Path) -> Found:
 
 
 def is_utf8(path: str | Path) -> bool:
-    """Return whether a name is UTF-8. Python holds bytes that are not UTF-8 as lone surrogates, which few libraries accept."""
+    """Return whether a path is valid UTF-8. Python represents other bytes as lone surrogates, which few libraries accept."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -85,7 +85,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def home() -> Path:
-    """Return the user's home folder. Raises UserError if there is none, as in a container without a user name."""
+    """Return the user's home folder. Raises UserError if the user has none, as in a container without a user name."""
     try:
         found = Path.home()
     except RuntimeError:
@@ -111,7 +111,7 @@ def refuse_unmapped(path: Path, error: Exception) -> None:
 
 
 def reason(error: OSError, place: Path) -> str:
-    """Describe a failure to write. An error without a number means a full disk if hardly any space is free."""
+    """Describe why writing failed. If hardly any space is free, an error without an error number means a full disk."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))
@@ -165,9 +165,10 @@ def atomic_directory(
 
     ``check`` is called at the start and before the replacement; it raises UserError if ``out_dir`` must not be replaced. With a
     ``key``, the folder is kept if the ``with`` block is killed or ends with an error in ``keep``. The next call with this
-    ``key`` yields the same folder again. The journal at :func:`journal_of` lists its finished files. Folders left by calls with
-    another ``key`` are removed. Raises UserError for every failure to write. If the process is killed between the two renames,
-    ``out_dir`` is missing. :func:`put_back` then restores the old folder, in the next call or when the bundle is loaded.
+    ``key`` yields the same folder again. The journal at :func:`journal_of` lists the folder's finished files. Folders left by
+    calls with another ``key`` are removed. Raises UserError for every failure to write. If the process is killed between the
+    two renames, ``out_dir`` is missing. :func:`put_back` then restores the old folder, in the next call or when the bundle is
+    loaded.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -288,7 +289,7 @@ class JsonLines:
     """A file of JSON lines that only grows, written by one process, so that a stopped run can continue.
 
     The first line is the header, if there is one. An incomplete last line, left by a killed process, is dropped. ``records``
-    maps keys to values, those of earlier runs first; it is empty without ``key``.
+    maps keys to values, starting with those of earlier runs; without ``key``, it is empty.
     """
 
     def __init__(
@@ -305,7 +306,8 @@ class JsonLines:
         ``header``: names the file's kind (``journal``) and all settings that its records depend on. ``key``: a function that
         returns a record's key; if it raises LookupError or TypeError, the record is invalid. ``sync``: flush each record to the
         disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, is
-        damaged or has a different header. Without ``resume``, any existing file raises UserError. No error changes the file.
+        damaged or has a different header. Without ``resume``, any existing file raises UserError. If an error is raised, the
+        file stays unchanged.
         """
         self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
         self._file: BinaryIO | None = None
@@ -380,7 +382,7 @@ class JsonLines:
 def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
     """Return the values in a file of JSON lines. Empty lines and a last line that a kill cut short are skipped.
 
-    ``finite``: refuse NaN and infinities. Raises OSError, or a ValueError that names the first line that is not JSON.
+    ``finite``: reject NaN and infinities. Raises OSError, or a ValueError that names the first line that is not JSON.
     """
     return _parse(path.read_bytes(), finite=finite)
 

@@ -1,4 +1,4 @@
-"""Find how much memory this process may still take, given what is free in the system and in its control groups."""
+"""Find how much memory this process may still allocate, given what is free in the system and in its control groups."""
 
 from __future__ import annotations
 

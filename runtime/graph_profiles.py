@@ -17,10 +17,10 @@ TOWERS = {ONNXRUNTIME: ("fp32", "int8"), TENSORRT_10_3: ("fp32", "fp16"), TENSOR
 
 @dataclass(frozen=True, slots=True)
 class EngineShapes:
-    """The largest calls that a bundle's engines take; longer calls are split into pieces.
+    """The largest calls that a bundle's engines accept; longer calls are split into pieces.
 
-    ``frames``: the frames in a vision call, a multiple of the tower's group. ``rows``: the rows in a decoder call that appends
-    frames. ``question``: the rows in a decoder call that appends text.
+    ``frames``: the number of frames in a vision call, a multiple of the tower's group. ``rows``: the number of rows in a
+    decoder call that appends frames. ``question``: the number of rows in a decoder call that appends text.
     """
 
     frames: int
@@ -29,8 +29,8 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """Return the profile for a TensorRT version such as ``10.16``; None is for ONNX Runtime. Raises UserError before TensorRT
-    10.3.
+    """Return the profile for a TensorRT version such as ``10.16``; None stands for ONNX Runtime. Raises UserError for versions
+    before 10.3.
     """
     if tensorrt is None:
         return ONNXRUNTIME

@@ -29,7 +29,7 @@ class HelperEnded(UserError):
 
 
 class Helper:
-    """A process that runs functions for the threads of this process, one call at a time. The first call starts it.
+    """A process that runs functions for the threads of this process, one call at a time. The first call starts that helper.
 
     Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new process.
     The helper has the caller's import path, except the current folder. Ctrl-C interrupts only the calling process.
@@ -53,8 +53,8 @@ class Helper:
         self.close()
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Call a function and return its result. ``function``: its name, as ``module:function``. Callable options run in the
-        calling process.
+        """Call a function and return its result. ``function``: the function's name, as ``module:function``. Callable options
+        run in the calling process.
 
         Raises the function's UserError, or HelperEnded if the process ends, exceeds a limit or does not answer.
         """
@@ -68,7 +68,7 @@ class Helper:
         return result
 
     def lines(self, function: str, *arguments: Any, **options: Any) -> Iterator[Any]:
-        """Call a generator and yield its results. Raises the errors of :meth:`call`.
+        """Call a generator and yield its results. Raises the same errors as :meth:`call`.
 
         Closing the generator early ends the process.
         """

@@ -3,13 +3,13 @@
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be float32 or float16 and dense
 in their last axis. Arrays other than keys and values are copied if their rows are not dense. A wrong dtype raises CacheError. A
 kernel on a view of a cache allocates only its result. The scratch memory belongs to the cache and serves one call at a time.
-Rows and caches on a CUDA device use the kernels in :mod:`edgevlm.runtime.cuda.kernels`. CUDA and C++ kernels make the same
-choices from scores that agree within float32 rounding. Plain numpy versions in float64 are in tests/reference.py.
+Rows and caches on a CUDA device use the kernels in :mod:`edgevlm.runtime.cuda.kernels`. Scores of CUDA and C++ kernels agree
+within float32 rounding, and lead to the same choices. Plain numpy versions in float64 are in tests/reference.py.
 ``help(edgevlm.runtime.kernels)`` documents each kernel.
 
 Inner loops use the processor's best instruction set (avx512, avx2, neon or scalar), or the set that ``EDGEVLM_SIMD`` names when
 this module is imported. Heads and layers are divided among :func:`set_threads` threads, by default one. Results are
-bit-identical for any number of threads. Between instruction sets, sums may differ in the last digits.
+bit-identical for any number of threads. Sums computed with different instruction sets may differ in the last digits.
 """
 
 from __future__ import annotations

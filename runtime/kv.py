@@ -29,18 +29,18 @@ class KVScales:
 
     @classmethod
     def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
-        """Return the scales that fit the largest keys and values. ``headroom``: a factor for larger ones.
+        """Return the scales that fit the largest keys and values. ``headroom``: a factor that leaves room for larger numbers.
 
         ``key``: the largest length of each rotary pair, ``[layers, kv_heads, head_dim / 2]``. ``value``: the largest magnitude
-        of each channel, ``[layers, kv_heads, head_dim]``. All channels of a head's values share the largest channel's scale,
-        because separate scales saturate more inputs (docs/internals/models.md).
+        of each channel, ``[layers, kv_heads, head_dim]``. All channels of a head's values share one scale, which fits the
+        largest channel, because separate scales saturate more inputs (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))
 
     @classmethod
     def load(cls, path: Path, shape: tuple[int, int, int]) -> KVScales:
-        """Read what :meth:`save` wrote. ``shape``: (layers, kv_heads, head_dim). Raises ValueError for an invalid file."""
+        """Read a saved file. ``shape``: (layers, kv_heads, head_dim). Raises ValueError if the file is invalid."""
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except OSError:

@@ -59,7 +59,7 @@ class Model:
     def for_frames(self, size: tuple[int, int]) -> Model:
         """Return this model for another frame size, (height, width). The engine and the scheduler are shared.
 
-        Returns the model itself if its tower takes frames of only one size. Raises UserError for an invalid size.
+        Returns the model itself if its tower accepts frames of only one size. Raises UserError for an invalid size.
         """
         vision = self.bundle.vision.for_frames(*size)
         if vision is self.bundle.vision:
@@ -85,9 +85,9 @@ class Model:
         """Load ``demo``, the directory of a bundle or a checkpoint, or a hub model ``ORG/NAME[@revision]``.
 
         ``engine``: the name of the backend that runs the graphs. ``threads``: the CPU threads used for a call, 1 to 256; by
-        default, one per physical core. ``positions``: ``trained`` or ``transformers``, by default the bundle's rule. Raises
-        BundleError for a bundle that is missing, truncated or of an unsupported version. Raises UserError for an engine that is
-        unknown or not installed, or that does not accept the bundle or the number of threads.
+        default, one per physical core. ``positions``: the position rule, ``trained`` or ``transformers``; by default, the
+        bundle's own. Raises BundleError for a bundle that is missing, truncated or of an unsupported version. Raises UserError
+        for an engine that is unknown or not installed, or that does not accept the bundle or the number of threads.
         """
         bundle = Bundle.load(find_bundle(name, engine), verify="size")
         if positions is not None:
@@ -101,7 +101,7 @@ class Model:
         return encode_inside(self.tokenizer, self.bundle.chat, text)
 
     def embed(self, text: str) -> NDArray[np.float32]:
-        """Return the embeddings ``[n, hidden]`` of text that follows the video. Raises UserError as :meth:`encode` does."""
+        """Return the embeddings ``[n, hidden]`` of text that follows the video. Raises the same errors as :meth:`encode`."""
         self.scheduler.check_process()
         return self.engine.embed(np.asarray(self.encode(text), np.int64))
 
@@ -112,7 +112,7 @@ class Model:
         return self.bundle.vision.tokens_per_frame + text
 
     def frame_text(self, seconds: float, frame: int) -> tuple[str, str]:
-        """Return the texts before and after a frame. ``seconds``: the frame's time. ``frame``: its number, from 0."""
+        """Return the texts before and after a frame. ``seconds``: the frame's time. ``frame``: the frame's number, from 0."""
         full = int(seconds)
         vision = self.bundle.vision
         time = {"seconds": seconds, "minutes": full // 60, "second": full % 60, "frame": frame + 1}
@@ -152,7 +152,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 def find_bundle(name: str | Path, engine: str) -> Path:
     """Return a bundle's folder by name. If needed, export a checkpoint or download a hub model first.
 
-    A plugin of the group ``edgevlm.models`` exports and downloads. Raises UserError as :meth:`Model.load` does.
+    A plugin of the group ``edgevlm.models`` exports and downloads. Raises the same errors as :meth:`Model.load`.
     """
     folder = bundle_folder(name)
     if str(name) == "demo" or (folder / MANIFEST).exists() or not (isinstance(name, str) or folder.exists()):

@@ -71,7 +71,7 @@ def open_stream(
 ) -> tuple[Stream, str]:
     """Open a stream and append its prefix. Returns the stream, and a line about the choices of ``auto``.
 
-    ``writer``: writes the snapshots; its directory also holds the store's file. Raises UserError as ``Session.open`` does.
+    ``writer``: writes the snapshots; its directory also holds the store's file. Raises the same errors as ``Session.open``.
     """
     policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
     prefix, rows, budget, why = chat.prefix, text.rows(model), settings.budget, ""
@@ -165,7 +165,7 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
-    """Describe what ``auto`` chooses for a budget. Numbers and warnings follow the first ``; ``."""
+    """Describe what ``auto`` chooses for a budget. In the returned text, numbers and warnings follow the first ``; ``."""
     best, on = choice.best, f"on streams of {choices.frames} frames"
     on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:

@@ -83,8 +83,8 @@ def split_options(text: str) -> tuple[str, str]:
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
     """Turn an error in a plugin's file into a UserError with file, line and error.
 
-    ``plugin``: a class, instance or function. ``kind``: the error to raise. Errors in edgevlm's own classes, and errors whose
-    traceback does not include the plugin's file, are raised unchanged.
+    ``plugin``: a class, instance or function. ``kind``: the class of error to raise. Errors in edgevlm's own classes, and
+    errors whose traceback does not include the plugin's file, are raised unchanged.
     """
     try:
         yield
@@ -100,7 +100,7 @@ def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterato
 
 
 def is_foreign(plugin: Any) -> bool:
-    """Return whether a class, instance or function is from outside edgevlm."""
+    """Return whether a class, instance or function comes from outside edgevlm."""
     return not plugin.__module__.startswith("edgevlm.")
 
 

@@ -1,4 +1,4 @@
-"""Count a stream's positions, place its frames, and re-index the positions of kept rows."""
+"""Assign rotary positions to a stream's text and frames, and re-index the positions of kept rows."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Positions:
     """Counts the rotary positions of one stream.
 
     Text takes the next position on every axis; frames follow ``rule``. ``limit``: the smaller of the model's limit and the
-    trained length written in the bundle. ``grid`` and ``tokens_per_second`` are those of
-    :class:`~edgevlm.runtime.bundle.VisionSpec`, and ``rule`` is its ``positions``. ``next``: the first position that is free on
-    every axis. ``margin`` is min(1024, limit / 4), but at least the text budget (InfiniPot-V, appendix B.4; HERMES, appendix
+    trained length written in the bundle. ``grid``, ``tokens_per_second`` and ``rule`` come from a
+    :class:`~edgevlm.runtime.bundle.VisionSpec`, which calls the rule ``positions``. ``next``: the first position that is free
+    on every axis. ``margin`` is min(1024, limit / 4), but at least the text budget (InfiniPot-V, appendix B.4; HERMES, appendix
     F). The margin leaves room for a question below the limit.
     """
 
@@ -85,7 +85,7 @@ class Positions:
             self.next += gap
 
     def mark(self) -> Mark:
-        """Return the state, for :meth:`restore`."""
+        """Return the current state, which :meth:`restore` accepts."""
         return self.next, self._start, self._time, self._since, self._text
 
     def restore(self, mark: Mark) -> None:

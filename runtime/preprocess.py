@@ -33,7 +33,7 @@ Pass = tuple[list[Band], list[Band]]
 
 
 class Preprocessor:
-    """Converts uint8 RGB (or BGR) frames ``[H, W, 3]`` to float32 ``[3, height, width]`` of the vision tower's size."""
+    """Converts uint8 RGB (or BGR) frames ``[H, W, 3]`` to the vision tower's input, float32 ``[3, height, width]``."""
 
     def __init__(self, spec: VisionSpec, *, bgr: bool = False) -> None:
         if spec.resample not in SUPPORT:
@@ -111,7 +111,7 @@ def _levels(planes: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def longest(height: int, width: int, edge: int) -> tuple[int, int]:
-    """Return the (height, width) to which SmolVLM resizes a picture. ``edge``: the longer edge. The shorter edge is even."""
+    """Return SmolVLM's (height, width) of a picture whose longer edge becomes ``edge``. The shorter edge is made even."""
     aspect = width / height
     other = int(edge / aspect) if width >= height else int(edge * aspect)
     other = max(1, other + other % 2)

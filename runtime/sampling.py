@@ -128,7 +128,7 @@ class OneOf:
     """
 
     def __init__(self, model: Model, texts: Sequence[str]) -> None:
-        """Encode the texts. Raises UserError unless there are 2 to MAX_CHOICES texts, no two of them with the same tokens."""
+        """Encode the texts. Raises UserError unless there are 2 to MAX_CHOICES texts, each with different tokens."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UserError("choices must be a list of texts")
         if not 2 <= len(texts) <= MAX_CHOICES:
@@ -150,7 +150,7 @@ class OneOf:
         self._mass = dict.fromkeys(self._text, 1 / len(self._text))
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Exclude the tokens that continue no choice, by logits of minus infinity. Also updates ``probabilities``.
+        """Exclude the tokens that continue no choice by setting their logits to minus infinity. Also updates ``probabilities``.
 
         ``token_ids``: the answer so far. ``logits``: ``[vocabulary]``.
         """

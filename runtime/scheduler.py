@@ -131,7 +131,7 @@ class Scheduler:
         watch: bool = False,
         period: float = PERIOD_S,
     ) -> T:
-        """Queue a call, wait for it and return its result. Raises the call's error.
+        """Queue a call, wait for it, and return its result or raise its error.
 
         If the waiting thread is interrupted, a call that has not begun is cancelled; a call that has begun runs to its end.
         """
@@ -219,9 +219,9 @@ class Scheduler:
         return max(self._clock, self._due.get(session, 0.0)) + period
 
     def _returns(self) -> bool:
-        """Return whether the session that just ran is next again, although its next task is not queued yet.
+        """Return whether the session that just ran should also run next, although its next task is not queued yet.
 
-        The scheduler waits RETURN_S for that session. Without the wait, two sessions would alternate, whatever their rates.
+        The scheduler waits RETURN_S for that session. Without this wait, two sessions would alternate, whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

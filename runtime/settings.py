@@ -49,8 +49,8 @@ class EncodeChanged:
     """Settings of ``--encode changed``.
 
     ``interval``: encode a whole frame every ``interval`` frames. With 0, the interval adapts, up to INTERVAL frames.
-    ``threshold``: encode a patch if the mean difference over its most different tenth of pixels reaches this many levels (0 to
-    255). With threshold 0, every frame is encoded whole.
+    ``threshold``: encode a patch if the tenth of its pixels that changed most differ on average by at least this many levels,
+    on a scale from 0 to 255. With threshold 0, every frame is encoded whole.
     """
 
     interval: int = 0
@@ -63,7 +63,7 @@ class EncodeChanged:
 def parse_append(text: str) -> tuple[str, float | None, int, int]:
     """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]``. Return (word, tau, refresh, present).
 
-    If the text has no tau, ``tau`` is None, which means the model's value. Raises UserError for invalid text.
+    If the text does not set tau, ``tau`` is None, which means the model's value. Raises UserError for invalid text.
     """
     name, values = _split_changed("append", text, {"tau": TAU, "refresh": 0, "present": 1})
     tau, refresh, present = values.get("tau"), values.get("refresh", 0), values.get("present", 1)
@@ -77,7 +77,7 @@ def parse_append(text: str) -> tuple[str, float | None, int, int]:
 
 
 def parse_encode(text: str) -> tuple[str, EncodeChanged]:
-    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]``. Return the word and the settings of ``changed``.
+    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]``. Return the first word and the settings for ``changed``.
 
     Raises UserError for invalid text.
     """

@@ -1,4 +1,4 @@
-"""Answer questions about a time window by hiding the rest of the memory from them.
+"""Answer questions about a time window by hiding the rows outside the window.
 
 A row covers the time from its frame to the last frame that confirmed the row. A question always sees the prefix. A question
 also sees the text around each frame that it sees. Summary rows have no time, so a question about a time window never sees them.
@@ -23,7 +23,7 @@ Bool = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """A period of the stream, in seconds. Both ends are included."""
+    """A period of the stream, from ``since`` to ``until`` inclusive, in seconds."""
 
     since: float = -math.inf
     until: float = math.inf
@@ -31,7 +31,7 @@ class TimeWindow:
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
         """Return the numbers of the window's first and last frame; in an empty window, the first number exceeds the last.
 
-        ``now``: the stream's time, until which the newest frame counts as seen.
+        ``now``: the stream's current time. The newest frame counts as seen until then.
         """
         first, last = times.first_from(self.since), times.first_from(math.nextafter(self.until, math.inf)) - 1
         if last == times.newest:
@@ -51,10 +51,10 @@ class NothingHeld(UserError):
 
 
 def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> Bool:
-    """Return which rows of a layer a question about some frames attends to, as a mask ``[kv_heads, n]``.
+    """Return the mask ``[kv_heads, n]`` of the rows in a layer that a question about some frames attends to.
 
-    ``first``, ``last``: the frames in question. ``newest``: the stream's newest frame; higher numbers are the question's own
-    pictures.
+    ``first``, ``last``: the first and last frame that the question is about. ``newest``: the stream's newest frame; higher
+    numbers are the question's own pictures.
     """
     kind, frame = cache.kind(layer), cache.frame(layer)
     shown = (frame > newest) | ((frame <= last) & (cache.confirmed(layer) >= first))
@@ -67,7 +67,7 @@ class NarrowedMemory:
     """Limits a question to some rows of the cache. The question's own rows follow the cache's rows and are not committed."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
-        """Show a question only some rows of the cache. ``shown``: a mask for each layer, bool ``[kv_heads, n]``.
+        """Show a question only some rows of the cache. ``shown``: each layer's mask of these rows, bool ``[kv_heads, n]``.
 
         ``frames``: the first and last frame that the question is about.
         """
@@ -76,7 +76,7 @@ class NarrowedMemory:
         self._appended = 0
 
     def step(self, decoder: Decoder, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> StepResult:
-        """Append rows after the question's earlier rows. The arguments are those of :meth:`Decoder.step`."""
+        """Append rows after the question's earlier rows. Takes the same arguments as :meth:`Decoder.step`."""
         held = self._cache.lengths
         before = np.arange(self._appended, dtype=np.int32)
         rows = [
@@ -88,7 +88,7 @@ class NarrowedMemory:
         return result
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """Return copies of the frames' rows that a KV head sees. A row's period is cut to the time window."""
+        """Return copies of the frames' rows that a KV head sees. A row's period is clipped to the time window."""
         cache, (first, last), slot = self._cache, self._frames, self._shown[layer][head]
         slot = slot[cache.kind(layer)[head, slot] == Kind.VISION]
         key = cache.dequantize("key", layer)[head, slot]
