@@ -24,11 +24,11 @@ STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), 
 class DecoderShape:
     """The sizes and options of a decoder, checked for consistency.
 
-    ``sections``: how many rotary pairs belong to each of M-RoPE's three position axes. ``interleaved``: the pairs of the three
-    axes alternate. ``biases``: which of the projections ``q k v o gate up down`` have a bias. ``deepstack``: DeepStack adds
-    features after each of this many first layers. ``gate``: ``silu`` or ``gelu_pytorch_tanh``. ``windows``: each layer's
-    attention window in positions (0: none), or empty if no layer has a window. ``local_theta``: the rotary base of layers with
-    a window, if it differs. ``whole_frames``: all rows of a frame see each other.
+    ``sections``: how many rotary pairs belong to each of M-RoPE's three position axes. ``interleaved``: whether the rotary
+    pairs of the three axes alternate. ``biases``: which of the projections ``q k v o gate up down`` have a bias. ``deepstack``:
+    the number of first layers after which DeepStack adds features. ``gate``: ``silu`` or ``gelu_pytorch_tanh``. ``windows``:
+    each layer's attention window in positions (0: none), or empty if no layer has a window. ``local_theta``: the rotary base of
+    layers with a window, if it differs from ``rope_theta``. ``whole_frames``: whether all rows of a frame attend to each other.
     """
 
     layers: int
@@ -63,7 +63,7 @@ class DecoderShape:
 
     @property
     def kv_size(self) -> int:
-        """Return the width of a token's keys in one layer."""
+        """Return the number of values in one token's keys, for one layer."""
         return self.kv_heads * self.head_dim
 
     def turns_apart(self, layer: int) -> bool:
@@ -76,7 +76,7 @@ class DecoderShape:
 
 
 def inverse_frequencies(theta: float, dim: int) -> Float32:
-    """Return ``theta ** (-2 i / dim)`` for each rotary pair, rounded as in PyTorch, with the same bits on any processor."""
+    """Return ``theta ** (-2 i / dim)`` for each rotary pair, rounded as in PyTorch, and identical on all processors."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return 1 / (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
 
@@ -100,10 +100,10 @@ class LayerWeights:
 class Backbone:
     """A kind of language model, and how to read its weights from a checkpoint.
 
-    ``biases``: which of ``q k v o gate up down`` have a bias. If it is None, the config's ``attention_bias`` decides, and with
-    ``gated_biases`` also its ``mlp_bias``. ``head_norms``: each head's queries and keys are normed before rotation.
-    ``head_dim`` and ``sections``: the size of a head and M-RoPE's sections for configs that lack them. ``interleaved``:
-    M-RoPE's axes alternate.
+    ``biases``: which of ``q k v o gate up down`` have a bias. If ``biases`` is None, the config's ``attention_bias`` decides;
+    with ``gated_biases``, its ``mlp_bias`` decides as well. ``head_norms``: each head's queries and keys are normed before
+    rotation. ``head_dim`` and ``sections``: the head size and M-RoPE's sections, for configs without these settings.
+    ``interleaved``: whether the rotary pairs of M-RoPE's axes alternate.
     """
 
     biases: tuple[str, ...] | None = None
@@ -146,7 +146,7 @@ class Backbone:
         )
 
     def matrices(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, tuple[int, int]]]:
-        """Return the name and the shape (out, in) of each matrix in a layer, keyed by projection, such as ``q``."""
+        """Return the tensor name and the shape (out, in) of each matrix in a layer, keyed by projection, such as ``q``."""
         sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}
         sizes |= {"o": (s.hidden, s.heads * s.head_dim)}
         sizes |= {"gate": (s.intermediate, s.hidden), "up": (s.intermediate, s.hidden), "down": (s.hidden, s.intermediate)}
@@ -154,7 +154,7 @@ class Backbone:
         return {part: (f"text.layers.{layer}.{block[part]}.{part}_proj", size) for part, size in sizes.items()}
 
     def vectors(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, int]]:
-        """Return the name and the size of each norm and bias in a layer, keyed by its use, such as ``q.bias``."""
+        """Return the tensor name and the size of each norm and bias in a layer, keyed by a short name such as ``q.bias``."""
         place, matrices = f"text.layers.{layer}", self.matrices(s, layer)
         found = {"input": (f"{place}.input_layernorm.weight", s.hidden)}
         found["mlp"] = (f"{place}.post_attention_layernorm.weight", s.hidden)
@@ -167,7 +167,7 @@ class Backbone:
         return checkpoint.rows("text.embed_tokens.weight", (s.vocab, s.hidden))
 
     def final_norm(self, checkpoint: Checkpoint, s: DecoderShape) -> Float32:
-        """Return the gain of the last norm, which comes before the head. The shape is ``[hidden]``."""
+        """Return the gain ``[hidden]`` of the norm before the head."""
         return checkpoint.tensor("text.norm.weight", (s.hidden,))
 
     def check(self, checkpoint: Checkpoint, s: DecoderShape) -> None:
@@ -260,7 +260,7 @@ def slides(config: Mapping[str, Any]) -> bool:
 
 
 def rope_of(config: dict[str, Any]) -> tuple[float, tuple[int, ...] | None]:
-    """Return the config's rotary base, and its M-RoPE sections if it names any.
+    """Return the config's rotary base, and its M-RoPE sections or None.
 
     Raises UserError for any rotary scaling: ignoring it would silently give wrong positions.
     """

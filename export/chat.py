@@ -69,7 +69,7 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
 
 
 def _check_prompt(family: Family, spec: ChatSpec, tokenizer: Tokenizer) -> None:
-    """Raise UserError unless the parts of a prompt, tokenised separately, give the same tokens as the whole prompt."""
+    """Raise UserError unless tokenising a prompt's parts separately gives the same tokens as tokenising the whole prompt."""
     chat, video, turns = Chat(spec, tokenizer), spec.placeholder_id, [("a question", "an answer")]
     if chat.text([], "a question", "\0").partition("\0")[0] != chat.prefix_text:
         raise UserError("the chat template puts the question before the video; change it so that the video comes first")

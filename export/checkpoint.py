@@ -52,7 +52,9 @@ _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # written by tests
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A tensor whose rows are read from a file only when they are needed. ``dtype``: the type's name in safetensors."""
+    """A tensor whose rows are read from a file only when they are needed. ``dtype``: the name that safetensors uses for the
+    type.
+    """
 
     path: Path
     name: str
@@ -61,7 +63,7 @@ class Unread:
     read: Callable[[slice], NDArray[Any]]
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
-        """Read the rows from ``start`` to ``stop - 1`` as stored. Raises UserError if the file cannot be read."""
+        """Read the rows from ``start`` to ``stop - 1``, in the stored type. Raises UserError if the file cannot be read."""
         try:
             return self.read(slice(start, stop))
         except Exception as error:  # safetensors and gguf raise exceptions of several types
@@ -89,7 +91,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """Return ``path`` as a Path. Raises a one-line UserError if it is not an existing folder."""
+    """Return ``path`` as a Path. Raises a one-line UserError if ``path`` is not an existing folder."""
     refuse_address(path)
     check_utf8(path)
     found = look(path)
@@ -170,7 +172,7 @@ class Checkpoint:
         return section
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Return a tensor as float32. Raises UserError unless it has ``shape`` and all its numbers are finite."""
+        """Return a tensor as float32. Raises UserError unless the tensor has this shape and all its numbers are finite."""
         self.check(name, shape)
         full, filled = np.zeros(shape, np.float32), 0
         if self._reads:
@@ -191,11 +193,11 @@ class Checkpoint:
             yield rows
 
     def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
-        """Return an int32 tensor. Raises UserError if its type or its shape differs."""
+        """Return an int32 tensor. Raises UserError if the tensor has a different type or shape."""
         return self.check(name, shape, ("I32",)).rows(0, shape[0])
 
     def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Unread:
-        """Return the tensor without reading it. Raises UserError if it is missing or has the wrong shape or type."""
+        """Return the tensor without reading it. Raises UserError if the tensor is missing or has the wrong shape or type."""
         if name not in self.tensors:
             if (packed := self.tensors.get(f"{name.removesuffix('weight')}qweight")) is not None:
                 what = "is quantised; only decoder layers with quantization_config in config.json are supported"
@@ -213,7 +215,7 @@ class Checkpoint:
         return tensor
 
     def without_reading(self) -> Checkpoint:
-        """Return a copy of the checkpoint whose tensors read as zeros, for use when the weights have been written already."""
+        """Return a copy of the checkpoint whose tensors are all zeros, for exports that have already written the weights."""
         other = copy.copy(self)
         other._reads = False
         return other
@@ -221,8 +223,8 @@ class Checkpoint:
     def is_tied(self, text: Mapping[str, Any]) -> bool:
         """Return whether the head and the embedding use the same matrix.
 
-        The configuration decides, unless the files hold two different matrices. If the files hold only the head's matrix, the
-        embedding uses that matrix too, as in transformers.
+        The configuration decides, unless the files contain two different matrices. If the files hold only the head's matrix,
+        the embedding uses that matrix too, as in transformers.
         """
         embedding, head = (self.tensors.get(f"text.{name}.weight") for name in ("embed_tokens", "lm_head"))
         if not (self.config.get("tie_word_embeddings") or text.get("tie_word_embeddings")):
@@ -241,7 +243,7 @@ class Checkpoint:
         return False
 
     def weight_files(self) -> list[str]:
-        """Return the names of the safetensors files. The index is used only if the file SINGLE does not exist."""
+        """Return the names of the safetensors files. If the file SINGLE exists, the index is ignored."""
         whole = look(inside(self.folder, SINGLE)) == "file"
         return [SINGLE] if whole else sorted(set(self._weight_map().values())) or [SINGLE]
 
@@ -300,7 +302,7 @@ class ConfigOnly(Checkpoint):
 
 
 class DeclaredOnly(Checkpoint):
-    """A checkpoint made from a ``config.json`` only: every tensor has the requested shape and is all zeros."""
+    """A checkpoint made from a ``config.json`` alone: every tensor has the requested shape and is all zeros."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config, self.folder, self.notes = dict(config), Path(), []
@@ -324,10 +326,10 @@ def _canonical(name: str) -> str:
 
 
 def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
-    """Return a section of ``config.json`` with transformers' defaults for missing settings.
+    """Return a section of ``config.json``, with missing settings filled in from transformers' defaults.
 
-    ``kind`` replaces the section's ``model_type``, because early checkpoints name the whole model there. If the section has its
-    own rotary settings, only ``rope_theta`` is filled in.
+    ``kind`` replaces the section's ``model_type``, because early checkpoints give the type of the whole model there. If the
+    section has its own rotary settings, only a missing ``rope_theta`` is added.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:
@@ -363,7 +365,7 @@ def _defaults() -> dict[str, dict[str, Any]]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a checkpoint's file. Raises UserError if the name, or a link of that name, leads out of the folder.
+    """Return the path of a checkpoint's file. Raises UserError if the path, or a link at that path, points outside the folder.
 
     Links into ``../../blobs`` are allowed: a snapshot in the Hugging Face Hub's cache consists of such links.
     """

@@ -1,6 +1,7 @@
 """Build the decoder's graphs from its weights, node by node.
 
-A traced decoder would concatenate its cache; edgevlm's graphs append to the caller's memory. In profile ``onnxruntime``:
+A decoder traced from PyTorch would concatenate new rows to its cache; edgevlm's graphs append to the caller's memory. In
+profile ``onnxruntime``:
 
     inputs   inputs_embeds [1, S, E (1 + K)]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
              key{l}, value{l} [1, Hkv, C_l, D], and with int8 key_scale{l}, value_scale{l} [1, Hkv, 1, D]
@@ -48,7 +49,10 @@ ST_SPATTN_FROM = 3  # the layer after PureKV's CLIE layer; the CLIE layer's scor
 
 @dataclass(frozen=True, slots=True)
 class DecoderFiles:
-    """A decoder's file names. ``graphs`` is keyed by variant; ``embedding`` has a second file if the embedding has scales."""
+    """A decoder's file names.
+
+    ``graphs`` is keyed by variant. ``embedding`` lists one file, or two if the embedding has scales.
+    """
 
     graphs: dict[str, str]
     embedding: tuple[str, ...]
@@ -69,9 +73,9 @@ def write_decoder(
     """Write the profile's graphs, ``decoder.weights`` and the embedding into ``folder``.
 
     Raises UserError for an unknown precision or a missing or misshapen tensor, and OSError if a file cannot be written.
-    ``sparse``: also write the ``st-spattn`` graph, which families with text between frames cannot use. ``samples``: inputs of
-    the matrices, for rounding by GPTQ (:mod:`edgevlm.export.precisions.rounding`). ``journal``: lists the steps that an
-    interrupted export has finished, which are skipped.
+    ``sparse``: whether to write the ``st-spattn`` graph too, which families with text between frames cannot use. ``samples``:
+    inputs of the matrices, for rounding by GPTQ (:mod:`edgevlm.export.precisions.rounding`). ``journal``: the finished steps of
+    an interrupted export, which are skipped.
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
@@ -121,9 +125,9 @@ def write_decoder(
 def _stored(
     read: LayerWeights, layer: int, layout: Layout, samples: Samples | None, rotations: DecoderRotations | None, done: bool
 ) -> LayerWeights:
-    """Return the layer with rounded matrices. Matrices that are rounded in the checkpoint stay as they are.
+    """Return the layer with rounded matrices. Matrices that the checkpoint stores rounded are not rounded again.
 
-    ``done``: the weights file already holds the layer.
+    ``done``: whether the layer has already been written to the weights file.
     """
     w = read if rotations is None or done else rotations.layer(read)
 
@@ -147,7 +151,7 @@ def hessian(rows: Float32) -> Float32:
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
-    """Return the first layer that attends sparsely. By default it is ST_SPATTN_FROM, or a shallower model's last layer."""
+    """Return the first layer with sparse attention, by default ST_SPATTN_FROM or a shallower model's last layer."""
     if wanted is None:
         return min(ST_SPATTN_FROM, shape.layers - 1)
     if not 0 <= wanted < shape.layers:
@@ -159,8 +163,8 @@ def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
 class DecoderGraph:
     """Builds a decoder graph. Call ``start``, then ``layer`` for each layer in turn, then ``logits``.
 
-    The hidden state is the sum of ``residual`` and ``delta``. ``rotations``: all layers read and write a rotated hidden state.
-    ``sparse_from``: the first layer that attends sparsely.
+    The hidden state is the sum of ``residual`` and ``delta``. ``rotations``: if given, all layers read and write a rotated
+    hidden state. ``sparse_from``: the first layer with sparse attention.
     """
 
     graph: GraphBuilder
@@ -230,7 +234,7 @@ class DecoderGraph:
         return outputs
 
     def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
-        """Return the RMS norm of each head, or the rows unchanged if ``gamma`` is None. The shape is ``[1, S, heads D]``."""
+        """RMS-norm each head, or return the rows unchanged if ``gamma`` is None. The shape is ``[1, S, heads D]``."""
         if gamma is None:
             return rows
         g, dim = self.graph, self.shape.head_dim
@@ -269,7 +273,7 @@ class DecoderGraph:
         return residual, self.post_norm(f"{name}.passed", self.linear(f"{name}.down", gated, w, "down"), w)
 
     def post_norm(self, name: str, rows: str, w: LayerWeights) -> str:
-        """Norm the output of attention or MLP, or return it unchanged if the layer has no such norm."""
+        """Norm the output of attention or of the MLP, or return the output unchanged if the layer has no such norm."""
         gain = w.norms.get(name.rpartition(".")[2])
         return rows if gain is None else self.operators.norm(f"{name}.norm", gain, rows, None)[0]
 

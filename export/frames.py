@@ -21,9 +21,9 @@ def frame_preparation(
 ) -> dict[str, Any]:
     """Return how to prepare frames, as the bundle's ``vision`` fields.
 
-    Raises UserError if no processor exists, or if a bundle cannot express its settings. ``processors``: the first one that
-    exists is used. ``size``: the tower's (height, width) in pixels. ``is_sized``: the size comes from the processor's pixel
-    budget, and frames are stretched to it.
+    Raises UserError if no processor exists, or if a bundle cannot express its settings. ``processors``: processor names, of
+    which the first that exists is used. ``size``: the tower's (height, width) in pixels. ``is_sized``: whether the processor's
+    pixel budget determines the size, to which frames are stretched.
     """
     file, config = processor(checkpoint, processors)
     wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "use_square_size": False}
@@ -53,7 +53,7 @@ def frame_preparation(
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     """Return the file and the settings of the first processor that exists. Missing settings get transformers' defaults.
 
-    A processor is looked up in ``processor_config.json`` first, then in its own file.
+    A processor is looked up in ``processor_config.json`` first, then in the processor's own file.
     """
     joint = checkpoint.json(_JOINT)
     for name in processors:
@@ -83,7 +83,10 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """Return a size setting as a dict. One number means both sides of a crop, but the shortest edge of any other size."""
+    """Return a size setting as a dict.
+
+    A single number sets both sides of a crop; in any other setting, it sets the shortest edge.
+    """
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}
@@ -116,10 +119,10 @@ def pixel_budget(
 ) -> PixelBudget:
     """Return the frame sizes that a Qwen-like processor allows: multiples of ``factor`` pixels within a pixel budget.
 
-    A stream has no fixed length, so it gets the budget of the shortest clip, but at most MOST_TOKENS tokens per frame. As in
-    transformers, min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored otherwise. Raises
-    UserError if the budget is invalid, or if ``needs_file`` and the processor file is missing. ``budget``: the default
-    (minimum, maximum) of pixels. ``clip``: how many frames share one budget.
+    A stream has no fixed length, so its frames get the pixel budget of the shortest clip, but at most MOST_TOKENS tokens per
+    frame. As in transformers, min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored
+    otherwise. Raises UserError if the budget is invalid, or if ``needs_file`` and the processor file is missing. ``budget``:
+    the default (minimum, maximum) number of pixels. ``clip``: how many frames share one budget.
     """
     if not needs_file and not any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values())):
         return PixelBudget(factor, budget[0], budget[1] * clip, clip)

@@ -88,7 +88,8 @@ class GgufCheckpoint(Checkpoint):
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
         """Describe a tensor without reading it.
 
-        llama.cpp stores the two rows of a rotary pair next to each other. With ``heads``, they are moved half a head apart.
+        llama.cpp stores the two rows of a rotary pair next to each other. With ``heads``, rows are reordered so that the two
+        rows of a pair are half a head apart.
         """
         from gguf.quants import dequantize
 

@@ -1,4 +1,4 @@
-"""Write ONNX graphs and their weights, and remember which steps of an export are finished."""
+"""Write ONNX graphs and their weights, and record which steps of an export have finished."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def tensor_type(dtype: np.dtype) -> int:
 
 
 def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
-    """Write an array that comes in slices to one .npy file, and return the offset of its data.
+    """Write an array that is given in slices to one .npy file, and return the offset of the array's data.
 
-    ``np.save`` is not used because it does not report a full disk. ``length``: the rows of all slices together.
+    ``np.save`` is not used because it does not report a full disk. ``length``: the total number of rows in all slices.
     """
     with path.open("wb") as stream:
         start = 0
@@ -61,19 +61,19 @@ def flush(stream: BinaryIO) -> None:
 
 
 def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
-    """Pack an even number of int4 numbers in row-major order, two per byte. The first is in the low half."""
+    """Pack an even number of int4 numbers in row-major order, two per byte, the first in the low half."""
     nibbles = codes.astype(np.int8).reshape(-1, 2).view(np.uint8)
     return np.bitwise_or(nibbles[:, 0] & 15, np.left_shift(nibbles[:, 1], 4), dtype=np.uint8)
 
 
 class ExportJournal(JsonLines):
-    """Remembers the finished steps of an export, and a JSON value for each, in the file ``path`` or only in memory."""
+    """Records the finished steps of an export, with a JSON value for each step, in the file ``path`` or only in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path, key=lambda line: line[0], sync=True)
 
     def once(self, step: str, work: Callable[[], Any]) -> Any:
-        """Do a step by calling ``work``, unless it is finished already, and return its JSON value. Raises OSError."""
+        """Call ``work``, unless the step has finished before, and return the step's JSON value. Raises OSError."""
         if step not in self.records:
             self.add([step, work()])  # ``work`` itself flushes its files to the disk
         return self.records[step][1]
@@ -82,7 +82,7 @@ class ExportJournal(JsonLines):
 class WeightsFile:
     """A file of 64-byte aligned tensors, written one after another in slices.
 
-    Graphs share the file's tensors, so each name is written only once. When an export continues, the file is truncated after
+    Several graphs use the same tensors, so a tensor is written only once. When an export continues, the file is truncated after
     the tensors of the last finished step.
     """
 
@@ -101,7 +101,7 @@ class WeightsFile:
         stream.truncate()
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """Append an array to the file, unless its name has been written already, and return its initializer.
+        """Append an array to the file, unless it already holds an array of this name, and return the array's initializer.
 
         float16, uint8, int8 and int4 arrays are stored unchanged, all others as float32.
         """
@@ -110,7 +110,7 @@ class WeightsFile:
         return self.add_slices(name, array.shape, array.dtype, slices)
 
     def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
-        """Do the same as :meth:`add` for a tensor that comes in slices of whole rows."""
+        """Append a tensor that is given in slices of whole rows, otherwise like :meth:`add`."""
         if name not in self.written:
             row = self._append(name, shape, np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32), slices)
             self._new.append(row)
@@ -162,7 +162,7 @@ class GraphBuilder:
         return name
 
     def shared(self, name: str) -> bool:
-        """Add a tensor to the graph and return True, if the weights file already has a tensor of this name."""
+        """If the weights file already has a tensor of this name, add the tensor to the graph and return True."""
         if (tensor := self.weights.written.get(name)) is not None:
             self.initializers.append(tensor)
         return tensor is not None

@@ -1,7 +1,7 @@
 """Build the part of a decoder graph that uses the cache: inputs and outputs, dense attention, and type conversions.
 
-Attention over an ``fp32`` or ``fp16`` cache computes in the cache's type, because otherwise each call would convert the whole
-cache. For an int8 cache, GroupQueryAttention has two more inputs per layer: ``key_scale{l}`` and ``value_scale{l}``, each
+With an ``fp32`` or ``fp16`` cache, attention is computed in the cache's type, because otherwise each call would convert the
+whole cache. For an int8 cache, GroupQueryAttention has two more inputs per layer: ``key_scale{l}`` and ``value_scale{l}``, each
 ``[1, Hkv, 1, D]``. GroupQueryAttention rounds new rows to int8, and attends to the rounded values.
 """
 

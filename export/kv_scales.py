@@ -35,9 +35,9 @@ QUESTIONS = (
 
 
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
-    """Measure the KV scales of an int8 bundle, and add their file to the bundle's manifest.
+    """Measure the KV scales of an int8 bundle, and add the file of scales to the bundle's manifest.
 
-    During the measurement, ``bundle.json`` describes an fp32 cache. Raises UserError if no engine is installed.
+    During the measurement, ``bundle.json`` names fp32 as the cache's type. Raises UserError if no engine is installed.
     """
     exact = {**manifest["decoder"], "kv": "fp32"}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
@@ -49,11 +49,11 @@ def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None
 def measured_scales(
     bundle: Bundle, frames: Iterable[NDArray[np.uint8]] | None = None, count: int = FRAMES, threads: int | None = None
 ) -> KVScales:
-    """Run the model on frames, questions and random tokens, and return scales for an int8 cache.
+    """Run the model on frames, questions and random tokens, and return the scales for an int8 cache.
 
     Keys are measured by rotary pair and values by channel, for each layer and KV head. The scales allow for HEADROOM times the
-    largest magnitudes. Raises UserError if the model has too few positions. ``frames``: uint8 RGB ``[H, W, 3]``, by default
-    :func:`colour_fields`. ``count``: how many frames are used.
+    largest magnitudes found. Raises UserError if the model supports too few positions. ``frames``: uint8 RGB ``[H, W, 3]``, by
+    default :func:`colour_fields`. ``count``: how many frames to use.
     """
     exact = bundle.in_fp32()
     spec = exact.decoder
@@ -88,7 +88,7 @@ def measured_scales(
 
 
 def colour_fields(size: tuple[int, int]) -> Iterator[NDArray[np.uint8]]:
-    """Yield frames without end, uint8 RGB ``[height, width, 3]``: changing fields of colour, a moving box, and fine noise."""
+    """Yield endless frames of changing colour fields, a moving box and fine noise, each uint8 RGB ``[height, width, 3]``."""
     height, width = size
     random = np.random.default_rng(0)
     for number in range(1 << 30):

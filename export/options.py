@@ -26,7 +26,7 @@ Samples = Mapping[str, NDArray[np.floating]]  # matrix layer{l}.{qkv,output,gate
 
 @dataclass(frozen=True, slots=True)
 class ActivationSampler:
-    """Samples a decoder's activations when ``sample(folder)`` is called. ``source``: identifies what was sampled."""
+    """Samples a decoder's activations when ``sample(folder)`` is called. ``source``: identifies the sampled input."""
 
     source: str
     sample: Callable[[Path], Samples]
@@ -97,6 +97,6 @@ def _file(path: Path) -> Any:
 
 @cache
 def _exporter() -> str:
-    """Return the SHA-256 of the exporter's files, so that a changed exporter changes the fingerprint."""
+    """Return the SHA-256 of the exporter's source files, so that any change to the exporter changes the fingerprint."""
     files = sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".json"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

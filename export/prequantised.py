@@ -56,12 +56,12 @@ def prequantised(config: dict[str, Any]) -> Prequantised | None:
 
 
 def stored_in(config: dict[str, Any], wanted: str | None = None) -> str:
-    """Return the precision to export to: ``wanted``, or by default PREQUANTISED for AWQ and GPTQ and fp32 for others."""
+    """Return ``wanted``, or else the default precision: PREQUANTISED for AWQ and GPTQ checkpoints, and fp32 for all others."""
     return wanted or (DEFAULT_PRECISION if prequantised(config) is None else PREQUANTISED)
 
 
 def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
-    """Raise UserError for an AWQ or GPTQ checkpoint, because TensorRT does not support their zero points."""
+    """Raise UserError for an AWQ or GPTQ checkpoint, because TensorRT does not support zero points."""
     packing = prequantised(config)
     if packing is not None:
         raise UserError(
@@ -70,7 +70,7 @@ def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
 
 
 def is_packed(checkpoint: Checkpoint, place: str) -> bool:
-    """Return whether AWQ or GPTQ rounded the matrix. ``place``: the matrix's name."""
+    """Return whether a matrix was rounded by AWQ or GPTQ. ``place``: the matrix's name."""
     return f"{place}.qweight" in checkpoint.tensors
 
 
@@ -94,7 +94,7 @@ def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size:
 
 
 def dequantised(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> NDArray[np.float32]:
-    """Return the matrix that :func:`read_packed` reads, converted to float32 ``[out, in]``."""
+    """Return a matrix rounded by AWQ or GPTQ, converted to float32 ``[out, in]``."""
     codes, zeros, scales = _codes(checkpoint, packing, place, size)
     shifted = codes.astype(np.float32) - np.repeat(zeros, packing.group, 0)
     return np.ascontiguousarray((shifted * np.repeat(scales, packing.group, 0)).T)
@@ -123,7 +123,10 @@ def _codes(
 
 
 def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:
-    """Unpack each int32 into eight uint8 numbers along ``axis``. Bits 4 i to 4 i + 3 become number ``order[i]``."""
+    """Unpack each int32 into eight uint8 numbers along ``axis``.
+
+    Bits 4 i to 4 i + 3 become the number at index ``order[i]``.
+    """
     nibbles = np.stack([(packed.view(np.uint32) >> np.uint32(4 * i)) & np.uint32(15) for i in np.argsort(order)], axis + 1)
     shape = [size * (8 if at == axis else 1) for at, size in enumerate(packed.shape)]
     return nibbles.astype(np.uint8).reshape(shape)

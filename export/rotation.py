@@ -35,7 +35,7 @@ class Rotation:
     def of(cls, width: int) -> Rotation:
         """Return the rotation that mixes all columns with the fewest products per row, ``width * (a + b)``.
 
-        Raises UserError if the width's odd part makes ``b`` larger than MOST.
+        Raises UserError if ``width`` has such a large odd factor that ``b`` exceeds MOST.
         """
         outer = min((1 << power for power in range(17) if width % (1 << power) == 0), key=lambda a: a + width // a)
         if (inner := width // outer) > MOST:
@@ -79,9 +79,11 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeanKeeping:
-    """A rotation that keeps each row's mean. Rotating before or after a LayerNorm without gain and bias gives the same rows.
+    """A rotation that keeps each row's mean. A LayerNorm without gain and bias gives the same result whether rows are rotated
+    before or after it.
 
-    Rows are rotated by ``rotation``, then reflected in the plane normal to ``mirror``. Rows of equal numbers are kept.
+    Rows are rotated by ``rotation``, then reflected in the plane normal to ``mirror``. A row whose numbers are all equal is
+    unchanged.
     """
 
     rotation: Rotation
@@ -104,7 +106,7 @@ class DecoderRotations:
     """The rotations of a decoder.
 
     ``residual``: for the hidden state between layers. ``head``: for each head's values, which the cache stores rotated.
-    ``gated``: for the input of ``down``, which is the only rotation that a layer does at run time. All others are part of its
+    ``gated``: for the input of ``down``. A layer does only this rotation at run time; the others are part of the layer's
     weights.
     """
 
@@ -133,7 +135,7 @@ class DecoderRotations:
         return LayerWeights(matrices, biases, {**w.norms, **ones})
 
     def inputs(self, matrix: str, rows: Float32, w: LayerWeights) -> Float32:
-        """Rotate the inputs ``[n, in]`` of ``matrix`` as the rotated layer does. ``w`` holds the unrotated weights."""
+        """Rotate the inputs ``[n, in]`` of ``matrix`` as the rotated layer does. ``w``: the unrotated weights."""
         if matrix == "output":
             return self._by_head(rows)
         if matrix == "down":

@@ -1,16 +1,17 @@
 """Build spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) from nodes of the decoder graph.
 
-A call appends F whole frames of p tokens, but never frame 0. A token sees the prefix and frame 0 in slots ``[0, m)`` of its
-layer and KV head. The token also sees its own frame up to itself, and the previous frame's token at the same patch. For the
-call's first frame, ``previous[l]`` lists the cache slots of the previous frame's tokens (-1: absent). The previous frame of
-each later frame is in the call.
+A call appends F complete frames of p tokens each. Frame 0 is never among them. A token sees the prefix and frame 0 in slots
+``[0, m)`` of its layer and KV head. It also sees the tokens of its own frame up to itself, and the previous frame's token at
+the same patch. For the call's first frame, ``previous[l]`` lists the cache slots of the previous frame's tokens (-1: absent).
+For all later frames, the previous frame is part of the same call.
 
-Attention is dense over m + p keys and one extra key, whose logit is that of the previous token. Queries are ``[logit, q]``,
-keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; its softmax weight multiplies the
-previous token's value. All operators are standard operators of opset 18. ScatterND writes new rows without a copy if its output
-is bound to the address of its input.
+Attention is dense over m + p keys and one extra key, whose logit is the logit of the previous frame's token. Queries are
+``[logit, q]``, keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; its softmax weight is
+multiplied by the value of the previous frame's token. All operators are standard operators of opset 18. ScatterND writes new
+rows without a copy if its output is bound to the address of its input.
 
-H is the number of KV heads, g of query heads per KV head, S = F p of new rows, and T = 1 + m + p of keys per frame.
+H is the number of KV heads, g the number of query heads per KV head, S = F p the number of new rows, and T = 1 + m + p the
+number of keys per frame.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class SparseAttention:
         g.node("Where", [later, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["mask"])
 
     def _previous(self) -> None:
-        """Make the slots of the previous frame's tokens, and the mask that hides absent tokens."""
+        """Add nodes that compute the slots of the previous frame's tokens, and the mask that hides absent tokens."""
         g = self.graph
         zero = g.constant("int64.zero", np.array(0, np.int64))
         slots = g.node("Max", ["previous", zero], ["previous.slots"])
@@ -169,7 +170,7 @@ class SparseAttention:
         return part if shape is None else g.node("Reshape", [part, shape], [f"{name}.shaped"])
 
     def _previous_rows(self, layer: int, part: str, past: str, new: str) -> str:
-        """Return the row at the same patch one frame earlier for each new row. The shape is ``[H, F, 1, p, D]``."""
+        """For each new row, return the row of the previous frame at the same patch. The shape is ``[H, F, 1, p, D]``."""
         g, name = self.graph, f"layer{layer}.previous_{part}"
         slots = f"layer{layer}.slots" if part == "value" else self._of_layer(layer, "slots")
         first = g.node("GatherND", [past, slots], [f"{name}.first"], batch_dims=2)  # [1, H, p, D]
@@ -179,7 +180,7 @@ class SparseAttention:
         return g.node("Reshape", [rows, "shape.previous"], [name])
 
     def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
-        """Return each frame's keys or values for dense attention. The extra key or value comes first.
+        """Return the keys or values that each frame's dense attention reads, with the extra key or value first.
 
         The result is ``[H, F, T, D]``, or ``[H, F, T, 1 + D]`` for ``augmented`` keys.
         """

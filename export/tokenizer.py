@@ -27,7 +27,8 @@ _QWEN_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^
 def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[Tokenizer, dict[str, str]]:
     """Return the tokenizer and its named tokens, such as ``bos_token``, for chat templates.
 
-    Raises UserError if the tokenizer is missing, cannot be read, or has a token beyond the model's ``vocab`` embeddings.
+    Raises UserError if the tokenizer is missing, cannot be read, or has a token whose id is ``vocab`` or more, so that the
+    model has no embedding for it.
     """
     file, text = checkpoint.folder / TOKENIZER, checkpoint.text(TOKENIZER)
     if text is None:
@@ -57,7 +58,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
 
 
 def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], text: str) -> str:
-    """Return the transformers class that replaces parts of tokenizer.json, or an empty string if no class does."""
+    """Return the name of the transformers class that replaces parts of tokenizer.json, or an empty string."""
     if family.tokenizer_class is None:
         return ""
     named = settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class")
@@ -120,7 +121,10 @@ def _add(
     special: dict[str, AddedToken],
     extra: list[AddedToken],
 ) -> None:
-    """Add the tokens that tokenizer.json lacks. Raises UserError if a token would not get its listed number."""
+    """Add the tokens that tokenizer.json lacks.
+
+    Raises UserError if a token would get a different id from the one in the checkpoint.
+    """
     usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
     try:
@@ -148,7 +152,7 @@ def _add(
 
 
 def _token(checkpoint: Checkpoint, value: Any) -> AddedToken:
-    """Convert a string or an object in a tokenizer's file to an AddedToken. Raises UserError for anything else."""
+    """Convert a string or an object in a tokenizer's file to an AddedToken. Raises UserError for any other value."""
     given = {"content": value, "special": True} if isinstance(value, str) else value
     if not isinstance(given, dict) or not given.get("content") or not isinstance(given["content"], str):
         raise UserError(f"{checkpoint.folder / SETTINGS}: {str(value)[:80]!r} is not a token; {AGAIN}")

@@ -183,7 +183,7 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
 
 
 def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile) -> str:
-    """Return the precision of the export, by default the checkpoint's. Raises UserError if the export cannot use it."""
+    """Return the precision to export to. Raises UserError if this export cannot use the precision."""
     packing, chosen = prequantised(checkpoint.config), stored_in(checkpoint.config, options.precision)
     if profile.is_tensorrt:
         check_no_zero_points(checkpoint.config, checkpoint.folder)

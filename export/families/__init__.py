@@ -1,4 +1,4 @@
-"""Define model families: a family is a class with the facts about its models that export, plan and policies need.
+"""Define model families: a family is a class that tells export, plan and policies what they need to know about its models.
 
 A family is an entry point in ``edgevlm.families``, named after ``model_type``. Only :meth:`Family.parts` imports onnx.
 """
@@ -32,11 +32,11 @@ FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 class TowerGeometry:
     """The sizes of a vision tower.
 
-    ``group``: how many frames share a grid of tokens. ``tokens`` and ``text``: the rows of tokens and of text per grid that the
-    decoder gets. ``parameters``: all stored numbers, including the graph's constants. ``patches``: how many pass through the
-    blocks, which have ``block_parameters``. ``projected``: how many rows pass through the projector, which has
-    ``projector_parameters``. ``attended``: how many keys a patch attends to on average. ``size``: a frame's (height, width) in
-    pixels.
+    ``group``: how many frames share a grid of tokens. ``tokens`` and ``text``: how many rows of video tokens and of text a grid
+    adds to the decoder's input. ``parameters``: how many numbers are stored, including the graph's constants. ``patches``: how
+    many patches pass through the blocks. ``block_parameters``: the number of parameters of all blocks. ``projected``: how many
+    rows pass through the projector. ``projector_parameters``: its number of parameters. ``attended``: how many keys a patch
+    attends to on average. ``size``: a frame's (height, width) in pixels.
     """
 
     parameters: int
@@ -57,7 +57,7 @@ class TowerGeometry:
 
     @property
     def rows(self) -> int:
-        """Return how many decoder rows a grid takes, including the text around it."""
+        """Return the number of decoder rows for a grid and the text around it."""
         return self.tokens + self.text
 
     @classmethod
@@ -125,7 +125,7 @@ class Family:
         return TowerGeometry.estimated(number, tower.tokens, rows * columns, tower.size, group=tower.group, text=text)
 
     def patches(self, vision: VisionSpec) -> int:
-        """Return how many patches a bundle's frame grid has."""
+        """Return the number of patches in a bundle's frame grid."""
         return vision.tokens_per_frame * self.merge**2
 
 

@@ -28,7 +28,9 @@ class Llava(Family):
         return FamilyParts(vision, (vision.side, vision.side))
 
     def pooled(self, side: int, config: Config) -> tuple[int, int]:
-        """Return the number of a frame's rows that enter the projector, and of its tokens. ``side``: patches along an edge."""
+        """Return how many rows of a frame enter the projector, and how many tokens a frame has. ``side``: the number of patches
+        along an edge.
+        """
         return side**2, side**2
 
     def patches(self, vision: VisionSpec) -> int:
@@ -72,7 +74,7 @@ class LlavaNextVideo(Llava):
 
 
 class LlavaOnevision(LlavaNextVideo):
-    """LLaVA-OneVision: SigLIP rows are pooled 2 x 2 bilinearly after the projector. One newline row closes the video."""
+    """LLaVA-OneVision: SigLIP rows are pooled 2 x 2 bilinearly after the projector. One newline row follows the video."""
 
     closing_rows: ClassVar[int] = 1
 

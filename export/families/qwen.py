@@ -1,4 +1,6 @@
-"""The families Qwen2-VL, Qwen2.5-VL and Qwen3-VL: two frames share one grid of tokens, sized by a pixel budget."""
+"""The families Qwen2-VL, Qwen2.5-VL and Qwen3-VL: two frames share one grid of tokens, and a pixel budget limits the frame
+size.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ START, END = "<|vision_start|>", "<|vision_end|>"
 
 
 class Qwen2VL(Family):
-    """Qwen2-VL: every patch attends to its whole pair of frames; frame positions advance by 1 per pair (arXiv 2409.12191)."""
+    """Qwen2-VL: a patch attends to all patches of its frame pair; frame positions advance by 1 per pair (arXiv 2409.12191)."""
 
     vision_type: ClassVar[str] = "qwen2_vl_vision"
     token_keys: ClassVar[tuple[str, ...]] = ("video_token_id",)
@@ -51,11 +53,11 @@ class Qwen2VL(Family):
         )
 
     def budget(self, vision: Config) -> tuple[tuple[int, int], int]:
-        """Return the default pixel budget (minimum, maximum), and the number of frames that share it."""
+        """Return the default pixel budget (minimum, maximum), and the number of frames that share the budget."""
         return (128 * self.token_edge**2, 768 * self.token_edge**2), int(vision["temporal_patch_size"] ** self.shares_budget)
 
     def widths(self, vision: Config) -> tuple[int, int, int]:
-        """Return the widths of a block, of its MLP and of the tower's rows."""
+        """Return the width of a block, the width of its MLP, and the width of the tower's output rows."""
         if self.vision_type == Qwen2VL.vision_type:
             return int(vision["embed_dim"]), int(vision["embed_dim"] * vision["mlp_ratio"]), int(vision["hidden_size"])
         return int(vision["hidden_size"]), int(vision["intermediate_size"]), int(vision["out_hidden_size"])

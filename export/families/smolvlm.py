@@ -14,7 +14,7 @@ MOST_PIXELS = 4096  # the largest edge
 
 
 class SmolVLM(Family):
-    """SmolVLM2, whose introduction omits the number of frames and the duration: a stream has neither."""
+    """SmolVLM2, with an opening text that omits the number of frames and the duration, because a stream has neither."""
 
     vision_type: ClassVar[str] = "smolvlm_vision"
     token_keys: ClassVar[tuple[str, ...]] = ("image_token_id",)

@@ -27,8 +27,9 @@ HALF_ROWS = Dense(np.float16, by_row=True, half=True)
 class Layouts(NamedTuple):
     """The layouts of a precision: ``matrices`` for the layers' matrices, ``table`` for the embedding and the head.
 
-    The engine reads single rows of the embedding, so ``table`` must store whole rows: numbers, or 8-bit codes with scales but
-    no zero points. ``rotated``: the layers' rows are rotated, as :mod:`edgevlm.export.rotation` explains.
+    The engine reads single rows of the embedding, so ``table`` must store rows one after another, as floating-point numbers or
+    as 8-bit codes with scales but no zero points. ``rotated``: the layers' rows are rotated, as :mod:`edgevlm.export.rotation`
+    explains.
     """
 
     matrices: Layout
@@ -61,7 +62,7 @@ INT4_ZP = Precision(Layouts(Blocks(4, with_zeros=True), Blocks(8)), None)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A matrix in the form in which it is stored. All graphs that use it share one copy. ``shape``: (out, in)."""
+    """A matrix in its stored form. All graphs that use the matrix share one copy. ``shape``: (out, in)."""
 
     layout: Layout
     parts: Parts
@@ -73,11 +74,11 @@ class Stored:
 
     @classmethod
     def written(cls, layout: Layout, weight: Float32) -> Stored:
-        """Return a one-row placeholder for a matrix that is in the weights file already."""
+        """Return a one-row placeholder for a matrix that has been written to the weights file already."""
         return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
-        """Add nodes for ``rows @ weight.T``, and return the product. The weights file gets the matrix under this name."""
+        """Add nodes for ``rows @ weight.T``, and return the product. The matrix is added to the weights file under ``name``."""
         tensors = [graph.weight(f"{name}.{part}", array) for part, array in self.parts.items()]
         return self.layout.multiply(graph, name, rows, tensors, self.shape)
 

@@ -36,14 +36,14 @@ class Layout(ABC):
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Return whether products of many rows are as fast as the processor's 8-bit arithmetic."""
+        """Return whether products of many rows run at the speed of the processor's 8-bit arithmetic."""
         return False
 
     @abstractmethod
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
         """Return the arrays to store, keyed by name. Integers are rounded to nearest or, given a Hessian, by GPTQ.
 
-        ``hessian``: ``x.T @ x / n`` for n input rows ``x`` of the matrix, with shape ``[in, in]``. It is None unless
+        ``hessian``: ``x.T @ x / n`` for n input rows ``x`` of the matrix, with shape ``[in, in]``. ``hessian`` is None unless
         ``is_integer``.
         """
 
@@ -64,8 +64,8 @@ class Layout(ABC):
 class Dense(Layout):
     """Stores floating-point numbers in one array, ``weight``.
 
-    Its shape is ``[in, out]``, as MatMul expects, or ``[out, in]`` if ``by_row``. Products are computed in float32 or, with
-    ``half``, in float16.
+    The array's shape is ``[in, out]``, as MatMul expects, or ``[out, in]`` if ``by_row``. Products are computed in float32 or,
+    with ``half``, in float16.
     """
 
     dtype: DTypeLike = np.float32
@@ -90,10 +90,10 @@ class Dense(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Layout):
-    """Stores integers of 4 or 8 bits in blocks of ``size`` along a row, multiplied by ``com.microsoft.MatMulNBits``.
+    """Stores 4-bit or 8-bit integers in blocks of ``size`` along a row, and multiplies with ``com.microsoft.MatMulNBits``.
 
     A weight is ``(code - zero) * scale``; code and zero are unsigned. A row has B = ``ceil(in / size)`` blocks; the last is
-    padded with zeros. ``codes`` is uint8 ``[out, B, size * bits / 8]``; a byte has two 4-bit codes, the first in the low
+    padded with zeros. ``codes`` is uint8 ``[out, B, size * bits / 8]``; two 4-bit codes share a byte, the first in its low
     half. ``scales`` is float32 ``[out, B]``. If ``with_zeros``, there are also ``zeros``, uint8 ``[out, ceil(B * bits / 8)]``.
 
     ``level`` is ONNX Runtime's ``accuracy_level``. Level 4 rounds activations to 8 bits, block by block, and sums in integers;
@@ -130,15 +130,15 @@ class Blocks(Layout):
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Return whether our C++ extension multiplies this layout in 8 bits (only 4-bit codes in blocks of 32, no zeros)."""
+        """Return whether the C++ extension multiplies in 8 bits: only 4-bit codes in blocks of 32, without zero points."""
         return self.bits == 4 and self.size == 32 and not self.with_zeros
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
-        """Return the bytes per weight once packed. Level 4 adds a float32 sum for each block."""
+        """Return the bytes per weight in ONNX Runtime's packed form. Level 4 adds a float32 sum for each block."""
         return self.bytes_per_weight(group) + (4 / (group or self.size) if self.level == 4 else 0)
 
     def _bytes(self, codes: UInt8) -> UInt8:
-        """Pack codes of 4 bits two per byte along the last axis. Codes of 8 bits stay unchanged."""
+        """Pack two 4-bit codes per byte along the last axis. 8-bit codes are returned unchanged."""
         if self.bits == 8:
             return codes
         if codes.shape[-1] % 2:
@@ -148,7 +148,7 @@ class Blocks(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Channels(Layout):
-    """Stores integers of 8 bits with one scale per output channel, multiplied by ``com.microsoft.MatMulIntegerToFloat``.
+    """Stores 8-bit integers with one scale per output channel, and multiplies with ``com.microsoft.MatMulIntegerToFloat``.
 
     Rows of activations are rounded to bytes. ``codes`` is int8 ``[in, out]``; ``scales`` is float32 ``[out]``, of any sign.
     """
@@ -169,7 +169,7 @@ class Channels(Layout):
         return graph.node("Mul", [self.product(graph, f"{name}.product", scaled, tensors, 1.0, zero), step], [name])
 
     def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
-        """Return the smallest number by which each row can be divided so that it fits into bytes. The shape is ``[.., 1]``."""
+        """Return the smallest divisor for each row that makes its numbers fit into bytes. The shape is ``[.., 1]``."""
         ends = []
         for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
             end = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"])
@@ -191,7 +191,7 @@ class Channels(Layout):
 
 @dataclass(frozen=True, slots=True)
 class RowsByColumns(Channels):
-    """The layout :class:`Channels` for decoders. A row's largest magnitude becomes the byte 127 or -127.
+    """The layout :class:`Channels` for decoders. The number with a row's largest magnitude is rounded to 127 or -127.
 
     In a row of zeros, 0 is divided by 0, so the bytes are arbitrary, but the product is still 0. Rows are rounded only if the
     graph is ``for_cpu``.
@@ -212,11 +212,12 @@ class RowsByColumns(Channels):
 
 @dataclass(frozen=True, slots=True)
 class Symmetric(Layout):
-    """Stores integers from -top to top in ``codes [in, out]``, with float16 ``scales`` of max|w| / top.
+    """Stores integers from -127 to 127 (8 bits) or from -7 to 7 (4 bits) in ``codes [in, out]``, with float16 ``scales``.
 
-    With 8 bits, top is 127, and each output channel has one scale: ``scales [out]``. With 4 bits, top is 7, and each block of a
-    column has one scale: ``scales [in / block, out]``. A block's size is the largest power of two up to 128 that divides
-    ``in``. Two 4-bit codes share a byte, so an odd number of outputs raises UserError.
+    A scale is the largest magnitude of its weights, divided by 127 or 7. With 8 bits, each output channel has one scale:
+    ``scales [out]``. With 4 bits, each block of a column has one scale: ``scales [in / block, out]``. A block's size is the
+    largest power of two up to 128 that divides ``in``. Two 4-bit codes share a byte, so an odd number of outputs raises
+    UserError.
     """
 
     bits: int
@@ -243,7 +244,7 @@ class Symmetric(Layout):
         return 1 if self.bits == 8 else 0.5 + 2 / LARGEST_BLOCK
 
     def _block(self, width: int) -> int:
-        """Return how many numbers of a column share a scale. ``width``: the numbers in the column."""
+        """Return how many weights of a column share a scale. ``width``: the column's length."""
         return width if self.bits == 8 else int(np.gcd(width, LARGEST_BLOCK))
 
 
@@ -254,7 +255,7 @@ def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: st
 
 
 def _as(dtype: DTypeLike, weight: Float32) -> NDArray:
-    """Convert numbers to ``dtype``. Raises UserError if a number is too large for the type."""
+    """Convert weights to ``dtype``. Raises UserError if a weight is too large for it."""
     if np.dtype(dtype) == np.float32:
         return weight
     with np.errstate(over="ignore"):

@@ -42,11 +42,11 @@ def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int])
 
 
 def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
-    """Return scales and zero points for unsigned codes.
+    """Return the scales and zero points of unsigned codes.
 
     With zero points, the codes cover the block's range of numbers, extended to 0 and then shrunk by ``ratio``. Without zero
-    points, the middle code stands for 0, and the largest magnitude gets code 0, the farthest from the middle. A scale may be
-    negative.
+    points, the middle code stands for 0, and the number with the largest magnitude gets code 0, which is the farthest from the
+    middle. A scale may therefore be negative.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:
@@ -113,7 +113,7 @@ def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: t
 
 
 def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, column: int, end: int) -> Float32:
-    """Return a block's columns, corrected for the errors of all earlier columns."""
+    """Return a block's columns, corrected for the rounding errors of all earlier columns."""
     behind = max(start + errors.shape[1], column)
     block = remaining[:, column:end].copy()
     if end > behind:

@@ -26,7 +26,7 @@ class WeightTable:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the names of the table's files. The file of scales, if there is one, comes last."""
+        """Return the names of the table's files. If there is a file of scales, it comes last."""
         return tuple(tensor.external_data[0].value for tensor in self.tensors)
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
@@ -35,7 +35,7 @@ class WeightTable:
 
 
 def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
-    """Write the embedding, one file for each array to store, unless the journal lists it as finished."""
+    """Write the embedding, one file for each stored array, unless the journal lists this step as finished."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
         written = []

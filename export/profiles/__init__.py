@@ -29,7 +29,7 @@ class Profile:
     """How decoder graphs are written for one runtime.
 
     ``operators``: a class such as :class:`Fused`. ``cache``: a class such as :class:`edgevlm.export.kv.Memory`. ``kv``: the
-    supported types of keys and values. ``variants``: the decoder graphs to write.
+    supported types of cached keys and values. ``variants``: the names of the decoder graphs to write.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Profile:
         return layouts
 
     def check_kv(self, kv: KVType) -> None:
-        """Raise UserError if the profile's graphs do not support ``kv`` as the type of keys and values."""
+        """Raise UserError if the profile's graphs do not support cached keys and values of type ``kv``."""
         if kv not in self.kv:
             raise UserError(f"--kv {kv} is not supported by {self.name}; use {' or '.join(self.kv)}")
 
@@ -73,7 +73,7 @@ class Fused:
         """Add the inputs ``cos`` and ``sin``, and convert them to the two-dimensional tables that RotaryEmbedding needs.
 
         The inputs are ``[1, S, D/2]``. If layers with a window have their own rotary base, the inputs are ``[1, S, D]``, and
-        the table of these layers comes last.
+        these layers' table is the second half.
         """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
@@ -84,7 +84,7 @@ class Fused:
                 g.node("Split", [wide, g.integers(half, half)], tables, axis=-1)
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """Return the RMS norm of ``residual + delta`` on the last axis, and the sum itself."""
+        """Return ``residual + delta`` RMS-normed over the last axis, and the sum itself."""
         g, weight = self.graph, self.graph.weight(f"{name}.weight", gamma)
         if delta is None:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
@@ -113,7 +113,7 @@ def load_profile(name: str) -> Profile:
 
 
 def rounded_layout(precision: str, profile: str = ONNXRUNTIME) -> Layout:
-    """Return the layout of a precision's matrices. Raises UserError if it does not round them to integers."""
+    """Return the layout of a precision's matrices. Raises UserError if the precision does not round weights to integers."""
     layout = load_profile(profile).precision(precision).matrices
     if not layout.is_integer:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The profiles for TensorRT. The cache depends on TensorRT's version; norms and rotary positions do not.
+"""The profiles for TensorRT. How a graph uses the cache depends on TensorRT's version; norms and rotary positions do not.
 
 The length of the input ``columns{l}`` is the number of rows to read; the graph computes the mask (docs/internals/engines.md).
 """
@@ -112,7 +112,7 @@ class Beside(Columns):
     """The cache for TensorRT 10.3 to 10.14, with operators of opset 20 and attention built from products and a softmax.
 
     Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are therefore the separate
-    outputs ``new_key{l}`` and ``new_value{l}``, which the caller copies into the cache. They are ``[1, Hkv, S, D]``. The g
+    outputs ``new_key{l}`` and ``new_value{l}``, which the caller copies into the cache. Both are ``[1, Hkv, S, D]``. The g
     query heads that share a key become g S rows, so keys need not be repeated. TensorRT recognises the sequence of product,
     sum, softmax and product as attention.
     """
@@ -140,7 +140,7 @@ class Beside(Columns):
         return self.joined(layer, g.node("Transpose", [split], [f"{name}.by_row"], perm=[1, 0, 2]))
 
     def _folded(self, layer: int, query: str) -> str:
-        """Scale the query, and put query heads that share a key below each other: ``[1, Hkv, g S, D]``."""
+        """Scale the query, and stack the rows of query heads that share a key: ``[1, Hkv, g S, D]``."""
         g, s, name = self.graph, self.shape, f"layer{layer}.queries"
         scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
         scaled = self.stored(g.node("Mul", [query, scale], [f"{name}.scaled"]))
@@ -149,9 +149,9 @@ class Beside(Columns):
         return g.node("Reshape", [by_head, g.integers(1, s.kv_heads, -1, s.head_dim)], [name])
 
     def _bias(self, layer: int) -> str:
-        """Return the mask that is added to scores. It is 0 where a row may attend, and UNSEEN elsewhere.
+        """Return the mask that is added to the attention scores: 0 where a row may attend, and UNSEEN elsewhere.
 
-        A row of the call attends to all valid rows of the cache, to itself and to the earlier rows of the call.
+        A new row attends to all valid rows of the cache, to itself and to the new rows before it.
         """
         g, name = self.graph, f"layer{layer}"
         valid = g.node("Less", [f"columns{layer}", f"past{layer}"], [f"{name}.valid"])

@@ -23,11 +23,12 @@ class Tower:
     """A vision tower, which turns pixels into rows for the decoder. Families implement :meth:`add_nodes`.
 
     Pixels are ``[G, group * 3, H, W]``, rows ``[G, tokens, width]``. ``size``: a frame's (height, width) in pixels.
-    ``is_sized``: frames of other sizes are accepted too. ``group``: how many frames are encoded together. ``patch_grid``: how
-    many (rows, columns) of patches they are cut into. ``class_tokens``: how many extra rows come before the patches. ``reach``:
-    two matrices that show which patches a token depends on, ``[rows of tokens, rows of patches]`` and the same for columns, or
-    None if each patch is a token. ``residual``: the width of the residual stream, which int8 rotates. Leave it 0 unless
-    :meth:`add_nodes` passes ``reads`` and ``writes`` to its linears.
+    ``is_sized``: frames of other sizes are also accepted. ``group``: how many frames are encoded together. ``patch_grid``: how
+    many (rows, columns) of patches a frame is cut into. ``class_tokens``: how many rows of class tokens come before the
+    patches. ``reach``: two matrices that show which patches a token depends on, ``[rows of tokens, rows of patches]`` and
+    ``[columns of tokens, columns of patches]``, or None if each patch is a token. ``residual``: the width of the residual
+    stream, which is rotated in int8. Leave ``residual`` at 0 unless :meth:`add_nodes` passes ``reads`` and ``writes`` to its
+    linears.
     """
 
     size: tuple[int, int]
@@ -42,7 +43,7 @@ class Tower:
     reach: tuple[Float32, Float32] | None = None
 
     def patch_order(self, graph: VisionGraph) -> NDArray[np.int64]:
-        """Return which patch each of the tower's rows belongs to. Patches are numbered row by row in a frame."""
+        """Return the number of the patch in each of the tower's rows. Patches are numbered row by row in a frame."""
         return np.arange(self.patch_grid[0] * self.patch_grid[1])
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
@@ -62,9 +63,9 @@ def write_vision(
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups. Weights are read one tensor at a time.
 
     ``precision``: the precision of linears, fp32, fp16 (which needs ``standard``) or int8. ``standard``: the graph uses only
-    standard ONNX operators and one frame size, and attention has the same precision as linears. ``changed``: also write
-    ``vision-changed.onnx`` for the tower's frame size, and return its :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON
-    values.
+    standard ONNX operators and accepts only one frame size, and attention is computed in the precision of the linears.
+    ``changed``: also write ``vision-changed.onnx`` for the tower's frame size, and return its
+    :class:`edgevlm.runtime.bundle.ChangedTowerSpec` as JSON values.
     """
     spec = None
     with (folder / WEIGHTS).open("wb") as stream:
@@ -101,14 +102,14 @@ def _build(tower: Tower, g: VisionGraph) -> None:
 
 
 def tower_parameters(tower: Tower, checkpoint: Checkpoint) -> int:
-    """Return how many numbers a tower's graph stores as weights."""
+    """Return the number of weights that a tower's graph stores."""
     weights = WrittenNowhere(BytesIO(), WEIGHTS)
     _build(tower, VisionGraph(GraphBuilder("vision", weights), checkpoint, fixed=False))
     return weights.numbers
 
 
 class WrittenNowhere(WeightsFile):
-    """A weights file that only counts the numbers and writes nothing."""
+    """A weights file that counts weights without writing them."""
 
     numbers = 0
 

@@ -1,14 +1,14 @@
 """Add the nodes of a vision tower to a graph: linears in each precision, norms, activations, attention, pooling.
 
 int8 linears (ONNX Runtime) multiply bytes and sum the products in integers. Weights have one scale per output channel;
-activations have one scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. Normed
-rows therefore have standard deviation 1 and no outlier channels, and share one constant scale. A projector that reads the
-residual stream stays float32. With fp16 (TensorRT), linears and attention cast their rows before the product and cast the
-result back. The first convolution, norms, activations and sums stay float32.
+activations have one scale per row. The residual stream is rotated, and norms' gains and biases are folded into linears. The
+rows after a norm therefore have standard deviation 1 and no outlier channels, and all use the same constant scale. A projector
+that reads the residual stream stays float32. With fp16 (TensorRT), linears and attention cast their inputs to float16 before
+the product and cast the result back. The first convolution, norms, activations and sums stay float32.
 
 For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a matrix
-product, a softmax and a second product, which TensorRT may merge into one kernel. A product takes at most QUERIES queries,
-which limits the scores of separate kernels to ``[B, heads, QUERIES, N]``.
+product, a softmax and a second product, which TensorRT may merge into one kernel. A product has at most QUERIES queries, so
+that the scores, if TensorRT does not merge the kernels, are at most ``[B, heads, QUERIES, N]``.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class VisionGraph:
     """Builds a tower's graph. The methods add nodes and return the output tensor's name.
 
     Layers are named after their tensors in the checkpoint, such as ``vision.encoder.layers.0.mlp.fc1``. Rows are float32
-    ``[B, N, width]``. ``standard``: only standard ONNX operators are used. ``fixed``: all frames have one size, and whatever
-    depends only on the size is computed at export. ``rotation``: rotates the residual stream. Stored weights are then rotated,
-    and norms' gains and biases are folded into the linears that read them.
+    ``[B, N, width]``. ``standard``: only standard ONNX operators are used. ``fixed``: all frames are the same size, and
+    whatever depends only on the frame size is computed at export. ``rotation``: the rotation of the residual stream. With a
+    rotation, the stored weights are rotated, and norms' gains and biases are folded into the linears that follow them.
     """
 
     graph: GraphBuilder
@@ -74,11 +74,11 @@ class VisionGraph:
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
     def per_position(self, table: str) -> str:
-        """Return the rows of ``table`` for the positions that are computed. This graph computes all of them."""
+        """Return the rows of ``table`` for the positions to compute. This class computes all positions."""
         return table
 
     def per_patch(self, table: str) -> str:
-        """Return the rows of ``table`` for the patches that are computed. This graph computes all of them."""
+        """Return the rows of ``table`` for the patches to compute. This class computes all patches."""
         return table
 
     def position_ids(self) -> str:
@@ -88,18 +88,21 @@ class VisionGraph:
         return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
 
     def kept(self, name: str, rows: str, width: int) -> str:
-        """Return the rows of all patches, even of unchanged ones, for tokens that are made of several patches."""
+        """Return the rows of all patches, including unchanged patches, for tokens that are made of several patches."""
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
-        """Return the rows of the tokens to compute. This graph computes all of them. ``order``: each token's row."""
+        """Return the rows of the tokens to compute.
+
+        This class computes all tokens. ``order``: the index of each token's row.
+        """
         return rows
 
     def integers(self, *numbers: int) -> str:
         return self.graph.integers(*numbers)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Float32:
-        """Read a tensor from the checkpoint. Raises UserError if it is missing or not of ``shape``."""
+        """Read a tensor from the checkpoint. Raises UserError if the tensor is missing or has a different shape."""
         return self.checkpoint.tensor(name, shape)
 
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
@@ -125,7 +128,7 @@ class VisionGraph:
         return self.computed[key]
 
     def argsort(self, keys: Operand) -> Operand:
-        """Return the order that sorts ``keys``. They must be distinct integers."""
+        """Return the indices that sort ``keys``, which must be distinct integers."""
         if not isinstance(keys, str):
             return np.argsort(np.asarray(keys))
         order, count = f"{keys}.order", self.compute("Shape", keys)
@@ -136,7 +139,11 @@ class VisionGraph:
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
-        """Return a tensor's name. Numbers are added as a constant called ``name``, by default named after the numbers."""
+        """Return the name of a tensor.
+
+        If ``operand`` is not a name but numbers, they are added as a constant called ``name``, by default named after the
+        numbers.
+        """
         if isinstance(operand, str):
             return operand
         array = np.asarray(operand)
@@ -170,7 +177,7 @@ class VisionGraph:
         return rows if self.rotation is None else self.rotation.rows(rows)
 
     def rotated(self, name: str, rows: str, width: int) -> str:
-        """Add a node that rotates rows for the residual stream."""
+        """Add a node that rotates rows as the residual stream is rotated."""
         if self.rotation is None:
             return rows
         if not self.graph.shared("rotation"):
@@ -198,9 +205,8 @@ class VisionGraph:
     ) -> str:  # fmt: skip
         """Return ``activation(rows @ weight.T + bias)``. Raises UserError if a weight is too large for fp16.
 
-        ``columns`` and ``width``: the widths of the input and of the output. ``reads``: the name of the norm before this
-        linear, or "residual" if the rows are the residual stream. ``writes``: whether the result is added to the residual
-        stream.
+        ``columns``: the input's width. ``width``: the output's width. ``reads``: the name of the norm before this linear, or
+        "residual" if the rows are the residual stream. ``writes``: whether the result is added to the residual stream.
         """
         shape, vector = (width, columns), ""
         if bias or len(self.affine.get(reads, [])) > 1:
@@ -246,7 +252,7 @@ class VisionGraph:
     def layer_norm(
         self, name: str, rows: str, width: int, epsilon: float, skip: str = "", *, writes: bool = False
     ) -> tuple[str, str]:
-        """Return the norm of ``rows + skip`` on the last axis, and the sum.
+        """Return ``rows + skip`` normed over the last axis, and the sum itself.
 
         Sum and norm are two nodes, because ONNX Runtime's SkipLayerNormalization takes four times as long on a CPU. ``writes``:
         the norm's output is the new residual stream.
@@ -269,7 +275,7 @@ class VisionGraph:
         return self.mul(f"{name}.scaled", normed, weight), total
 
     def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
-        """Return an activation of ``rows + bias``. Raises UserError if ``kind`` is not in ACTIVATIONS."""
+        """Return ``rows + bias`` after the activation ``kind``. Raises UserError if ``kind`` is not in ACTIVATIONS."""
         if kind not in ACTIVATIONS:
             raise UserError(f"config.json: activation {kind!r} is not supported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
@@ -291,7 +297,7 @@ class VisionGraph:
         return self.mul(name, self.mul(f"{name}.half", x, 0.5), self.add(f"{name}.raised", found, self.graph.number(1.0)))
 
     def attention(self, name: str, query: str, key: str, value: str, *, rows: int, heads: int, scale: float) -> str:
-        """Return ``softmax(scale * q k') v`` of each head, for inputs ``[B, rows, heads * head_dim]``."""
+        """Return ``softmax(scale * q k') v`` for each head. The inputs are ``[B, rows, heads * head_dim]``."""
         if not self.standard:
             attributes = {"num_heads": heads, "scale": scale}
             return self.graph.fused("MultiHeadAttention", [query, key, value], [name], **attributes)
@@ -313,7 +319,9 @@ class VisionGraph:
         self, name: str, parts: Sequence[str], windows: Windows, *,
         rows: int, width: int, heads: int, scale: float, frames: Operand,
     ) -> str:  # fmt: skip
-        """Return attention inside each window, by default over all rows. ``parts``: q, k and v, each ``[B, rows, width]``."""
+        """Return the attention inside each window, by default one window of all rows. ``parts``: q, k and v, each
+        ``[B, rows, width]``.
+        """
         if len(windows) < 2 and (not windows or windows[0][0] == 1):
             query, key, value = parts
             return self.attention(f"{name}.0", query, key, value, rows=rows, heads=heads, scale=scale)
@@ -330,7 +338,7 @@ class VisionGraph:
         return seen[0] if len(seen) == 1 else self.node("Concat", seen, f"{name}.seen", axis=1)
 
     def resample(self, name: str, rows: str, width: int, matrix: Float32) -> str:
-        """Resize a square of rows along both edges. Shapes: ``rows [F, side * side, width]``, ``matrix [few, side]``."""
+        """Resize a square grid of rows along both edges. Shapes: ``rows [F, side * side, width]``, ``matrix [few, side]``."""
         few, side = matrix.shape
         along = self.constant(f"{name}.matrix", matrix)
         lines = self.node("MatMul", [along, self.reshape(f"{name}.lines", rows, 0, side, side * width)], f"{name}.fewer")
@@ -345,7 +353,10 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
-        """Return a norm's gain and bias. A rotated graph folds them into linears and returns ones, unless ``apply``."""
+        """Return a norm's gain and bias.
+
+        A rotated graph folds the gain and bias into linears and returns ones, unless ``apply``.
+        """
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
         self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
@@ -372,13 +383,13 @@ def _evaluated(op: str, operands: Sequence[Operand], attributes: Mapping[str, An
 
 
 def averaging(side: int, stride: int) -> Float32:
-    """Return the matrix ``[side // stride, side]`` that averages ``stride`` numbers at a time and drops the rest."""
+    """Return the matrix ``[side // stride, side]`` that averages each ``stride`` numbers and drops the remainder."""
     means = np.repeat(np.eye(side // stride, dtype=np.float32) / np.float32(stride), stride, 1)
     return np.pad(means, ((0, 0), (0, side - means.shape[1])))
 
 
 def bilinear(side: int, few: int) -> Float32:
-    """Return the matrix that resizes ``side`` numbers linearly to ``few``, as torch does. It is ``[few, side]``."""
+    """Return the matrix ``[few, side]`` that resizes ``side`` numbers to ``few`` by linear interpolation, as torch does."""
     at = np.maximum((np.arange(few) + 0.5) * side / few - 0.5, 0)
     low = np.minimum(at.astype(np.int64), side - 1)
     matrix, rows = np.zeros((few, side), np.float32), np.arange(few)
@@ -393,11 +404,12 @@ class ChangedGraph(VisionGraph):
 
     In each layer, the changed patches' new keys and values replace their old ones. ScatterND replaces keys in place if
     ``key{l}_out`` is bound to the address of ``key{l}``. If a token is made of several patches, the rows of unchanged patches
-    are kept as well. Attention inside windows is computed for windows with a changed patch, and always for the first window of
-    each shape. Rows are ``[1, n, width]`` for n changed patches. Everything else is as in :class:`VisionGraph`.
+    are kept as well. Window attention is computed only for windows with a changed patch, and for the first window of each
+    shape. Rows are ``[1, n, width]`` for n changed patches. Everything else is as in :class:`VisionGraph`.
 
     Patches in the input ``patches`` are numbered row by row in the frame. The tensor ``positions`` lists which keys and values
-    to compute. Class tokens come first in keys and values, then the patches in the tower's order.
+    to compute. In the keys and values, class tokens come first, followed by the patches in the order in which the tower reads
+    them.
     """
 
     grid: tuple[int, int] = (0, 0)
@@ -469,7 +481,9 @@ class ChangedGraph(VisionGraph):
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Return rows unchanged. Patches have the order of the input ``patches``, and tokens are in row-major order already."""
+        """Return ``rows`` unchanged: patches are in the same order as in the input ``patches``, and tokens are in row-major
+        order already.
+        """
         return rows
 
     def kept(self, name: str, rows: str, width: int) -> str:
@@ -521,7 +535,9 @@ class ChangedGraph(VisionGraph):
         return self.node("Unsqueeze", [found, self.integers(0)], f"{name}.windowed")
 
     def _written(self, key: str, value: str, positions: int, heads: int, name: str) -> list[str]:
-        """Write new keys and values into the cache, and return all, float32 ``[1, heads, positions, head_dim]``."""
+        """Write new keys and values into the cache, and return all of the cache's keys and values, float32
+        ``[1, heads, positions, head_dim]``.
+        """
         layer, found = self.layers, []
         self.layers += 1
         for part, rows in (("key", key), ("value", value)):
@@ -550,7 +566,7 @@ class ChangedGraph(VisionGraph):
         return self.graph.fused("MultiHeadAttention", [query, keys, values], [name], num_heads=heads, scale=scale)
 
     def _index(self, windows: list[tuple[int, int]]) -> None:
-        """Add nodes that find the windows with a changed patch, and the rows of their queries."""
+        """Add nodes that find the windows with a changed patch, and the rows of these windows' queries."""
         ones = self._expanded("positions.ones", "positions", np.float32(1))
         marks = self._scattered("positions.changed", "positions", np.float32, ones)
         ends = [self.graph.constant("int64.zero", np.array(0, np.int64)), self.node("Size", ["positions"], "n"),

@@ -23,7 +23,8 @@ EDGE = 1 << 14  # the most squares along a frame's edge
 
 @dataclass(frozen=True, slots=True)
 class PatchGrid:
-    """The grid of patches that a frame is cut into. ``rows`` and ``columns`` count squares of ``merge`` x ``merge`` patches.
+    """The grid of patches that a frame is cut into. ``rows`` and ``columns``: the number of squares of ``merge`` x ``merge``
+    patches along each edge.
 
     A patch has ``patch`` x ``patch`` pixels and is ``group`` frames deep.
     """
@@ -43,9 +44,9 @@ class PatchGrid:
 class PatchLayout:
     """The order in which the tower reads a frame's patches: window by window, and square by square inside a window.
 
-    ``order``: the patch in each of the tower's rows, int64 ``[patches]``. Patches are numbered row by row in the frame. ``row``
-    and ``column``: where each patch is in the frame. ``tokens``: each token's square, or None if the tower's squares are in
-    row-major order already. Its shape is ``[squares]``.
+    ``order``: the number of the patch in each of the tower's rows, int64 ``[patches]``. Patches are numbered row by row in the
+    frame. ``row`` and ``column``: each patch's row and column in the frame. ``tokens``: the index of each token's square,
+    ``[squares]``, or None if the tower reads squares in row-major order.
     """
 
     order: Operand
@@ -100,10 +101,10 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
 
 
 class QwenTower(Tower):
-    """Qwen2-VL's tower, in which every patch attends to its whole pair of frames.
+    """Qwen2-VL's tower, in which a patch attends to all patches of its frame pair.
 
-    ``vision``: the complete ``vision_config``. ``width``, ``inner`` and ``hidden``: the widths of a block, of its MLP and of a
-    token.
+    ``vision``: the complete ``vision_config``. ``width``: a block's width. ``inner``: its MLP's width. ``hidden``: a token's
+    width.
     """
 
     is_sized = True
@@ -149,7 +150,7 @@ class QwenTower(Tower):
         return g.reorder("vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
-        """Add a block. Its input is ``rows + delta``, and its output is the sum of the two returned tensors."""
+        """Add a block. The block's input is ``rows + delta``, and its output is the sum of the two returned tensors."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
         attended = self.attention(g, name, normed, [] if layer in self.full else self.layout.windows)
@@ -165,7 +166,10 @@ class QwenTower(Tower):
         return g.linear(second, inner, self.inner, self.columns, writes=True)
 
     def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
-        """Merge each square's normed patches into one token. The tokens are ``[G, squares, hidden]``, in row-major order."""
+        """Norm the patches, and merge each square of patches into one token.
+
+        The tokens are ``[G, squares, hidden]``, in row-major order.
+        """
         normed, _ = self.norm(g, f"{name}.{self.merger_names[0]}", rows, delta)
         return self.projected(g, name, self.beside(g, name, normed))
 
@@ -180,7 +184,7 @@ class QwenTower(Tower):
         return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """Return the layer's DeepStack features, which only Qwen3-VL has. Each is ``[G, squares, hidden]``."""
+        """Return the layer's DeepStack features, each ``[G, squares, hidden]``. Only Qwen3-VL has such features."""
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
@@ -197,7 +201,7 @@ class QwenTower(Tower):
         return g.linear(f"{name}.proj", attended, width, width, writes=True)
 
     def tables(self, g: VisionGraph) -> None:
-        """Make the tables of cos and sin. Half of a head's pairs rotate by a patch's row, half by its column."""
+        """Add tables of cosines and sines. Half of a head's pairs are rotated by the patch's row, and half by its column."""
         half, turned = self.columns // self.heads // 2, list[Operand]()
         inv_freq = inverse_frequencies(self.theta, half)
         for places in (self.layout.row, self.layout.column):
@@ -240,7 +244,10 @@ class Qwen25Tower(QwenTower):
 
 
 class Qwen3Tower(QwenTower):
-    """Qwen3-VL's tower. A row has a token's embedding and its features for K decoder layers: ``[(1 + K) hidden]``."""
+    """Qwen3-VL's tower.
+
+    A row ``[(1 + K) hidden]`` holds a token's embedding, followed by the token's features for K decoder layers.
+    """
 
     mlp_names = "linear_fc1", "linear_fc2"
     merger_names = "norm", "linear_fc1", "linear_fc2"

@@ -15,7 +15,7 @@ TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
 class EncoderTower(Tower):
-    """A tower of pre-norm attention and MLP blocks over a square of patches, as ``vision_config`` describes it."""
+    """A tower that ``vision_config`` describes: pre-norm attention and MLP blocks over a square grid of patches."""
 
     def __init__(self, section: dict[str, Any]) -> None:
         self.columns, self.inner, self.layers, self.heads = (
@@ -70,7 +70,7 @@ class SquareTower(EncoderTower):
 
     Hidden states are numbered as in transformers: 0 is the embedding, and -1 is the last layer's output before the final norm.
     The rows are ``[F, tokens, width]``. ``before`` and ``after``: matrices that pool the projector's input and output along
-    both edges. If you set one of them, set ``tokens`` and ``reach`` too.
+    both edges. If you set ``before`` or ``after``, set ``tokens`` and ``reach`` too.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -124,8 +124,8 @@ class SquareTower(EncoderTower):
 class SmolVLMTower(EncoderTower):
     """SmolVLM's tower. A linear layer turns each square of ``scale`` x ``scale`` patches from SigLIP into one token.
 
-    Frames fill the tower's square, so patch i has position i. transformers computes the same positions for the published 27 or
-    32 patches per side, but not for 25.
+    Frames are resized to the vision tower's square input size, so patch i has position i. transformers computes the same
+    positions for the published 27 or 32 patches per side, but not for 25.
     """
 
     def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:

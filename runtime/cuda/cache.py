@@ -75,7 +75,7 @@ class CudaCache(KVCache):
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """A copy of the ledger's memory followed by the arena, ``[nbytes]``."""
+        """A copy of the ledger's memory, followed by the arena's contents, ``[nbytes]``."""
         arena = np.empty(self._arena.nbytes, np.uint8)
         self.kernels.driver.copy_out(arena, self._arena.address)
         self.kernels.driver.main.synchronize()
@@ -189,7 +189,7 @@ class CudaCache(KVCache):
                 raise CacheError(f"{name} must be contiguous in its last axis")
 
     def _write(self, layer: int, start: int, *numbers: NDArray) -> None:
-        """Write keys and values to the device, rounded to the cache's dtype. Each is ``[kv_heads, n, head_dim]``."""
+        """Write keys and values, each ``[kv_heads, n, head_dim]``, to the device, rounded to the cache's dtype."""
         driver, pitch = self.kernels.driver, int(self.capacities[layer]) * self._row
         for address, array in zip(self.address[layer][:2], numbers, strict=True):
             with np.errstate(over="ignore"):  # numbers too large for float16 become infinite

@@ -72,7 +72,7 @@ def blocks(rows: int, lanes: int = 1) -> int:
 
 
 def slots_for(rows: int) -> int:
-    """Return the size of a hash table that is at most half full with this many keys; the size is a power of two."""
+    """Return the size, a power of two, of a hash table that is at most half full with ``rows`` keys."""
     return 1 << max(5, (2 * rows).bit_length())
 
 
@@ -80,7 +80,7 @@ def slots_for(rows: int) -> int:
 def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
     """Return the angle by which each rotary pair turns per position, as a 64-bit fraction of a full turn.
 
-    Whole turns overflow, so the product of an angle and a number of positions is exact.
+    Full turns overflow and disappear, so the product of an angle and a number of positions is exact.
     """
     full = 1 << 64
     return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)
@@ -94,8 +94,8 @@ def aligned(nbytes: int) -> int:
 class DeviceRows:
     """A layer's keys or values in device memory, ``[kv_heads, n, head_dim]``.
 
-    :mod:`edgevlm.runtime.kernels` accepts this object in place of an array. Indexing it, or using it as an array elsewhere,
-    copies the rows to host memory. The object keeps the cache alive.
+    :mod:`edgevlm.runtime.kernels` accepts this object in place of an array. Indexing the object, or using it as an array
+    elsewhere, copies the rows to host memory. The object keeps a reference to the cache.
     """
 
     cache: DeviceCache = field(repr=False)
@@ -139,7 +139,7 @@ class KernelCall:
     """Runs kernels over some layers of a cache, and manages their arrays in device memory.
 
     Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. ``lengths``: each layer's number of rows, by
-    default the cache's.
+    default the number in the cache.
     """
 
     def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: Sequence[int] | None = None) -> None:
@@ -167,14 +167,15 @@ class KernelCall:
         self.put(name, *masks)
 
     def turns(self) -> None:
-        """Declare the inputs that kernels need to rotate keys."""
+        """Declare the inputs with which kernels rotate keys."""
         axis = np.zeros(len(self.cache.inv_freq), np.uint8) if self.cache.pair_axis is None else self.cache.pair_axis
         self.put("turns", turns_of(*self.cache.inv_freq.tolist()))
         self.put("axis", np.ascontiguousarray(axis))
 
     def make(self, dtype: type[np.generic], *names: str, size: int | None = None, zero: bool = False) -> None:
-        """Declare arrays that kernels write. ``size``: how many numbers each has, by default one per row. ``zero``: clear them
-        first.
+        """Declare arrays that kernels write.
+
+        ``size``: how many numbers each array has, by default one per row. ``zero``: whether to clear the arrays first.
         """
         for name in names:
             self._made[name] = self.total if size is None else size, np.dtype(dtype)
@@ -208,7 +209,7 @@ class KernelCall:
         return self._address[name]
 
     def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
-        """Return a kernel's arguments: the addresses of the arrays by name, and other values as given.
+        """Return a kernel's arguments: the declared arrays' addresses, and the values in ``others``.
 
         ``turned``: whether the kernel rotates the keys.
         """
@@ -224,7 +225,7 @@ class KernelCall:
     def launch(self, name: str, arguments: Any, *, of_rows: bool = False, over: int | None = None) -> None:
         """Launch a kernel over every layer and head, by default with one thread per row.
 
-        ``of_rows``: use several threads per row. ``over``: the number of thread blocks for each layer and head.
+        ``of_rows``: whether to use several threads per row. ``over``: the number of thread blocks for each layer and head.
         """
         longest = max(self.lengths, default=0)
         across = blocks(longest, arguments.rows.lanes) if of_rows else over or blocks(longest)
@@ -232,7 +233,9 @@ class KernelCall:
         self.kernels.launch(kernel, (across, self.cache.kv_heads, len(self.layers)), arguments)
 
     def fetch(self, name: str) -> list[NDArray]:
-        """Wait for the kernels and return a copy of an array with a number per row, as ``[kv_heads, n]`` for each layer."""
+        """Wait for the kernels, and return a copy of an array with one number per row, split into ``[kv_heads, n]`` for each
+        layer.
+        """
         size, dtype = self._made[name]
         host, driver = self._host(size * dtype.itemsize), self.kernels.driver
         driver.copy_out(host, self[name])

@@ -47,7 +47,7 @@ class DeviceMemory:
 
 
 class CudaStream:
-    """A queue of work that the device executes in order. ``handle``: the ``CUstream``. ``own``: the pycuda stream."""
+    """A queue of work that the device executes in order. ``handle``: the ``CUstream``. ``own``: pycuda's stream object."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -153,8 +153,9 @@ class Driver:
         rows: int,
         stream: CudaStream | None = None,
     ) -> None:
-        """Copy rows between addresses or arrays. ``width``: the bytes to copy of each row. A pitch is the distance between
-        rows.
+        """Copy rows between addresses or arrays.
+
+        ``width``: how many bytes of each row to copy. A pitch is the number of bytes from one row's start to the next.
         """
         if width and rows:
             with self.entered() as cuda:
@@ -165,7 +166,7 @@ class Driver:
                 copy(self._own(stream))
 
     def clear(self, address: int, pitch: int, width: int, rows: int) -> None:
-        """Zero the first ``width`` bytes of each row. ``pitch``: the distance between rows."""
+        """Zero the first ``width`` bytes of each row. ``pitch``: the bytes from one row's start to the next."""
         if width and rows:
             with self.entered() as cuda:
                 cuda.memset_d2d8_async(address, pitch, 0, width, rows, self.main.own)
@@ -183,7 +184,7 @@ class Driver:
 
 
 class WorkingMemory:
-    """Named blocks of device memory, used by one call at a time. A block grows to the largest size requested."""
+    """Named blocks of device memory, used by one call at a time. A block that is too small is replaced by a larger one."""
 
     def __init__(self, driver: Driver, stream: CudaStream) -> None:
         self._driver, self._stream, self._held = driver, stream, dict[str, DeviceMemory]()
@@ -206,7 +207,10 @@ def _free_all(driver: Driver, held: dict[str, DeviceMemory]) -> None:
 
 @cache
 def open_driver(ordinal: int = 0) -> Driver:
-    """Return a device's driver. Every call returns the same object. Raises UserError if the device cannot be used."""
+    """Return a device's driver.
+
+    All calls for a device return the same object. Raises UserError if the device cannot be used.
+    """
     try:
         return Driver(ordinal)
     except UserError:

@@ -202,10 +202,10 @@ class Kernels:
 
 
 def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
-    """Evict rows by moving rows from the end of each layer into their places.
+    """Evict rows by overwriting them with rows from the end of each layer.
 
     ``keep``: each layer's mask of rows to keep, bool ``[kv_heads, n]``, with the same number of rows in each head. ``lengths``:
-    each layer's number of rows before.
+    each layer's number of rows before eviction.
     """
     work = KernelCall(cache, list(keep), [int(lengths[layer]) for layer in keep])
     kept = np.array([mask[0].sum() for mask in keep.values()], np.int32)
@@ -225,7 +225,10 @@ def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32])
 
 
 def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
-    """Rotate keys. ``by``: how many positions to rotate each row by, int32 ``[kv_heads, n, axes]`` for each layer."""
+    """Rotate keys.
+
+    ``by``: the number of positions by which to rotate each row, int32 ``[kv_heads, n, axes]`` for each layer.
+    """
     work = KernelCall(cache, list(by))
     work.put("by", *by.values())
     work.turns()

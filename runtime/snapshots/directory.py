@@ -276,9 +276,9 @@ class SnapshotDirectory:
         """Return the newest usable snapshot of a session, and a line for each newer snapshot that was refused.
 
         ``wanted``: the session's identity. ``take``: a function that restores a snapshot. If it raises SnapshotError, an older
-        snapshot is tried. If no snapshot is usable, those of a different version are renamed with the suffix OTHER.
+        snapshot is tried. If no snapshot is usable, snapshots of a different version are renamed with the suffix OTHER.
         ``begin_again`` also renames snapshots of a different session. Raises UserError if a snapshot cannot be decrypted or,
-        without ``begin_again``, is of a different session.
+        without ``begin_again``, belongs to a different session.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []
@@ -304,7 +304,7 @@ class SnapshotDirectory:
         return None, refused
 
     def _set_aside(self, paths: list[PurePath]) -> None:
-        """Rename snapshots with the suffix OTHER, and delete those that were renamed earlier. Raises OSError."""
+        """Rename snapshots with the suffix OTHER, and delete snapshots renamed earlier. Raises OSError."""
         storage: Any = self.storage
         for path in storage.others() if paths else ():
             if path.stem.isdecimal():
@@ -398,12 +398,14 @@ def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = 
 
 
 def is_older(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether a snapshot's model has the wanted name but is from a different version of the bundle or of edgevlm."""
+    """Return whether a snapshot was made with a model of the same name, but with a different version of the bundle or of
+    edgevlm.
+    """
     return bool(found["model"] != wanted["model"] and found["name"] == wanted["name"])
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return the reason why a snapshot does not belong to this session, or an empty string if it does."""
+    """Return why a snapshot does not belong to this session, or an empty string if the snapshot does belong to it."""
     if found.get("dtype") != wanted["dtype"]:
         return f"holds {_brief(found.get('dtype'))} keys and values, but this model uses {wanted['dtype']}"
     if found["model"] != wanted["model"]:

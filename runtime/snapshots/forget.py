@@ -18,7 +18,7 @@ Bool = NDArray[np.bool_]
 
 
 class AllOrNothing(UserError):
-    """The error for a memory that can be forgotten only as a whole."""
+    """The error for a memory from which no time window can be deleted."""
 
 
 def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
@@ -65,9 +65,9 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
 
 
 def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) -> Bool:
-    """Return a mask of the rows to keep, ``[kv_heads, n]``. A frame's text is deleted with the last of the frame's vision rows.
+    """Return a mask of the rows to keep, ``[kv_heads, n]``. A frame's text is deleted once all of the frame's vision rows are.
 
-    ``oldest``: frames before this number lose no rows outside the window.
+    ``oldest``: frames with smaller numbers lose no rows outside the window.
     """
     kind, frame, seq = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "seq"))
     keep = ~gone
@@ -80,7 +80,7 @@ def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) ->
 
 
 def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
-    """Drop the frames of the unfinished chunk, but count them as watched."""
+    """Drop the frames of the unfinished chunk, but include them in the number of frames watched."""
     frames, features = len(arrays["chunk.seconds"]), arrays.pop("chunk.features", None)
     encoded = frames - len(arrays["chunk.pixels"])
     group = max(1, encoded // len(features)) if features is not None and len(features) else 1
@@ -91,7 +91,7 @@ def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
 
 
 def _begun_anew(name: str, array: NDArray) -> NDArray:
-    """Return an array of the capture, reset or emptied if it may reveal frames or texts."""
+    """Return one of the capture's arrays, reset or emptied if its values may reveal frames or texts."""
     if name in ("references.seq", "chunk.encoder.changes.since"):
         return np.full_like(array, -1)
     if name.startswith(("references.", "chunk.encoder.")):

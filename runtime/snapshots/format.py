@@ -55,7 +55,10 @@ class Encrypted(OtherFormat):
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """The stream's part of a snapshot's header. ``positions``: where its positions continue; 4 numbers in early snapshots."""
+    """The part of a snapshot's header that describes the stream.
+
+    ``positions``: where the stream's positions continue; 4 numbers in early snapshots.
+    """
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
     seq: Count
@@ -74,7 +77,10 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
-    """The session's part of a snapshot's header. ``conversations``: (question, answer) pairs by conversation name."""
+    """The part of a snapshot's header that describes the session.
+
+    ``conversations``: (question, answer) pairs by conversation name.
+    """
 
     frames: Count
     chunks: Count
@@ -99,8 +105,8 @@ class Identity:
 class SnapshotHeader:
     """A snapshot's header.
 
-    ``bytes``: the arrays' total size. ``sections``: each array's name, dtype, shape, offset and checksum. ``boot``: the boot id
-    and the seconds since boot when the snapshot was written.
+    ``bytes``: the arrays' total size. ``sections``: each array's name, dtype, shape, offset and checksum. ``boot``: the
+    operating system's boot id, and the seconds since boot when the snapshot was written.
     """
 
     edgevlm: str

@@ -39,7 +39,7 @@ LATER = (  # fields of the chat and the decoder that earlier versions did not ha
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
-    """Return the settings, as JSON values, that a resumed session must have. Only ``name`` may differ."""
+    """Return the settings, as JSON values, that must be the same in a resumed session. Only ``name`` may differ."""
     bundle = stream.model.bundle
     height, width = bundle.vision.size
     return {
@@ -94,7 +94,7 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
 
 
 class CaptureBuffer:
-    """A buffer for copies of a session's arrays. The stream waits for the copying, but not for the writing.
+    """A buffer for copies of a session's arrays. The stream waits while arrays are copied, but not while they are written.
 
     The buffer's memory pages are allocated up front. The buffer grows if the arrays do not fit.
     """
@@ -120,7 +120,7 @@ class CaptureBuffer:
 
 
 class Captured(Protocol):
-    """The part of a session that the snapshot writer uses. ``_version`` changes whenever the session's state does."""
+    """The part of a session that the snapshot writer uses. ``_version`` changes whenever the session's state changes."""
 
     @property
     def _version(self) -> object: ...
@@ -135,7 +135,7 @@ class SnapshotWriter:
     ``every``: the seconds between snapshots. A snapshot is skipped if the session has not changed. ``notify``: a function that
     any thread calls with one line when a snapshot is resumed or refused, or when writing fails or works again. By default, the
     line is logged. ``source``: the name of the session's source, without secrets. ``key``: the key that encrypts the snapshots.
-    ``begin_again``: whether to start a new session if the snapshots belong to a different one. By default, :meth:`attach`
+    ``begin_again``: whether to start a new session if the snapshots belong to a different session. By default, :meth:`attach`
     raises UserError for snapshots of a different session, or of a source other than ``source`` and :attr:`continues`.
 
     Raises UserError if the directory cannot be used.
@@ -170,7 +170,7 @@ class SnapshotWriter:
         self._failing = self._unfit = False
 
     def kept(self, bundle: Bundle) -> Mapping[str, Any]:
-        """Return the newest valid snapshot's identity if that snapshot is of this model, else an empty mapping."""
+        """Return the newest valid snapshot's identity if the snapshot was made with this model, else an empty mapping."""
         with suppress(OSError):  # :meth:`attach` reports the same error
             if self._newest.get("model") == model_hash(bundle):
                 return self._newest
@@ -233,7 +233,7 @@ class SnapshotWriter:
                 raise UserError(f"{self._storage}: {why}; older snapshots were not deleted") from None
 
     def write_once(self, session: Captured, identity: dict[str, Any]) -> None:
-        """Replace the directory's snapshots with one of this session, and release the directory. Raises UserError."""
+        """Replace the directory's snapshots with a snapshot of this session, and release the directory. Raises UserError."""
         self._session, self._identity, self.buffer = session, identity, CaptureBuffer(0)
         try:
             self.begin_anew()
@@ -315,7 +315,7 @@ class SnapshotWriter:
 
 
 def described(about: Mapping[str, Any]) -> str:
-    """Return one line with a snapshot's frames, stream time and age."""
+    """Return one line with a snapshot's number of frames, stream time and age."""
     session, age = about["session"], Instant.now().since(written_at(about))
     return f"{session['frames']:,} frames up to {session['time_s']:.1f} s, written {ago(age)} ago"
 

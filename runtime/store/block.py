@@ -22,11 +22,11 @@ _MOST = 1 << 16  # limit on heads and head_dim: NumPy refuses shapes of more tha
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A group of n rows of one layer, for one KV head (H is 1) or for all KV heads of the model.
+    """A group of n rows in one layer, either of one KV head (H is 1) or of all KV heads of the model.
 
     ``key``, ``value``: ``[H, n, head_dim]`` in the cache's dtype. ``position``: ``[H, n, axes]``. All other arrays are
-    ``[H, n]``. Keys are rotated to their positions, as in the cache. ``confirmed`` is not updated in a block. ``block[rows]``
-    holds views of the arrays if ``rows`` is a slice, and copies otherwise.
+    ``[H, n]``. Keys are rotated to their positions, as in the cache. The values of ``confirmed`` in a block are not updated.
+    ``block[rows]`` holds views of the arrays if ``rows`` is a slice, and copies otherwise.
     """
 
     key: NDArray[np.number]
@@ -54,17 +54,20 @@ class Block:
         return sum(part.nbytes for part in self.parts)
 
     def head(self, head: int) -> Block:
-        """Return a block of views of one KV head's rows, or the block itself if it has only one head."""
+        """Return a block with views of one KV head's rows, or the block itself if it has only one head."""
         return self if len(self.seq) == 1 else Block(*[part[head : head + 1] for part in self.parts])
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Return one block with copies of the blocks' rows, in the order given. The blocks must have the same heads."""
+    """Return one block with copies of all rows of the given blocks, in order. The blocks must be of the same KV heads."""
     return Block(*[np.concatenate(parts, 1) for parts in zip(*(block.parts for block in blocks), strict=True)])
 
 
 class RecordHeader(NamedTuple):
-    """The header of a record. ``stamp``: unique to each write. ``nbytes``: the record's size with header and padding."""
+    """The header of a record.
+
+    ``stamp``: a number that is unique to each write. ``nbytes``: the record's size, including header and padding.
+    """
 
     magic: bytes
     dtype: int

@@ -24,7 +24,10 @@ STEP = 16 << 20  # the file grows by this many bytes
 
 
 class Extent(NamedTuple):
-    """A record's place in the file, and its stamp. If the stamp in the file differs, the record was overwritten."""
+    """Where a record is in the file, and the record's stamp.
+
+    If the file has a different stamp there, the record was overwritten.
+    """
 
     offset: int
     nbytes: int

@@ -1,4 +1,4 @@
-"""Keep blocks in host memory and in one file, each with a byte limit. Background threads write and prefetch blocks."""
+"""Keep blocks in host memory and in one file. Both have a size limit. Background threads write and prefetch blocks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreUse:
-    """The bytes that a store uses, and its counters."""
+    """How many bytes a store uses, and the store's counters."""
 
     host_bytes: int
     file_bytes: int
@@ -76,7 +76,7 @@ class StoreUse:
 
 
 class BlockTable:
-    """A table of the blocks' places in the file, by block number.
+    """A table of where blocks are in the file, by block number.
 
     Block numbers are added in ascending order and removed in any order. ``live``: the records' total size in bytes.
     """
@@ -107,13 +107,13 @@ class BlockTable:
         self._used += 1
 
     def extent(self, number: int) -> Extent | None:
-        """Return a block's place in the file, or None if the block is not in the file."""
+        """Return where a block is in the file, or None if the block is not in the file."""
         at = self._find(number)
         extent = Extent(*self._place[at].item()) if at >= 0 else None
         return extent if extent is not None and extent.offset else None
 
     def place(self, number: int, extent: Extent | None) -> None:
-        """Set a block's place in the file. None means that the block is not in the file."""
+        """Set where a block is in the file. ``extent``: None if the block is not in the file."""
         at = self._find(number)
         self.live += (extent.nbytes if extent else 0) - int(self._place[at]["nbytes"])
         self._place[at] = extent or (0, 0, 0)
@@ -123,14 +123,14 @@ class BlockTable:
         self._place[self._find(number)]["offset"] = _REMOVED
 
     def between(self, begin: int, end: int) -> list[tuple[int, Extent]]:
-        """Return the number and the place of each block whose record begins in ``[begin, end)``, in file order."""
+        """Return the number and the extent of each block whose record begins in ``[begin, end)``, in file order."""
         place = self._place[: self._used]
         at = np.flatnonzero((place["offset"] >= begin) & (place["offset"] < end))
         at = at[np.argsort(place["offset"][at])]
         return [(number, Extent(*row)) for number, row in zip(self._number[at].tolist(), place[at].tolist(), strict=True)]
 
     def arrays(self) -> tuple[NDArray[np.int64], NDArray]:
-        """Return copies of all blocks' numbers and places in the file."""
+        """Return copies of the numbers of all blocks and of their extents in the file."""
         held = self._place["offset"][: self._used] != _REMOVED
         return self._number[: self._used][held], self._place[: self._used][held]
 
@@ -194,7 +194,7 @@ class Store:
         return self._table.nbytes
 
     def put(self, block: Block) -> int:
-        """Keep a copy of a block. Return the block's number, which counts from 0. Disk errors do not raise exceptions."""
+        """Store a copy of a block, and return the block's number. Numbers count from 0. Disk errors do not raise exceptions."""
         record = BlockRecord.of(block)
         with self._changed:
             self._make_room(record.buffer.nbytes)
@@ -220,7 +220,7 @@ class Store:
         return True
 
     def renumber(self, numbers: Sequence[int]) -> range:
-        """Give the blocks the next free numbers, in order, and return these numbers. Lost blocks are skipped."""
+        """Renumber the blocks with the next free numbers, in order, and return the new numbers. Lost blocks are skipped."""
         with self._editing, self._changed:
             first = self._next
             for number in map(int, numbers):
@@ -473,7 +473,7 @@ class Store:
         return not self._failing
 
     def _due(self) -> bool:
-        """Return whether to write blocks now. Blocks may still grow, so they are written as late as possible."""
+        """Return whether to write blocks now. Blocks may still grow, so writing is delayed as long as possible."""
         if self._failing and time.monotonic() < self._retry_at:
             return False
         hurry = self._waiting or self._closing or self._failing or self._unwritten > self.host_limit // 8
@@ -499,8 +499,8 @@ class Store:
     def _write(self, file: StoreFile) -> None:
         """Write the least recently used unwritten block to the file. Raises OSError.
 
-        Blocks that the write would overwrite are read first, and written again later. If the file is nearly full, overwritten
-        blocks are lost.
+        Blocks that would be overwritten are read first, and written again later. If the file is nearly full, overwritten blocks
+        are lost.
         """
         with self._changed:
             if not self._dirty:
@@ -565,7 +565,7 @@ class Store:
 
 
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
-    """Return where the file holds the blocks of a saved state, by block number. Only intact records count.
+    """Return where the file holds the blocks of a saved state, by block number. Damaged records are ignored.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites records in file order, from ``head`` to the
     end and then from the start to ``head``. Overwritten records are therefore the first ones after ``head`` or the first ones
