@@ -47,7 +47,7 @@ class NoteFollower:
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch and view of each camera that was closed
 
     def follow(self) -> None:
-        """Carry out requests to forget in this node's files, in open cameras, and in recently closed cameras."""
+        """Delete the requested periods from this node's files, and from the memory of open and recently closed cameras."""
         view = self.view()
         try:
             for note in view["notes"]:

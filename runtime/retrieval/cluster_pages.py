@@ -101,7 +101,7 @@ class ClusterPages(Stateful):
         self._write(layer, head, {slot: [] for slot in gone.tolist()} | runs_of)
 
     def block_ids(self, layer: int, head: int, slots: Iterable[int]) -> list[int]:
-        """Return the numbers of all blocks of some clusters."""
+        """Return the numbers of all blocks that hold the given clusters."""
         return [number for slot in slots for run in self._runs(layer, head, int(slot)) for number in run.pages]
 
     def take_out(self, store: Store, layer: int, head: int, slots: Sequence[int]) -> list[Block]:
