@@ -101,8 +101,8 @@ class Backbone:
     """A kind of language model, and how to read its weights from a checkpoint.
 
     ``biases``: which of ``q k v o gate up down`` have a bias. If ``biases`` is None, the config's ``attention_bias`` decides;
-    with ``gated_biases``, its ``mlp_bias`` decides as well. ``head_norms``: each head's queries and keys are normed before
-    rotation. ``head_dim`` and ``sections``: the head size and M-RoPE's sections, for configs without these settings.
+    with ``gated_biases``, its ``mlp_bias`` decides as well. ``head_norms``: whether each head's queries and keys are normed
+    before rotation. ``head_dim`` and ``sections``: the head size and M-RoPE's sections, for configs without these settings.
     ``interleaved``: whether the rotary pairs of M-RoPE's axes alternate.
     """
 

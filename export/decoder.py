@@ -255,7 +255,10 @@ class DecoderGraph:
         return query, self.operators.rotate(f"{name}.key", k, s.kv_heads, table), v, residual
 
     def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
-        """Add the nodes after a layer's attention. Return the new residual, and the MLP's output to add to it."""
+        """Add the nodes after a layer's attention.
+
+        Return the new residual, and the MLP's output that must be added to the residual.
+        """
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
         projected = self.post_norm(f"{name}.attended", self.linear(f"{name}.output", attention, w, "output"), w)
         normed, residual = self.operators.norm(f"{name}.mlp_norm", w.norms["mlp"], residual, projected)

@@ -136,7 +136,7 @@ class WeightsFile:
 class GraphBuilder:
     """Builds an ONNX graph of nodes, initializers, inputs and outputs with unique, readable names.
 
-    ``for_cpu``: the graph runs only on ONNX Runtime's CPU, and may use operators that other devices lack.
+    ``for_cpu``: whether the graph runs only on ONNX Runtime's CPU provider, and may use operators that other providers lack.
     """
 
     def __init__(self, name: str, weights: WeightsFile, opset: int = OPSET, ir_version: int = IR_VERSION) -> None:

@@ -28,8 +28,8 @@ class Layouts(NamedTuple):
     """The layouts of a precision: ``matrices`` for the layers' matrices, ``table`` for the embedding and the head.
 
     The engine reads single rows of the embedding, so ``table`` must store rows one after another, as floating-point numbers or
-    as 8-bit codes with scales but no zero points. ``rotated``: the layers' rows are rotated, as :mod:`edgevlm.export.rotation`
-    explains.
+    as 8-bit codes with scales but no zero points. ``rotated``: whether the layers' rows are rotated, as
+    :mod:`edgevlm.export.rotation` explains.
     """
 
     matrices: Layout

@@ -23,12 +23,12 @@ class Tower:
     """A vision tower, which turns pixels into rows for the decoder. Families implement :meth:`add_nodes`.
 
     Pixels are ``[G, group * 3, H, W]``, rows ``[G, tokens, width]``. ``size``: a frame's (height, width) in pixels.
-    ``is_sized``: frames of other sizes are also accepted. ``group``: how many frames are encoded together. ``patch_grid``: how
-    many (rows, columns) of patches a frame is cut into. ``class_tokens``: how many rows of class tokens come before the
-    patches. ``reach``: two matrices that show which patches a token depends on, ``[rows of tokens, rows of patches]`` and
-    ``[columns of tokens, columns of patches]``, or None if each patch is a token. ``residual``: the width of the residual
-    stream, which is rotated in int8. Leave ``residual`` at 0 unless :meth:`add_nodes` passes ``reads`` and ``writes`` to its
-    linears.
+    ``is_sized``: whether frames of other sizes are also accepted. ``group``: how many frames are encoded together.
+    ``patch_grid``: how many (rows, columns) of patches a frame is cut into. ``class_tokens``: how many rows of class tokens
+    come before the patches. ``reach``: two matrices that show which patches a token depends on,
+    ``[rows of tokens, rows of patches]`` and ``[columns of tokens, columns of patches]``, or None if each patch is a token.
+    ``residual``: the width of the residual stream, which is rotated in int8. Leave ``residual`` at 0 unless :meth:`add_nodes`
+    passes ``reads`` and ``writes`` to its linears.
     """
 
     size: tuple[int, int]

@@ -53,9 +53,10 @@ class VisionGraph:
     """Builds a tower's graph. The methods add nodes and return the output tensor's name.
 
     Layers are named after their tensors in the checkpoint, such as ``vision.encoder.layers.0.mlp.fc1``. Rows are float32
-    ``[B, N, width]``. ``standard``: only standard ONNX operators are used. ``fixed``: all frames are the same size, and
-    whatever depends only on the frame size is computed at export. ``rotation``: the rotation of the residual stream. With a
-    rotation, the stored weights are rotated, and norms' gains and biases are folded into the linears that follow them.
+    ``[B, N, width]``. ``standard``: whether to use only standard ONNX operators. ``fixed``: whether all frames are the same
+    size, so that whatever depends only on the frame size is computed at export. ``rotation``: the rotation of the residual
+    stream. With a rotation, the stored weights are rotated, and norms' gains and biases are folded into the linears that follow
+    them.
     """
 
     graph: GraphBuilder
@@ -255,7 +256,7 @@ class VisionGraph:
         """Return ``rows + skip`` normed over the last axis, and the sum itself.
 
         Sum and norm are two nodes, because ONNX Runtime's SkipLayerNormalization takes four times as long on a CPU. ``writes``:
-        the norm's output is the new residual stream.
+        whether the norm's output is the new residual stream.
         """
         vectors = self._affine(name, ("weight", "bias"), width, writes)
         total = self.add(f"{name}.sum", rows, skip) if skip else rows

@@ -136,7 +136,7 @@ def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
 
 
 class KernelCall:
-    """Runs kernels over some layers of a cache, and manages their arrays in device memory.
+    """Runs kernels over some layers of a cache, and manages the kernels' arrays in device memory.
 
     Declare arrays first, then call :meth:`send`, :meth:`launch` and :meth:`fetch`. ``lengths``: each layer's number of rows, by
     default the number in the cache.

@@ -273,7 +273,7 @@ class SnapshotDirectory:
         take: Callable[[Snapshot], object] = lambda _: None,
         begin_again: bool = False,
     ) -> tuple[Snapshot | None, list[str]]:
-        """Return the newest usable snapshot of a session, and a line for each newer snapshot that was refused.
+        """Return the newest usable snapshot of a session, and a one-line message for each newer snapshot that was refused.
 
         ``wanted``: the session's identity. ``take``: a function that restores a snapshot. If it raises SnapshotError, an older
         snapshot is tried. If no snapshot is usable, snapshots of a different version are renamed with the suffix OTHER.
@@ -315,8 +315,8 @@ class SnapshotDirectory:
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
         """Write a snapshot, and delete all earlier snapshots except the newest valid one.
 
-        ``alone``: delete all earlier snapshots, including the renamed ones. Raises UserError, and writes nothing, if another
-        process has written a newer snapshot. Raises OSError if writing fails or, with ``alone``, if deleting fails.
+        ``alone``: whether to delete all earlier snapshots, including renamed snapshots. Raises UserError, and writes nothing,
+        if another process has written a newer snapshot. Raises OSError if writing fails or, with ``alone``, if deleting fails.
         """
         storage: Any = self.storage
         if any(_number(path) > self._number for path in storage.snapshots()[:1]):

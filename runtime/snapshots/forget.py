@@ -18,7 +18,7 @@ Bool = NDArray[np.bool_]
 
 
 class AllOrNothing(UserError):
-    """The error for a memory from which no time window can be deleted."""
+    """The error for a time window that cannot be deleted alone, only with the whole memory."""
 
 
 def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
@@ -65,7 +65,8 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
 
 
 def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) -> Bool:
-    """Return a mask of the rows to keep, ``[kv_heads, n]``. A frame's text is deleted once all of the frame's vision rows are.
+    """Return a mask of the rows to keep, ``[kv_heads, n]``. A frame's text is deleted along with the last of the frame's vision
+    rows.
 
     ``oldest``: frames with smaller numbers lose no rows outside the window.
     """
