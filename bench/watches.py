@@ -96,8 +96,8 @@ def quality(
 ) -> Iterator[Line]:
     """Yield a line for each policy and each rule for opening a watch.
 
-    At every frame of a stream, each of the WATCHES watches asks whether its object is present. Streams are added until objects
-    have appeared or left ``events`` times. The policy ``still`` remembers only the current frame. Raises UserError.
+    At every frame of a stream, each of the WATCHES watches asks whether its object is present. More streams run until objects
+    have come or gone ``events`` times. The policy ``still`` remembers only the current frame. Raises UserError.
     """
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}

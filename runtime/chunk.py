@@ -119,7 +119,7 @@ class Chunk:
         return Encoded(features, seconds, self.limit // self.group - groups)
 
     def appended(self, groups: int) -> None:
-        """Drop complete groups that were appended to the memory. ``groups``: the number of groups, from the first on."""
+        """Drop the first ``groups`` complete groups, which have been appended to the memory."""
         self._features = self._features[groups:]
 
     def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:
