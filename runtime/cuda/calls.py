@@ -80,7 +80,7 @@ def slots_for(rows: int) -> int:
 def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
     """Return the angle by which each rotary pair turns per position, as a 64-bit fraction of a full turn.
 
-    Full turns overflow and disappear, so the product of an angle and a number of positions is exact.
+    Integer overflow drops full turns, so the product of this fraction and a number of positions is exact.
     """
     full = 1 << 64
     return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)

@@ -35,7 +35,7 @@ class Needs:
     ``variant``: the decoder graph for prefill. In the graph ``per-layer``, the policy chooses which rows each layer attends to.
     ``features``: whether the policy needs each frame's features. ``single_frames``: whether to append the changes of one frame
     at a time, even if the changes of several frames would fit. ``working_rows``: the number of rows per layer that every call
-    fills with new content and that do not count towards |M_l|.
+    overwrites; they do not count towards |M_l|.
     """
 
     probe_layers: tuple[int, ...] = ()

@@ -80,7 +80,7 @@ class SimpleStream(Policy):
         return Needs(single_frames=True)  # a frame attends only to the k - 1 frames before it
 
     def score(self, layer: Layer) -> Float32:
-        """Prefer rows whose patch was unchanged most recently, if the changes of k frames exceed the budget."""
+        """Prefer rows with a high ``confirmed``. Scores are needed only if the changes of k frames exceed the budget."""
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:

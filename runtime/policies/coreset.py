@@ -19,13 +19,13 @@ from edgevlm.runtime.policies.layer import Float32, Int64, Layer, normalized
 class Coreset(OneChoice):
     """Keep the newest token, then repeatedly take the token that differs most from the tokens taken.
 
-    The next token t has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t). Here s runs over the tokens taken so far.
-    The vector x_t concatenates token t's un-rotated key of the first layer and its key and value of the deepest layer, for all
-    KV heads. Each key and value is scaled to length 1, and then the whole vector x_t is scaled to length 1. The number r_t is
-    the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The similarity term is the one
-    that greedy k-centre selection uses. The term with r_t favours a large log-determinant. After ``steps`` tokens have been
-    taken, the rest are taken at once, by their last scores. All layers and heads keep the same tokens; the newest token wins
-    ties.
+    The next token is the token t with the highest score, 1 - max_s x_t . x_s + diversity log(.01 + r_t), where s runs over the
+    tokens taken so far. The vector x_t concatenates token t's un-rotated key of the first layer and its key and value of the
+    deepest layer, for all KV heads. Each key and value is scaled to length 1, and then the whole vector x_t is scaled to length
+    1. The number r_t is the squared length of the part of x_t orthogonal to the first ``directions`` tokens taken. The
+    similarity term is the one that greedy k-centre selection uses. The term with r_t favours a large log-determinant. After
+    ``steps`` tokens have been taken, the rest are taken at once, by their last scores. All layers and heads keep the same
+    tokens; the newest token wins ties.
 
     Ours: CoRDS has published no code, so the weights, the choice of layers and the limit on directions are ours. CoRDS always
     keeps recent tokens. In edgevlm, the newest frame is appended after the choice, so questions see it whole.

@@ -31,7 +31,7 @@ class Description:
 
 
 def describe(policy: type[Policy]) -> Description:
-    """Describe a policy by its settings, and by the first and the ``Ours:`` paragraph of its docstring."""
+    """Describe a policy by its settings and two paragraphs of its docstring: the first and the one after ``Ours:``."""
     text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
     ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
     settings = []

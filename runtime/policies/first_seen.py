@@ -55,7 +55,7 @@ class FirstSeen(OneChoice):
 
 
 def _novelty(values: Float32, new: int) -> Float32:
-    """Return the novelty of the tokens from index ``new`` on. ``values``: ``[kv_heads, n, head_dim]``, oldest first."""
+    """Return the novelty of token ``new`` and all later tokens. ``values``: ``[kv_heads, n, head_dim]``, oldest first."""
     joined = values.swapaxes(0, 1).reshape(values.shape[1], -1)
     rows = normalized(joined)
     most = [np.zeros(0, np.float32)]

@@ -24,7 +24,7 @@ LAMBDAS = 0.1, 0.3, 0.4  # fraction of a score taken from the next deeper layer,
 
 @dataclass
 class Hermes(FixedTarget):
-    """Keep recent tokens in shallow layers, tokens that a guidance prompt attends to in deep layers, and both in middle layers.
+    """Keep recent tokens in shallow layers, tokens important to a guidance prompt in deep layers, and both in middle layers.
 
     Ours: the cache is compressed before new frames are appended. The guidance prompt runs in one causal forward pass, which is
     rolled back. In eq. 1, dt is a token's rank by age, divided by the largest rank. Tokens are matched across layers by their

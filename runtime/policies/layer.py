@@ -228,8 +228,8 @@ class Layer:
         ``gone``: a mask of the rows to merge, ``[kv_heads, n]``. ``into``: ``[kv_heads, n]``, the index, in the same head, of
         the row that each row is merged into. ``weight``: ``[kv_heads, n]``, the number of tokens that each row represents. The
         key and value of the row that stays become the weighted means of the merged rows; its other data is unchanged. Keys are
-        averaged un-rotated, then rotated to that row's position. Raises ValueError if ``into`` names a fixed row or one in
-        ``gone``, or if the weights of merged rows add up to 0 or less.
+        averaged un-rotated, then rotated to that row's position. Raises ValueError if ``into`` points to a row that is fixed or
+        in ``gone``, or if the weights of merged rows add up to 0 or less.
         """
         weights, keys, values = (
             np.broadcast_to(np.asarray(weight, np.float32), gone.shape),

@@ -109,8 +109,8 @@ def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple
 def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
     """Split rows into two clusters by k-means with cosines. Return a mask of the rows in the second cluster, bool ``[n]``.
 
-    ``rows``: ``[n, width]``. The first centre is the row least similar to the mean, the second the row least similar to the
-    first. If all rows are parallel, the second cluster is empty.
+    ``rows``: ``[n, width]``. The first centre is the row least similar to the mean. The second centre is the row least similar
+    to the first. If all rows are parallel, the second cluster is empty.
     """
     unit = units(rows)
     first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
@@ -400,8 +400,8 @@ class MosaicClusters(Stateful):
         return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
-        """Choose the clusters that a query attends to most, until they hold ``rows`` rows. Return the slots of these clusters,
-        best first.
+        """Choose clusters in order of the attention that a query gives them, until they hold ``rows`` rows in total. Return
+        the slots of these clusters, best first.
 
         ``query``: the un-rotated queries of one head, ``[r, D]``. ``partitions``: the number of partitions to search, namely
         those whose mean keys get the most attention; lower numbers win ties. Clusters of one row are skipped: their

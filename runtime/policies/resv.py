@@ -65,7 +65,7 @@ class HashClusters(Stateful):
         ``keys``: rotated, ``[kv_heads, n, head_dim]``. ``positions``: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a
         new cluster takes the lowest free slot. Once half of the slots hold open clusters, each token joins the nearest open
         cluster at any distance. Returns each token's slot ``[kv_heads, n]``, the two results of :meth:`seal`, and the number of
-        tokens that joined beyond ``distance``.
+        tokens that joined a cluster farther away than ``distance`` bits.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
@@ -74,8 +74,8 @@ class HashClusters(Stateful):
 
         All arrays are ``[kv_heads, n, ...]``. ``slot``: the slot of each row's cluster, or -1 for a row in no cluster. Returns
         ``home`` ``[kv_heads, 2 * slots]``, and the number of clusters that were merged because no slot was free. ``home[h, s]``
-        is the new slot of the sealed cluster that was in slot s. ``home[h, slots + s]`` is the slot of the rows that left open
-        cluster s. A slot of -1 means no cluster.
+        is the new slot of the sealed cluster that was in slot s. ``home[h, slots + s]`` is the slot of the new cluster made
+        from open cluster s. A slot of -1 means no cluster.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
@@ -104,8 +104,8 @@ class HashClusters(Stateful):
 
 
 class RowClusters(Stateful):
-    """A table of the cluster that each of up to ``rows`` window rows belongs to, in every layer and KV head. A row is looked up
-    by its ``seq``.
+    """A table that gives the cluster of each row of the window, in every layer and KV head, for up to ``rows`` rows. A row is
+    looked up by its ``seq``.
     """
 
     state_fields = ("_seq", "_slot", "_held")

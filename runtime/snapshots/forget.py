@@ -18,15 +18,15 @@ Bool = NDArray[np.bool_]
 
 
 class AllOrNothing(UserError):
-    """The error for a time window that cannot be deleted alone, only with the whole memory."""
+    """The error for a time window that can be deleted only together with the whole memory."""
 
 
 def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
     """Delete a time window from a captured session. Return the largest number of rows that any layer lost.
 
-    Deletes the vision rows whose patch was visible in the window, and all summaries, because summaries have no time. All heads
-    of a layer must keep the same number of rows, so some heads also lose their oldest rows. Policy scores do not change. Resets
-    the reference patches, the vision tower's cache and the conversations. An empty window changes nothing.
+    Deletes the vision rows whose patch was visible in the window, and all summaries, because a summary's time is unknown. All
+    heads of a layer must keep the same number of rows, so some heads also lose their oldest rows. Policy scores do not change.
+    Resets the reference patches, the vision tower's cache and the conversations. An empty window changes nothing.
 
     ``about``, ``arrays``: the capture's header and arrays. Raises AllOrNothing if the policy has a store, or if the window
     includes frame 0 and all later frames attend to frame 0.
@@ -68,7 +68,7 @@ def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) ->
     """Return a mask of the rows to keep, ``[kv_heads, n]``. A frame's text is deleted along with the last of the frame's vision
     rows.
 
-    ``oldest``: frames with smaller numbers lose no rows outside the window.
+    ``oldest``: the lowest number of a frame that may lose rows outside the window.
     """
     kind, frame, seq = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "seq"))
     keep = ~gone
@@ -81,7 +81,7 @@ def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) ->
 
 
 def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
-    """Drop the frames of the unfinished chunk, but include them in the number of frames watched."""
+    """Drop the frames of the unfinished chunk, but count them in the stream's number of frames."""
     frames, features = len(arrays["chunk.seconds"]), arrays.pop("chunk.features", None)
     encoded = frames - len(arrays["chunk.pixels"])
     group = max(1, encoded // len(features)) if features is not None and len(features) else 1

@@ -39,7 +39,7 @@ LATER = (  # fields of the chat and the decoder that earlier versions did not ha
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
-    """Return the settings, as JSON values, that must be the same in a resumed session. Only ``name`` may differ."""
+    """Return a session's settings as JSON values. All except ``name`` must be the same in a resumed session."""
     bundle = stream.model.bundle
     height, width = bundle.vision.size
     return {

@@ -376,7 +376,7 @@ class Store:
             self._unwritten -= record.buffer.nbytes
 
     def _make_room(self, nbytes: int) -> None:
-        """Free host memory by evicting blocks that are in the file, waiting for writes, or losing old blocks."""
+        """Free host memory: evict blocks that the file also holds, wait until blocks are written, or lose old blocks."""
         while self._unwritten + nbytes > self.host_limit // 2 and self._wait():
             pass
         while self.host_bytes and self.host_bytes + nbytes > self.host_limit:
