@@ -469,7 +469,7 @@ class NodeAgent(Hooks):
             return self.notes.answer(number)
 
     def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
-        """Carry out a request to forget in the shared folders of cameras that no node has open.
+        """Carry out a request to forget, in the shared folders of cameras that are open on no node.
 
         Returns what was deleted, the failures, and the names of absent nodes and closed cameras that must still delete their
         data. Raises UserError and HeadAway.

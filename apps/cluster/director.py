@@ -24,7 +24,7 @@ class ClusterState:
 
     ``notes``: the requests to forget that some nodes or cameras have not carried out yet. ``removed``: the last epochs of
     removed cameras, so that a new camera of the same name gets a later epoch. ``instances``: the id of each node's process.
-    ``nodes_forgot`` and ``cameras_forgot``: the number of the last request to forget that each node and camera has carried out.
+    ``nodes_forgot`` and ``cameras_forgot``: the number of each node's and each camera's last completed request to forget.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -137,9 +137,9 @@ class Director:
         """Return the cameras that a node must watch until LEASE_S seconds after its request.
 
         ``open``: the cameras that the node has open. ``needs``: the fields of a :class:`Need` for each model. ``forgot``: the
-        number of the last request to forget that the node has carried out in its files. ``cameras_forgot``: the number of the
-        last request that each camera has carried out in its memory. ``mark``: the version of the state that the node has; if
-        this version is the newest, the reply's ``view`` is None. Raises UserError if the node must join again.
+        number of the last request to forget that was completed in the node's files. ``cameras_forgot``: the number of the last
+        request that was completed in each camera's memory. ``mark``: the version of the state that the node has; if this
+        version is the newest, the reply's ``view`` is None. Raises UserError if the node must join again.
         """
         if not self._is_member(name, instance):
             raise UserError(f"node {name} is no longer in the cluster; joining again")
@@ -256,8 +256,8 @@ class Director:
         """Pause or resume a camera on any node, or change its settings.
 
         ``fields``: new values of :class:`Camera`'s ``paused`` or ``switched``. If ``switched`` changes, the camera is opened
-        again with an empty memory. If ``begins`` is set, the camera keeps its newest memory since the epoch ``begins``. Raises
-        UserError.
+        again with an empty memory. If ``begins`` is set, the camera keeps its newest memory from epoch ``begins`` or later.
+        Raises UserError.
         """
         camera = self._camera(name)
         vars(camera).update(fields)

@@ -69,7 +69,7 @@ class NoteFollower:
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Carry out requests to forget for a closed camera, by default all waiting requests. Raises UserError and OSError."""
+        """Carry out ``notes`` (by default all waiting requests to forget) on a closed camera. Raises UserError and OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))
@@ -78,7 +78,7 @@ class NoteFollower:
             self.cameras[name] = note["number"]
 
     def follow_shared(self, number: int) -> None:
-        """Carry out one request to forget in the folders of cameras that no node has open. Raises UserError."""
+        """Carry out one request to forget, in the folders of cameras that are open on no node. Raises UserError."""
         view = self.view()
         for note in [note for note in view["notes"] if note["number"] == number]:
             for name in {*view["cameras"], *view["removed"]}:

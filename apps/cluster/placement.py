@@ -15,7 +15,7 @@ MOST = 1 + 1e-9  # limit for a node's memory and time; rounded fractions may add
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model's predicted memory and speed on a node. ``fps``: for all its cameras together; 0 if it cannot run."""
+    """A model's predicted memory and speed on a node. ``fps``: frames a second for all its cameras, or 0 if it cannot run."""
 
     weights_bytes: int = 0  # a node's cameras share the weights of a model
     camera_bytes: int = 0
@@ -131,8 +131,8 @@ def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, s
 def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
     """Choose cameras that should move from full nodes to emptier nodes. Return each chosen camera's new node.
 
-    A move costs a few seconds of the camera's stream. A camera therefore moves only if its new node will be less full than its
-    old node was, by at least ``gain`` (a fraction).
+    A move costs a few seconds of the camera's stream. A camera therefore moves only if its new node's fullness after the
+    move is at least ``gain`` below its old node's fullness before the move.
     """
     loads = {node.name: Load(node) for node in nodes}
     watched: dict[str, list[Camera]] = {name: [] for name in loads}

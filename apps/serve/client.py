@@ -38,7 +38,7 @@ def questions(typed: str | None) -> Iterator[str]:
 def ask_server(
     question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
 ) -> None:
-    """Ask a server and print the answer as it arrives, with the time of older evidence. Raises UserError."""
+    """Ask a server, print the answer as it arrives, and print when the evidence was seen if it is old. Raises UserError."""
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:
@@ -88,7 +88,10 @@ def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> d
 
 
 def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_json: bool) -> None:
-    """Print a period's watch openings, journal lines and picture addresses, oldest first. Raises a one-line UserError."""
+    """Print the openings of watches and the journal lines in a period, with picture addresses, oldest first.
+
+    Raises a one-line UserError.
+    """
     with replied(url, key_file, "/v1/digest", query=window) as response:
         found = json.loads(response.read())
         for each in found["data"]:

@@ -154,7 +154,7 @@ class ClusterSettings(Section):
     ``join`` is ``head`` or ``head:PORT`` to start a cluster, or the head's ``HOST`` or ``HOST:PORT`` to join one. The cameras'
     snapshots and the head's state are kept in ``snapshots``: a folder that all nodes share, or an address like
     ``s3://bucket/shop``. ``node`` is this node's name, by default the machine's name. Other nodes reach this machine at the IP
-    address ``address``. edgevlm may use ``memory`` megabytes, by default as many as ``edgevlm plan`` finds usable.
+    address ``address``. edgevlm may use ``memory`` megabytes, by default the memory that ``edgevlm plan`` reports as usable.
     """
 
     join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None

@@ -100,7 +100,7 @@ def _multiples(schema: Any) -> Iterator[int]:
 
 
 def _branches(schema: Any) -> Iterator[int]:
-    """Yield the number of alternatives of each ``anyOf`` and ``oneOf`` with a reference, which can be recursive."""
+    """Yield the number of alternatives of each ``anyOf`` or ``oneOf`` that contains a (possibly recursive) reference."""
     for part in _parts(schema):
         for among in (part.get("anyOf"), part.get("oneOf")):
             if isinstance(among, list) and any("$ref" in each for each in _parts(among)):

@@ -119,7 +119,7 @@ class Guard:
             asyncio.get_running_loop().run_in_executor(None, trim)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an error, then discard the body for up to LINGER_S seconds. If it were cut off, proxies would report 502."""
+        """Send an error, then discard the request's body for up to LINGER_S seconds, because proxies report 502 otherwise."""
         response, headers = respond(error), Headers(scope=scope)
         response.headers["connection"] = "close"
         if "expect" in headers or not ("content-length" in headers or "transfer-encoding" in headers):

@@ -422,8 +422,9 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:
-        """Return each frame in memory: its time, its thumbnail, and the fraction of its tokens, in total and per group of
-        layers. `patches` has a hexadecimal digit per token: the fraction of heads that keep the token, in fifteenths."""
+        """Return each frame in memory: its time, its thumbnail, and the fraction of its tokens that are kept, in total and
+        per group of layers. `patches` has a hexadecimal digit per token: the fraction of heads that keep the token, in
+        fifteenths."""
         return stream.memory()
 
     @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))
@@ -471,7 +472,7 @@ def add_events(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/digest", responses=list_of(answers.Opening, answers.Line, since=answers.SINCE, until=answers.UNTIL))
     def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
-        """Return a period's watch openings (`opening`) and journal lines (`line`), oldest first, each with its evidence.
+        """Return the openings of watches (`opening`) and the journal lines (`line`) in a period, with evidence, oldest first.
 
         If there are more than `limit` entries, only the newest entries are returned.
         """

@@ -179,8 +179,9 @@ class Service:
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
         """Delete what a camera saw in a period. Without ``name``, delete what all cameras saw, including removed cameras.
 
-        Deleting everything empties all memories and pauses cameras that play video files, even after a restart. Returns the
-        number of deleted items by camera and kind. If this raises UserError, data deleted before the error is not restored.
+        Deleting everything empties all memories. Cameras that play video files are paused until a user resumes them, even after
+        a restart. Returns the number of deleted items by camera and kind. If this raises UserError, data deleted before the
+        error is not restored.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -204,7 +205,7 @@ class Service:
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
-        """Delete what a camera saved in a folder, or at an address, that no open camera uses. Raises UserError."""
+        """Delete a period's data in a folder or at an address. No open camera may use ``where``. Raises UserError."""
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
@@ -362,7 +363,7 @@ class Service:
         return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """Return a period's watch openings and journal lines, oldest first, as in ``GET /v1/digest``."""
+        """Return the openings of watches and the journal lines in a period, oldest first, as in ``GET /v1/digest``."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]

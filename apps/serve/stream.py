@@ -198,7 +198,7 @@ class CameraStream:
         return None if resumed is None else float(resumed.about["written"])
 
     def rates(self) -> tuple[float, float]:
-        """Return the frames watched, and the frames skipped because the model was busy, per second, over ten seconds."""
+        """Return two rates per second, over ten seconds: watched frames, and frames skipped because the model was busy."""
         if len(counts := list(self._counts)) < 2:
             return 0.0, 0.0
         (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]
@@ -235,7 +235,7 @@ class CameraStream:
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Return the path of a frame's thumbnail taken at ``time`` (None: at any time), or None if there is none."""
+        """Return the path of a frame's thumbnail, or None if there is none or it was not taken at ``time``."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None

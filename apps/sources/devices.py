@@ -75,8 +75,8 @@ def problem_of(path: Path, root: Path = ROOT) -> str | None:
 class UsbConnection(Capture):
     """A connection to a USB camera through OpenCV's V4L2 backend. A single buffer is used, so that frames are never old.
 
-    ``target``: an index, /dev/videoN, or a name such as /dev/v4l/by-id/.., used if none of ``links`` exists. The driver chooses
-    the mode nearest to the requested size, rate and pixel format. :attr:`mode` describes the choice.
+    ``target`` (an index, /dev/videoN, or a name such as /dev/v4l/by-id/..) is used if none of ``links`` exists. The driver
+    chooses the mode nearest to the requested size, rate and pixel format. :attr:`mode` describes the choice.
     """
 
     repeats = True

@@ -92,10 +92,10 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
-    """Return the offset of a JPEG's end and True.
+    """Return ``(end, True)``, or ``(offset to continue from, False)`` if the JPEG is incomplete.
 
-    If the JPEG is incomplete, return False with the offset to continue searching from. A negative offset means that a new JPEG
-    begins at minus that offset. ``at``: the offset to search from. ``seen``: the number of bytes already searched.
+    If another JPEG begins before the end, return minus the offset of its beginning, and False. ``at``: the offset to
+    search from. ``seen``: the number of bytes already searched.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -243,7 +243,7 @@ class Deinterlacer:
 class RecordedClock:
     """Makes a recording's timestamps start at 0 and strictly increase.
 
-    A picture with timestamp ``s`` gets the time ``m``; the offset ``o`` is ``-s[0]`` at first::
+    Picture ``n`` has the timestamp ``s[n]`` and gets the time ``m[n]``. The offset ``o`` is ``-s[0]`` at first::
 
         m[n] = max(s[n] + o, m[n-1] + LEAST_S)
 

@@ -44,7 +44,7 @@ def is_topic(text: str) -> bool:
 class Mqtt(Sink):
     """Publishes events and states to an MQTT broker with QoS 1.
 
-    ``edgevlm/ID/available`` is ``online``, and set to ``offline`` by the last will. Topics below ``edgevlm/ID/CAMERA/WATCH/``
+    ``edgevlm/ID/available`` is ``online``; the last will sets it to ``offline``. Topics below ``edgevlm/ID/CAMERA/WATCH/``
     are ``state`` (ON or OFF), ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG) and ``active`` (ON or
     OFF). All topics except ``event`` are retained. ON sent to the topic ``set`` resumes the watch, and OFF pauses the watch. A
     path in the broker's address replaces ``edgevlm`` in the topics.

@@ -161,13 +161,14 @@ class WatchState:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether the watch is about to open or close, if its answer stays the same."""
+        """Return whether the watch will open or close if its answer stays the same."""
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:
         """Add a probability, measured at a stream time in seconds. Return whether the watch opened or closed.
 
-        ``open_after`` and ``close_after`` start again from 0 if no probability came for too long, or if stream time goes back.
+        The seconds of ``open_after`` and ``close_after`` are counted from 0 again if no probability came for too long, or if
+        stream time goes back.
         """
         watch = self.watch
         if self.asked is None or not self.asked <= time <= self.asked + watch.every + GAP_S:

@@ -40,8 +40,8 @@ class SeenFrame:
 class Tracked(WatchState):
     """The state of a watch on one camera.
 
-    ``closed``: when the watch last closed before a restart, in seconds since 1970. ``judged``: the stream time up to which the
-    watch is not asked again when a video file is played again.
+    ``closed``: when the watch last closed before a restart, in seconds since 1970. ``judged``: when a video file
+    is played again, the watch is asked only after this stream time.
     """
 
     opened: float = 0.0
