@@ -2,7 +2,7 @@
 
 Each round compresses a full cache with InfiniPot-V, and then computes the attention of a few queries. CUDA events around each
 kernel give its time; times are medians over rounds. A kernel's bandwidth counts the bytes of keys and values that it must read
-and write, and a copy's counts both its reads and its writes.
+and write. The bandwidth of a copy counts the bytes read and the bytes written.
 """
 
 from __future__ import annotations

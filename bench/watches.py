@@ -96,8 +96,9 @@ def quality(
 ) -> Iterator[Line]:
     """Yield a line for each policy and each rule for opening a watch.
 
-    At every frame of a stream, each of the WATCHES watches asks whether its object is present. More streams run until objects
-    have come or gone ``events`` times. The policy ``still`` remembers only the current frame. Raises UserError.
+    At every frame of a stream, each of the WATCHES watches asks whether its object is present. Streams are added until there
+    are ``events`` events, in which an object appears or disappears. The policy ``still`` remembers only the current frame.
+    Raises UserError.
     """
     words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}
@@ -135,7 +136,8 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Choose objects to watch for, first those that appear. Return their names, and whether each is present at each frame.
+    """Choose objects to watch for. Objects that never appear are chosen only if there are too few others. Return their names,
+    and whether each is present at each frame.
 
     The presence of the objects is bool ``[frames, watches]``.
     """

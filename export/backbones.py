@@ -26,9 +26,10 @@ class DecoderShape:
 
     ``sections``: how many rotary pairs belong to each of M-RoPE's three position axes. ``interleaved``: whether the rotary
     pairs of the three axes alternate. ``biases``: which of the projections ``q k v o gate up down`` have a bias. ``deepstack``:
-    the number of first layers after which DeepStack adds features. ``gate``: ``silu`` or ``gelu_pytorch_tanh``. ``windows``:
-    each layer's attention window in positions (0: none), or empty if no layer has a window. ``local_theta``: the rotary base of
-    layers with a window, if it differs from ``rope_theta``. ``whole_frames``: whether all rows of a frame attend to each other.
+    how many layers get DeepStack features; they are the first layers. ``gate``: ``silu`` or ``gelu_pytorch_tanh``.
+    ``windows``: each layer's attention window in positions (0: none), or empty if no layer has a window. ``local_theta``: the
+    rotary base of layers with a window, if it differs from ``rope_theta``. ``whole_frames``: whether all rows of a frame attend
+    to each other.
     """
 
     layers: int
@@ -100,10 +101,10 @@ class LayerWeights:
 class Backbone:
     """A kind of language model, and how to read its weights from a checkpoint.
 
-    ``biases``: which of ``q k v o gate up down`` have a bias. If ``biases`` is None, the config's ``attention_bias`` decides;
-    with ``gated_biases``, its ``mlp_bias`` decides as well. ``head_norms``: whether each head's queries and keys are normed
-    before rotation. ``head_dim`` and ``sections``: the head size and M-RoPE's sections, for configs without these settings.
-    ``interleaved``: whether the rotary pairs of M-RoPE's axes alternate.
+    ``biases``: which of ``q k v o gate up down`` have a bias. If None, ``q k v o`` have one if the config sets
+    ``attention_bias``; with ``gated_biases``, ``gate up down`` have one if it sets ``mlp_bias``. ``head_norms``: whether each
+    head's queries and keys are normed before rotation. ``head_dim`` and ``sections``: the head size and M-RoPE's sections, for
+    configs without these settings. ``interleaved``: whether the rotary pairs of M-RoPE's axes alternate.
     """
 
     biases: tuple[str, ...] | None = None

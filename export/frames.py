@@ -85,7 +85,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
     """Return a size setting as a dict.
 
-    A single number sets both sides of a crop; in any other setting, it sets the shortest edge.
+    A single number is both sides if ``key`` is ``crop_size``, otherwise the shortest edge.
     """
     size = config.get(key) or {}
     if isinstance(size, list):
@@ -119,7 +119,7 @@ def pixel_budget(
 ) -> PixelBudget:
     """Return the frame sizes that a Qwen-like processor allows: multiples of ``factor`` pixels within a pixel budget.
 
-    A stream has no fixed length, so its frames get the pixel budget of the shortest clip, but at most MOST_TOKENS tokens per
+    A stream has no fixed length, so its frames get the pixel budget of the shortest clip, limited to MOST_TOKENS tokens per
     frame. As in transformers, min_pixels and max_pixels take precedence over ``size`` if ``clip`` is 1, and are ignored
     otherwise. Raises UserError if the budget is invalid, or if ``needs_file`` and the processor file is missing. ``budget``:
     the default (minimum, maximum) number of pixels. ``clip``: how many frames share one budget.

@@ -34,7 +34,7 @@ _SETTINGS = {
 
 
 class GgufCheckpoint(Checkpoint):
-    """A checkpoint whose settings and tensors are read from a GGUF file. ``folder`` is the path of the GGUF file.
+    """A checkpoint whose settings and tensors are read from a GGUF file. ``folder`` holds the path of that file.
 
     Raises UserError if the file is missing or damaged, its architecture is not in ARCHITECTURES, or gguf is not installed.
     """

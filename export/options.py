@@ -44,10 +44,11 @@ class ExportOptions:
         their rounding (int4-zp); for other checkpoints, the default is fp32.
     ``samples``: samples of the matrices' inputs for rounding by GPTQ, or an :class:`ActivationSampler`.
     ``vision_precision``: the precision of the vision tower's linears: fp32 or int8 for ONNX Runtime, fp32 or fp16 for TensorRT.
-        An export for TensorRT uses fp16 by default, but fp32 if ``precision`` is fp32.
+        For TensorRT, the default is fp32 if ``precision`` is fp32, and fp16 otherwise.
     ``kv``: the type of cached keys and values. An export to int8 runs the new bundle in ONNX Runtime to measure the scales.
     ``profile``: the graph profile, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
-    ``positions``: how positions continue after a Qwen2-VL or Qwen2.5-VL video: as ``trained``, or as in ``transformers`` now.
+    ``positions``: how positions continue after a Qwen2-VL or Qwen2.5-VL video: as in training (``trained``) or as in
+        ``transformers``.
     ``family``: the class that reads the checkpoint, by name or as ``./file.py:Class``; by default the class for ``model_type``.
     """
 

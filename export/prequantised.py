@@ -3,10 +3,11 @@
 In both formats, a weight is ``w[n, k] = (code - zero) * scale`` with a 4-bit code. For each output, a group of consecutive
 inputs shares a zero point and a scale. An int32 holds eight codes or zero points, the first in the lowest bits:
 
-- AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. Number
-  i of an int32 belongs to output ``AWQ_ORDER[i]`` of the int32's eight outputs.
+- AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. The
+  numbers of an int32 belong to eight neighbouring outputs, number i to the one at index ``AWQ_ORDER[i]``.
 - GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx``
-  ``[in]``, all in order. GPTQ's first format stores each zero point minus 1; ``gptq_v2`` stores the zero point itself.
+  ``[in]``. The numbers of an int32 are in order. GPTQ's first format stores each zero point minus 1; ``gptq_v2`` stores the
+  zero point itself.
 """
 
 from __future__ import annotations

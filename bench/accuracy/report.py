@@ -96,8 +96,8 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
 def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
     """Return the groups of questions to report: all questions about now, all questions about the past, and each kind.
 
-    Groups about the past are also split by when the answer was last shown: by the quarter of a short stream, or by the number
-    of frames since then on a long stream. On long streams, questions about things never shown are a separate group.
+    Questions about the past are also grouped by when the answer was last shown: in which quarter of a short stream, or how many
+    frames ago in a long stream. On long streams, questions about things never shown are a separate group.
     """
     before = {kind for kind in entered if not is_about_now(kind)}
 

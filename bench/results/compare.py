@@ -53,7 +53,7 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
 
 
 def _placed(lines: Sequence[Line]) -> dict[Subject, Line]:
-    """Return a run's lines, keyed by what each line measured. The keys also number the lines that measured the same thing."""
+    """Return a run's lines, keyed by what each line measured and, if several measured the same thing, by their order."""
     seen, placed = Counter[Subject](), dict[Subject, Line]()
     for line in lines:
         if line.get("runtime", OURS) == OURS:

@@ -1,4 +1,4 @@
-"""Time decode and prefill, taking turns with other runtimes on the same weights."""
+"""Time decode and prefill in edgevlm and in other runtimes with the same weights."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Pair our timing with each runtime's at the same KV precision, and our fastest timing with each runtime's fastest."""
+    """Pair our timings with each other runtime's at the same KV precision, and also the fastest of ours and theirs."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

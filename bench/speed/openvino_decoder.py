@@ -3,7 +3,7 @@
 The conversion follows the stateful export of optimum-intel, which cannot be installed with edgevlm's version of transformers.
 The KV cache is an OpenVINO state reordered by ``beam_idx``, which the CPU plugin fuses with attention. Weights follow
 optimum-intel's defaults. In int8, each matrix row has its own scale and zero point; in int4, each group of at most 128 weights
-does. The embedding and the head are stored in 8 bits.
+has its own. The embedding and the head are stored in 8 bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare edgevlm with transformers on a stream, with the same checkpoint, frames, policy and budget, taking turns."""
+"""Compare edgevlm with transformers on a stream, with the same checkpoint, frames, policy and budget."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Side:
     def line(self, count: int) -> dict[str, Any]:
         """Return medians without the first chunk and the first answer, which are reported in separate fields.
 
-        ``count``: frames in the other chunks. The token rate is None if every answer ended with its first token.
+        ``count``: the number of frames after the first chunk. The token rate is None if every answer ended with its first
+        token.
         """
         frame, (first, last) = figures("frame", self.frames[1:]), (self.parts[0], self.parts[-1])
         tokens = spread((ms for ms in self.tpot_ms[1:] if ms), "tpot_ms", "tpot_low", "tpot_high")

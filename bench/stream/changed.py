@@ -1,4 +1,4 @@
-"""Compare watching whole frames with watching only what changed, taking turns on the same model and clips."""
+"""Compare watching whole frames with watching only what changed, on the same model and clips."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TimedStream:
         self.counters.append({**parts_ms(self.session), **counts})
 
     def line(self, frames: int) -> dict[str, Any]:
-        """Return medians without the first chunk. ``frames``: the number of frames in the other chunks."""
+        """Return medians without the first chunk. ``frames``: the number of frames after the first chunk."""
         first, last = self.counters[0], self.counters[-1]
         more, frame = {name: last[name] - first[name] for name in last}, figures("frame", self.took[1:])
         return {
@@ -120,7 +120,7 @@ def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> f
 
 
 def fill(session: Session, chunk: int) -> None:
-    """Watch random frames, of which every patch changes, until the memory is full."""
+    """Watch frames of noise, in which every patch changes, until the memory is full."""
     random, most = np.random.default_rng(0), 4 * session.budget // session.model.bundle.vision.tokens_per_frame + chunk
     for _ in range(-(-most // chunk)):
         for _ in range(chunk):

@@ -120,8 +120,8 @@ class Dataset:
     ) -> Iterator[SuiteQuestion]:
         """Yield each record's questions. Invalid records are skipped and added to ``findings``.
 
-        Each entry of a list under the key ``nested`` counts as a record, with the outer record's fields added. ``make``: a
-        function that makes questions from a record and its id, or raises ValueError.
+        If a record has a list under the key ``nested``, each entry of the list is a record and also gets the outer record's
+        fields. ``make``: a function that makes questions from a record and its id, or raises ValueError.
         """
         for place, value in _leaves(values, nested, ""):
             try:

@@ -207,7 +207,8 @@ class VideoWorker:
     def peak_bytes(self, variant: Variant, tokens: int) -> int:
         """Return the peak size in bytes of cache and policy while a session watches more noise than its budget holds.
 
-        ``tokens``: the budget. With 0, a cache for as many tokens as the model allows is measured while it is empty.
+        ``tokens``: the budget. If it is 0, the cache has room for as many tokens as the model allows, and is measured while it
+        is empty.
         """
         session, policy = self.open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()

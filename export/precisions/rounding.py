@@ -44,9 +44,9 @@ def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int])
 def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
     """Return the scales and zero points of unsigned codes.
 
-    With zero points, the codes cover the block's range of numbers, extended to 0 and then shrunk by ``ratio``. Without zero
-    points, the middle code stands for 0, and the number with the largest magnitude gets code 0, which is the farthest from the
-    middle. A scale may therefore be negative.
+    With zero points, the codes cover a range that holds the block's numbers and 0, with both ends multiplied by ``ratio``.
+    Without zero points, the middle code stands for 0. Code 0, the farthest from the middle, stands for the number with the
+    largest magnitude, so a scale may be negative.
     """
     top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
     if with_zeros:

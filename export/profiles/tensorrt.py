@@ -112,9 +112,9 @@ class Beside(Columns):
     """The cache for TensorRT 10.3 to 10.14, with operators of opset 20 and attention built from products and a softmax.
 
     Before TensorRT 10.15, an engine cannot write into memory that it reads. New keys and values are therefore the separate
-    outputs ``new_key{l}`` and ``new_value{l}``, which the caller copies into the cache. Both are ``[1, Hkv, S, D]``. The g
-    query heads that share a key become g S rows, so keys need not be repeated. TensorRT recognises the sequence of product,
-    sum, softmax and product as attention.
+    outputs ``new_key{l}`` and ``new_value{l}``, which the caller copies into the cache. Both are ``[1, Hkv, S, D]``. The rows
+    of query heads that share a key are stacked, so keys need not be repeated. TensorRT recognises the sequence of product, sum,
+    softmax and product as attention.
     """
 
     def start(self) -> None:

@@ -27,8 +27,8 @@ class Tower:
     ``patch_grid``: how many (rows, columns) of patches a frame is cut into. ``class_tokens``: how many rows of class tokens
     come before the patches. ``reach``: two matrices that show which patches a token depends on,
     ``[rows of tokens, rows of patches]`` and ``[columns of tokens, columns of patches]``, or None if each patch is a token.
-    ``residual``: the width of the residual stream, which is rotated in int8. Leave ``residual`` at 0 unless :meth:`add_nodes`
-    passes ``reads`` and ``writes`` to its linears.
+    ``residual``: the width of the residual stream, which is rotated if linears are int8; 0 for no rotation. The rotation works
+    only if :meth:`add_nodes` passes ``reads`` and ``writes`` to its linears.
     """
 
     size: tuple[int, int]

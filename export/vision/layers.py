@@ -7,8 +7,8 @@ that reads the residual stream stays float32. With fp16 (TensorRT), linears and 
 the product and cast the result back. The first convolution, norms, activations and sums stay float32.
 
 For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a matrix
-product, a softmax and a second product, which TensorRT may merge into one kernel. A product has at most QUERIES queries, so
-that the scores, if TensorRT does not merge the kernels, are at most ``[B, heads, QUERIES, N]``.
+product, a softmax and a second product, which TensorRT may merge into one kernel. Each product has at most QUERIES queries. If
+TensorRT does not merge the kernels, this limits the scores to ``[B, heads, QUERIES, N]``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class VisionGraph:
     computed: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """Add a constant to the graph if it is small or int64, otherwise to the weights file; return its name."""
+        """Add a constant and return its name. Small or int64 constants are stored in the graph, others in the weights file."""
         is_kept = array.size <= SMALL or array.dtype == np.int64
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
@@ -89,7 +89,7 @@ class VisionGraph:
         return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
 
     def kept(self, name: str, rows: str, width: int) -> str:
-        """Return the rows of all patches, including unchanged patches, for tokens that are made of several patches."""
+        """Return the rows of all patches, changed or not, because a token may be made of both kinds."""
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
@@ -142,8 +142,8 @@ class VisionGraph:
     def named(self, name: str, operand: Operand) -> str:
         """Return the name of a tensor.
 
-        If ``operand`` is not a name but numbers, they are added as a constant called ``name``, by default named after the
-        numbers.
+        If ``operand`` holds numbers, add them as a constant called ``name``. If ``name`` is empty, the numbers make up the
+        name.
         """
         if isinstance(operand, str):
             return operand
@@ -356,7 +356,7 @@ class VisionGraph:
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
         """Return a norm's gain and bias.
 
-        A rotated graph folds the gain and bias into linears and returns ones, unless ``apply``.
+        In a rotated graph, the linears after the norm include gain and bias, so the gain is returned as ones, unless ``apply``.
         """
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]
@@ -384,7 +384,7 @@ def _evaluated(op: str, operands: Sequence[Operand], attributes: Mapping[str, An
 
 
 def averaging(side: int, stride: int) -> Float32:
-    """Return the matrix ``[side // stride, side]`` that averages each ``stride`` numbers and drops the remainder."""
+    """Return the matrix ``[side // stride, side]`` that averages groups of ``stride`` numbers and drops the remainder."""
     means = np.repeat(np.eye(side // stride, dtype=np.float32) / np.float32(stride), stride, 1)
     return np.pad(means, ((0, 0), (0, side - means.shape[1])))
 
