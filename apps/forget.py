@@ -98,7 +98,10 @@ def forget_pictures(folder: Path, span: Span) -> Forgotten:
 
 
 def mark(folder: Path) -> None:
-    """Mark a camera's folder as forgotten until a user resumes the camera. Raises UserError."""
+    """Mark a camera's folder, so that a server does not watch its recording again until a user resumes the camera.
+
+    Raises UserError.
+    """
     try:
         private_folder(folder)
         os.close(os.open(folder / MARK, os.O_CREAT | PRIVATE, 0o600))

@@ -1,4 +1,4 @@
-"""Limit the hosts that this machine contacts for a client: by an address, a redirect or a link in a stream."""
+"""Limit which hosts a client can make this machine contact through an address, a redirect or a link in a stream."""
 
 from __future__ import annotations
 

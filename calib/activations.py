@@ -15,7 +15,7 @@ from edgevlm.runtime.positions import rope_tables
 
 
 def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *, held_out: bool) -> list[list[int]]:
-    """Return the first ``length`` tokens of help topics as token ids, ``tokens`` tokens in total.
+    """Return the token ids of passages, ``tokens`` in total. A passage is the first ``length`` tokens of a help topic.
 
     ``held_out``: choose from the half of the topics that calibration does not use.
     """

@@ -191,5 +191,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """Return the candidate layer whose scores correlate best with the scores of the layers above all candidates."""
+    """Return the candidate layer whose scores correlate best with those of the layers above the last candidate."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

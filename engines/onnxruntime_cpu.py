@@ -117,8 +117,8 @@ class OnnxRuntimeCpu:
         options.
 
         ``copies``: whether the session copies the weights into a faster layout. Otherwise it reads the mapped file, which saves
-        memory but slows down calls with few rows. MatMulNBits weights are always copied, because ONNX Runtime rounds
-        activations only if it copies the weights, and all graphs of a bundle must round activations alike.
+        memory but slows down calls with few rows. MatMulNBits weights are always copied: all graphs of a bundle must round
+        activations alike, and ONNX Runtime rounds activations only if it copies the weights.
         """
         options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies else "1")

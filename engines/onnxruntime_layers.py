@@ -58,7 +58,7 @@ def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
 
 
 def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
-    """Let ONNX Runtime use an array in host memory, which must stay alive meanwhile."""
+    """Let ONNX Runtime use an array in host memory. The caller must keep the array alive."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 

@@ -202,7 +202,7 @@ def verify(
 ) -> None:
     """Check every byte of bundles against their manifests.
 
-    Commands that run a bundle compare only file sizes. Exits with status 1 if a bundle is damaged.
+    Commands that run a bundle check only the sizes of its files. Exits with status 1 if a bundle is damaged.
     """
     intact = True
     with progress("starting") as step:

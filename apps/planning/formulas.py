@@ -52,7 +52,7 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """Return a running stream's memory, the sum of all parts, because ONNX Runtime keeps working memory between calls."""
+        """Return a running stream's memory: all parts together, because ONNX Runtime keeps working memory between calls."""
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
@@ -132,7 +132,7 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
 
 
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the bytes of a stream's cache, like ``KVCache.bytes_for``. Each layer holds prefix, budget and text rows."""
+    """Return the bytes of a stream's cache, like ``KVCache.bytes_for``. Each layer has rows for prefix, budget and text."""
     shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
     return KVCache.bytes_for(*shape, inv_freq=np.ones(model.head_dim // 2), axes=model.axes, dtype=kv)
 
@@ -193,7 +193,7 @@ def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
 
 
 def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """Return the size in bytes of a cache enlarged for the longest question, or 0 if no position is left for it."""
+    """Return the size in bytes of a cache enlarged for the longest question, or 0 if the model has no positions left."""
     set_aside, spare = model.text_rows - model.closing, model.most_budget - budget
     longer = min(LONGEST_QUESTION, set_aside + spare) - set_aside
     return arena_bytes(model, budget + longer, kv) if longer > 0 else 0
@@ -218,8 +218,8 @@ class Roofline:
     def resident_weights(self) -> int:
         """Return the memory in bytes that the weights take while a stream runs.
 
-        On a CPU, ONNX Runtime repacks matrices for its kernels (float16 as float32), including a tied head. The embedding
-        stays on disk. TensorRT keeps weights in memory as they are stored.
+        On a CPU, ONNX Runtime repacks matrices for its kernels (float16 as float32), including a tied head. The embedding stays
+        on disk. TensorRT's weights have the same size in memory as on disk.
         """
         weights, layouts, group = self.weights, load_precision(self.precision).onnxruntime, self.model.group
         if self.device.kind != "cpu":
@@ -278,8 +278,9 @@ class Roofline:
         """Return the cost of ``calls`` decoder calls that append ``rows`` rows to ``held`` cached rows.
 
         The layers' matrices, with P parameters, cost 2 P operations a row. Attention, with H heads of size D in L layers, costs
-        4 L H D (held + rows / 2) operations a row. ``logits`` adds a row of logits: 2 V E operations, for V tokens and width E,
-        and one reading of the head's weights. Each call reads the layers' weights and the cached rows.
+        4 L H D (held + rows / 2) operations a row. If ``logits`` is true, a row of logits costs 2 V E operations more, where V
+        is the vocabulary's size and E the width, and the head's weights are read once. Each call reads the layers' weights and
+        the cached rows.
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2
@@ -303,8 +304,8 @@ class Roofline:
     def speed(self, budget: int, chunk: int) -> Speed:
         """Return the speed when every layer holds ``budget`` vision tokens and ``chunk`` frames are appended at once.
 
-        A frame's time is its share of the time that its grid takes in the tower and the decoder, and of the time that
-        compressing its chunk takes. Each compression reads the cache ``COMPRESSION_READS`` times.
+        A frame's time has two parts: its share of its grid's time in the tower and the decoder, and its share of the time in
+        which its chunk is compressed. Each compression reads the cache ``COMPRESSION_READS`` times.
         """
         tower, held = self.model.tower, self.model.prefix + budget
         grids = max(1, chunk // tower.group)

@@ -117,8 +117,9 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
     """Make a plan, choosing the options that were not given.
 
     The chosen precision is the most accurate that keeps up with ``request.fps`` and fits in memory with at least half of the
-    usual budget. If no precision is fast enough, the plan uses the most accurate precision that fits in memory and is nearly as
-    fast as the fastest one, or else the smallest one. Raises UserError for an invalid precision or budget.
+    usual budget. If no precision is fast enough, the plan uses the most accurate one that fits in memory and is nearly as fast
+    as the fastest. If none fits, it uses the one that takes the least memory. Raises UserError for an invalid precision or
+    budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
@@ -158,14 +159,17 @@ def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) ->
 
 
 def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) -> str:
-    """Return the tower's precision. A checkpoint on a CPU gets int8 if the decoder's weights are integers, else fp32."""
+    """Return the tower's precision. For a checkpoint on a CPU, it is int8 if the decoder's weights are integers, else fp32."""
     if model.files or device.kind != "cpu":
         return model.tower.precision
     return "int8" if load_precision(precision).onnxruntime.matrices.is_integer else "fp32"
 
 
 def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
-    """Return the default budget in whole frames, reduced by up to half to keep up with ``fps``, or further to fit in memory."""
+    """Return the default budget in whole frames, or a smaller one.
+
+    To keep up with ``fps``, it may be smaller by up to half; to fit in memory, by any amount.
+    """
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
         budget = min(usual, roofline.largest_budget(request.chunk, fps)) // rows * rows

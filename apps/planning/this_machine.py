@@ -28,7 +28,7 @@ SOURCES = {"here": FigureSource("Read from Linux; figures that are not checked a
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
-    """Return the profile of this Jetson or, on another machine, of its processor with ``cores`` cores in use."""
+    """Return this machine's profile. Except on a known Jetson, it describes the processor with ``cores`` cores in use."""
     machine = machine or Machine()
     if is_jetson(machine) and (profile := profile_of(machine)) is not None:
         return profile
@@ -66,7 +66,7 @@ def device_named(name: str | None) -> DeviceProfile:
 
 
 def assumptions(device: DeviceProfile) -> str:
-    """Return the figures assumed for this machine as text, or "" for any other device."""
+    """Return text that lists the figures assumed for this machine, or "" for any other device."""
     if device.name != NAME:
         return ""
     return f"assumed: {device['bandwidth_gb_s']:g} GB/s of bandwidth, {device['system_mib'] / 1024:.1f} GiB for the system"

@@ -64,7 +64,8 @@ class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
     ``stats_every``: the interval between statistics, in seconds.
-    ``alone``: whether the process has no other run. The run then closes the session, and ends when stdout loses its reader.
+    ``alone``: whether the process has no other run. If so, the run closes the session at its end, and also ends when stdout
+    loses its reader.
     ``may_watch``: called before each frame. The run ends when it returns False.
     ``listing``: the command that lists the demo model's questions.
     """

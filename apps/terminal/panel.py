@@ -104,7 +104,7 @@ def draw(image: Image, columns: int, rows: int, true_color: bool) -> list[str]:
 
 
 def draw_plain(image: Image, columns: int, rows: int) -> list[str]:
-    """Draw the image in ``rows`` lines of ``columns`` characters, denser where it differs from its background."""
+    """Draw the image in ``rows`` lines of ``columns`` characters, which are denser where it differs from its background."""
     cells = cell_means(image, rows, columns)
     differs = np.abs(cells - np.median(cells, axis=(0, 1))).max(axis=2)
     levels = differs / max(differs.max(), 1) * (len(LEVELS) - 1)

@@ -39,8 +39,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    ``evidence``: the numbers of the tokens that show the answer, ascending int64; empty if the answer is "no". Questions about
-    now have evidence only in the newest frame. ``last``: the last frame with evidence, or None.
+    ``evidence``: the numbers of the tokens that show the answer, ascending int64; empty if the answer is "no". For questions
+    about the present, only the newest frame has evidence. ``last``: the last frame with evidence, or None.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Case:
 
 
 def seed_words(text: str) -> Words:
-    """Return the integers that every random seed begins with. Raises UserError unless ``text`` is ``test`` or a number."""
+    """Return the integers with which every random seed begins. Raises UserError unless ``text`` is ``test`` or a number."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():

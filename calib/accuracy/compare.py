@@ -85,13 +85,13 @@ def compare(
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """Replace ``oracle`` with the names of all oracles. On text-facts, where the oracles hardly differ, keep only one."""
+    """Replace ``oracle`` with the names of all oracles. On text-facts, the oracles hardly differ, so only one is used."""
     oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 
 
 def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
-    """Return whether each result is correct, as one list per stream, for only the results that ``pick`` selects."""
+    """Return whether each result that ``pick`` selects is correct, as one list per stream."""
     return [[result["right"] for result in record["results"] if pick(result)] for record in records]
 
 

@@ -26,7 +26,7 @@ ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("sp
 
 @dataclass
 class Oracle(Policy):
-    """Keep the newest frames and the tokens that matter most to the questions, the same in all layers and heads.
+    """Keep the newest frames and the tokens that matter most to the questions. All layers and heads keep the same tokens.
 
     ``recent``: the number of newest frames. ``priority``: how much each token of the stream matters, float32 ``[tokens]``.
     """

@@ -42,7 +42,7 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip's features, and full KV's answers after each number of frames. Features are ``[F, tokens_per_frame, width]``."""
+    """A clip's features, ``[F, tokens_per_frame, width]``, and full KV's answers by the number of frames watched so far."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]
@@ -99,9 +99,9 @@ class DivergenceMeter:
         """Compare a policy's next tokens with full KV's, at the same moments of the clip.
 
         ``tokens``: the policy's budget. ``budget``: start measuring when more tokens than this have been watched. In the
-        record, ``kl`` is KL(full || policy) in nats, one list per moment, one value per answer token. ``top1``, in lists of the
-        same lengths, is whether the policy and full KV agree on the most probable token. ``appended`` is the fraction of tokens
-        appended.
+        record, ``kl`` is KL(full || policy) in nats, one list per moment, one value per answer token. ``top1`` has one boolean
+        for each of these values: whether the policy and full KV agree on the most probable token. ``appended`` is the fraction
+        of tokens appended.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -175,7 +175,7 @@ class DivergenceMeter:
 
 
 def moments(frames: int) -> set[int]:
-    """Return after how many frames to ask the questions: at MOMENTS evenly spaced points, rounded up to whole chunks."""
+    """Return the numbers of frames after which to ask questions: MOMENTS evenly spaced numbers, rounded up to whole chunks."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 

@@ -119,7 +119,7 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Return the fastest policy of those that are as good as the best, or None for FALLBACK.
+    """Return the fastest policy of those that are as good as the best; None stands for FALLBACK.
 
     A policy is as good as the best if the interval of their paired difference includes 0. FALLBACK is selected if it is as good
     as the best policy, or if several policies were compared and all are equally good.
@@ -215,7 +215,7 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
     """Return the trial that appends or encodes the smallest fraction without losing too much, or None.
 
-    Only trials that save at least SAVING and lose at most BOUND count. ``taken``: the field to compare, ``appended`` or
+    A trial counts only if it saves at least SAVING and loses at most BOUND. ``taken``: the field to compare, ``appended`` or
     ``encoded``. ``losses``: the losses of each trial, one list per cluster.
     """
     fit = [
@@ -229,7 +229,7 @@ def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], take
 def _surely_within(losses: Sequence[Values]) -> bool:
     """Return whether the upper end of Student's 95 % interval of the mean loss is at most BOUND.
 
-    One loss of 1 is added, so that a few measurements without any loss are not enough.
+    One loss of 1 is added, so that a few measurements without any loss are not taken as proof.
     """
     found = mean([[1.0, *losses[0]], *losses[1:]])
     return found.value + half_width(found) <= BOUND

@@ -1,7 +1,7 @@
 """Find the right answers to the questions that the demo model was taught.
 
-A question is about now (the newest frame) or about before (the whole stream, or the part that History still holds). A question
-has an answer only if exactly one answer is right: after two squares, "the square" is ambiguous.
+A question is about the present (the newest frame) or the past (the whole stream, or the part that History still holds). A
+question has an answer only if exactly one answer is right: if two squares were shown, "the square" is ambiguous.
 """
 
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator
 
 
 def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    """Yield a colour and a shape never shown together. Half of the time, each was shown, but on different objects."""
+    """Yield a colour and a shape never shown together. Half of the time, choose two that were shown on different objects."""
     things = history.things
     if things and rng.random() < 0.5:
         pairs = {(a.color, b.shape) for a in things for b in things} - history.shown
@@ -133,7 +133,7 @@ class DemoScene:
         return truth(known, self.history) if known else None
 
     def sample(self, random: np.random.Generator) -> list[str]:
-        """Draw one question about now and one about before, if such questions have an answer at this frame."""
+        """Draw one question about the present and one about the past, if such questions have an answer at this frame."""
         asked = sample(self.history, random)
         groups = [[text for kind, text, _ in asked if is_about_now(kind) is now] for now in (True, False)]
         return [str(random.choice(group)) for group in groups if group]
