@@ -134,7 +134,7 @@ def _fail(line: str) -> NoReturn:
 
 
 def _failure(error: OSError) -> str:
-    """Describe a failed system call: name its file or, if it has none, the function that made the call."""
+    """Describe a failed system call by its file or, without a file, by the function that made the call."""
     why = error.strerror or str(error)
     if error.filename:
         return f"{os.fsdecode(error.filename)}: cannot be read or written ({why})"

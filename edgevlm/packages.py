@@ -1,4 +1,4 @@
-"""Import packages that only some commands need. A one-line error names a missing package and how to install it."""
+"""Import packages that only some commands need. If a package is missing, the error has the command that installs it."""
 
 from __future__ import annotations
 

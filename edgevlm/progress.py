@@ -57,7 +57,7 @@ class StandardOutput(io.FileIO):
 
 
 class StandardError(io.FileIO):
-    """Standard error that drops text which cannot be written within SLOW_MS (disk full, reader gone or stuck)."""
+    """Standard error that drops text if it cannot be written within SLOW_MS, as when the disk is full or the reader hangs."""
 
     wait_ms = SLOW_MS
 
@@ -73,7 +73,7 @@ class StandardError(io.FileIO):
 
 
 def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
-    """Open closed standard streams on the null device; wrap stdout in ``stdout`` and stderr in StandardError.
+    """Replace closed standard streams with the null device; wrap stdout in ``stdout`` and stderr in StandardError.
 
     Characters that a stream's encoding lacks are escaped. If the program has replaced ``sys.stdout`` or ``sys.stderr``, the
     replacement is not wrapped.

@@ -39,7 +39,7 @@ OFF = 0.02  # an engine may differ by this fraction of the largest number
 
 
 def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
-    """Check a policy, source, family or engine, given as an installed name or ``./file.py:Thing``.
+    """Check a policy, source, family or engine. ``name`` is an installed name or ``./file.py:Thing``.
 
     ``checkpoint``: the folder of a checkpoint with which to check a family.
     """
