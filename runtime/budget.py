@@ -42,7 +42,7 @@ class TextBudget:
 
     @classmethod
     def fitting(cls, position_limit: int) -> TextBudget:
-        """Return a budget with 256 tokens each for conversation, question and answer, but at most ``position_limit // 16``."""
+        """Return a budget of min(256, ``position_limit // 16``) tokens for each of conversation, question and answer."""
         part = min(256, position_limit // 16)
         return cls(part, part, part)
 

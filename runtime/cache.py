@@ -210,8 +210,8 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return which axis of the position rotates each rotary pair, uint8 ``[pairs]``.
 
-    ``interleaved``: whether the axes alternate (0 1 2 0 1 2). Once axis 1 or 2 has the number of pairs that ``sections`` gives,
-    axis 0 rotates the pairs that would be next for that axis.
+    ``interleaved``: whether the axes take turns (0 1 2 0 1 2). Once axis 1 or 2 has all the pairs that ``sections`` gives it,
+    axis 0 also takes that axis's turns.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

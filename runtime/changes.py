@@ -114,12 +114,12 @@ class FrameChanges(NamedTuple):
 class PatchChanges(Stateful):
     """Finds the patches of a frame whose pixels differ from those that were last encoded.
 
-    A patch counts as changed if the tenth of its pixels that changed most differs on average by at least ``threshold`` levels
-    (of 0 to 255), and by at least MARGIN times the noise. The patches around a changed patch are encoded too. The noise is
-    estimated as the median patch's distance from the previous frame, but at most LOUDEST times the distance between
-    neighbouring patches. A later frame with less noise lowers the estimate. If many patches seem changed, the encoder looks for
-    a shift of the picture or a new exposure that explains at least half of the changes. Patches whose difference is explained
-    in this way do not count as changed.
+    A patch's change is the mean difference, in levels from 0 to 255, of the tenth of its pixels that changed most. The patch
+    counts as changed if this is at least ``threshold`` and at least MARGIN times the noise. The patches around a changed patch
+    are encoded too. The noise is estimated as the median patch's distance from the previous frame, limited to LOUDEST times the
+    distance between neighbouring patches. A later frame with less noise lowers the estimate. If many patches seem changed, the
+    encoder looks for a shift of the picture or a new exposure that explains at least half of the changes. Patches whose
+    difference is explained in this way do not count as changed.
 
     A whole frame is encoded every ``interval`` frames, when most of the picture has changed, and when the camera's frames
     change size. With 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames
@@ -198,8 +198,8 @@ class PatchChanges(Stateful):
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return the exposure of each patch. All patches in a row of the grid have the same exposure, because flickering lamps
-        cause stripes.
+        """Return the exposure of each patch. Patches in the same row of the grid get the same exposure, because flickering
+        lamps cause horizontal stripes.
         """
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
@@ -297,7 +297,7 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether kept features still match those of the frame encoded whole, for all but a fraction WRONG of the tokens."""
+    """Return whether the kept features match the frame encoded whole. A fraction WRONG of the tokens may differ."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)

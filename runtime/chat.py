@@ -250,7 +250,7 @@ class Conversations:
         taken: int = 0,
     ) -> list[int]:
         """Return the token ids of a prompt's suffix, with the newest turns that fit. The conversation's older turns are
-        forgotten.
+        deleted.
 
         ``history``: the earlier turns, oldest first, used if ``conversation`` is None. ``text_only``: return a whole prompt
         without a video instead. ``taken``: the number of tokens already in use. Raises UserError if the template omits the
@@ -275,7 +275,7 @@ class Conversations:
         return prompt(self.dropped)
 
     def add(self, conversation: str, turn: Turn) -> None:
-        """Add a turn to a conversation. If there are too many conversations, the least recently used one is forgotten."""
+        """Add a turn to a conversation. If there are too many conversations, the least recently used one is deleted."""
         self.turns[conversation] = [*self.turns.pop(conversation, []), turn]
         if len(self.turns) > MAX_CONVERSATIONS:
             del self.turns[next(iter(self.turns))]

@@ -111,7 +111,7 @@ def refuse_unmapped(path: Path, error: Exception) -> None:
 
 
 def reason(error: OSError, place: Path) -> str:
-    """Describe why writing failed. If hardly any space is free, an error without an error number means a full disk."""
+    """Describe why writing failed. If hardly any space is free, an error without ``errno`` means a full disk."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))

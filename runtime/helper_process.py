@@ -34,8 +34,8 @@ class Helper:
     Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts a new process.
     The helper has the caller's import path, except the current folder. Ctrl-C interrupts only the calling process.
 
-    ``memory``: the most bytes that the helper may map after its ``imports``. ``cpu_s``: the maximum processor time of a call,
-    in seconds. ``wait_s``: the maximum wait for a line, in seconds.
+    ``memory``: the maximum number of bytes that the helper may map, not counting what it maps for its ``imports``. ``cpu_s``:
+    the maximum processor time of a call, in seconds. ``wait_s``: the maximum wait for a line, in seconds.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Storage types of keys and values: ``fp32``, ``fp16``, or ``int8`` codes with a scale per channel.
 
 A stored number is ``code * scale``, and codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and
-channel. The channels ``d`` and ``d + head_dim / 2`` of a key, a rotary pair, share a scale. Rotation keeps a pair's length, so
-a scale that fits the length fits every rotation. Keys stored as codes are rotated in float32, then rounded to integers.
+channel. The two channels of a key's rotary pair, ``d`` and ``d + head_dim / 2``, share a scale. Rotation keeps a pair's length,
+so a scale that fits the length fits every rotation. Keys stored as codes are rotated in float32, then rounded to integers.
 """
 
 from __future__ import annotations

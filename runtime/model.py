@@ -152,7 +152,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 def find_bundle(name: str | Path, engine: str) -> Path:
     """Return a bundle's folder by name. If needed, export a checkpoint or download a hub model first.
 
-    A plugin of the group ``edgevlm.models`` exports and downloads. Raises the same errors as :meth:`Model.load`.
+    A plugin of the group ``edgevlm.models`` does the export and the download. Raises the same errors as :meth:`Model.load`.
     """
     folder = bundle_folder(name)
     if str(name) == "demo" or (folder / MANIFEST).exists() or not (isinstance(name, str) or folder.exists()):

@@ -223,8 +223,8 @@ class Session:
         tokens that changed since their patch was last appended. Questions see the newest N frames whole (by default, one).
         ``append="auto"`` is ``changed``, unless calibration chose whole frames or the policy needs them. ``encode``: ``all``
         encodes every patch of each frame; ``changed[:interval=K,threshold=T]`` encodes only patches that changed since they
-        were last encoded, but every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the bundle
-        has none. ``store_bytes``, ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G".
+        were last encoded, and encodes every K-th frame whole. ``encode="auto"`` is the calibrated choice, or ``changed`` if the
+        bundle has none. ``store_bytes``, ``host_bytes``: the limits of a retrieval policy's file and host memory, like "8G".
         ``max_question_tokens``: the maximum length of a question and its earlier turns, by default 8192; ignored if
         ``text_budget`` is given. The memory for a long question is allocated when the question is asked.
 
@@ -426,17 +426,17 @@ class Session:
         ``question``: a text, or a :class:`Dialogue` of the caller's own turns, with tools and their results. ``conversation``:
         the name of a conversation to start or continue. ``history``: earlier turns (question, answer), oldest first, instead of
         a named conversation. ``max_tokens``: the answer's maximum length, by default the whole budget for answers.
-        ``temperature``: 0 decodes greedily. Above temperature 0, only the ``top_k`` likeliest tokens can be drawn, and only
-        from the smallest set whose probability reaches ``top_p``. A token must also be at least ``min_p`` times as likely as
-        the likeliest. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for tokens of the
-        prompt and the answer; 1 means none, and the default is the model's (generation_config.json). ``presence_penalty``,
-        ``frequency_penalty``: OpenAI's penalties for tokens of the answer. ``logprobs``: record the log-probability of each
-        token and of this many likeliest tokens, before penalties and temperature. ``choices``: answer with one of these texts,
-        and report the ``probabilities`` of all choices; ``max_tokens`` and penalties do not apply. ``logits_processor``: a
-        function that the model's thread calls for each token, with the ids so far and the logits ``[vocabulary]``; ignored with
-        ``choices``. The next token is drawn from the logits that ``logits_processor`` returns; minus infinity excludes a token.
-        ``pictures``: up to :meth:`most_pictures` frames for this question only, placed after the watched frames. ``since``,
-        ``until``: attend only to frames from this period, in seconds of the stream.
+        ``temperature``: 0 decodes greedily. Above temperature 0, a token can be drawn only if it is one of the ``top_k``
+        likeliest and in the smallest set whose probability reaches ``top_p``. It must also be at least ``min_p`` times as
+        likely as the likeliest token. ``seed``, 0 or more, makes the draws repeatable. ``repetition_penalty``: a penalty for
+        tokens of the prompt and the answer; 1 means none, and the default is the model's (generation_config.json).
+        ``presence_penalty``, ``frequency_penalty``: OpenAI's penalties for tokens of the answer. ``logprobs``: record the
+        log-probability of each token and of this many likeliest tokens, before penalties and temperature. ``choices``: answer
+        with one of these texts, and report the ``probabilities`` of all choices; ``max_tokens`` and penalties do not apply.
+        ``logits_processor``: a function that the model's thread calls for each token, with the ids so far and the logits
+        ``[vocabulary]``; ignored with ``choices``. The next token is drawn from the logits that ``logits_processor`` returns;
+        minus infinity excludes a token. ``pictures``: up to :meth:`most_pictures` frames for this question only, placed after
+        the watched frames. ``since``, ``until``: attend only to frames from this period, in seconds of the stream.
 
         If the memory holds no frame from ``since`` to ``until``, reading the answer raises NothingHeld. Raises UserError for a
         question that is longer than its budget or contains the video's placeholder, and for sampling settings out of range.
@@ -643,10 +643,10 @@ class Session:
         """Delete the frames seen from ``since`` to ``until``, in seconds of the stream.
 
         Returns the number of rows lost in the layer that lost the most. Tokens whose patch was visible in the period leave the
-        memory, even if they are older. All conversations are forgotten. A new snapshot replaces all earlier snapshots. Later
-        rows that attended to deleted rows still reflect the deleted frames. Raises UserError for a period that ends before it
-        begins and for a policy that keeps rows in a store. If the new snapshot cannot be written, raises UserError and keeps
-        the old snapshots.
+        memory, even if they are older. All conversations are deleted. A new snapshot replaces all earlier snapshots. Later rows
+        that attended to deleted rows still reflect the deleted frames. Raises UserError for a period that ends before it begins
+        and for a policy that keeps rows in a store. If the new snapshot cannot be written, raises UserError and keeps the old
+        snapshots.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:

@@ -49,8 +49,8 @@ class EncodeChanged:
     """Settings of ``--encode changed``.
 
     ``interval``: encode a whole frame every ``interval`` frames. With 0, the interval adapts, up to INTERVAL frames.
-    ``threshold``: encode a patch if the tenth of its pixels that changed most differ on average by at least this many levels,
-    on a scale from 0 to 255. With threshold 0, every frame is encoded whole.
+    ``threshold``: encode a patch if its most changed pixels, a tenth of all, differ on average by at least this many levels, on
+    a scale from 0 to 255. With threshold 0, every frame is encoded whole.
     """
 
     interval: int = 0
@@ -77,7 +77,7 @@ def parse_append(text: str) -> tuple[str, float | None, int, int]:
 
 
 def parse_encode(text: str) -> tuple[str, EncodeChanged]:
-    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]``. Return the first word and the settings for ``changed``.
+    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]``. Return that word, and the settings for ``changed``.
 
     Raises UserError for invalid text.
     """

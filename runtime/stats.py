@@ -47,8 +47,9 @@ class SessionStats:
     the policy's state. ``present_bytes`` is the size of the frames outside the memory and of the references that frames are
     compared with. ``encoded`` is the fraction of the frames' patches that was encoded, and ``tower_bytes`` the size of the
     encoder's state. ``ttft_ms`` is the newest answer's time to its first token, and ``tpot_ms`` its mean time per token after
-    the first. Snapshots are copied to a buffer of ``state_bytes`` bytes. This process wrote ``snapshots`` snapshots, and none
-    of them stopped the stream for more than ``held_ms``. ``store`` describes the rows that a retrieval policy offloaded.
+    the first. Snapshots are copied to a buffer of ``state_bytes`` bytes. ``snapshots`` is the number of snapshots that this
+    process wrote, and ``held_ms`` the longest time that one of them stopped the stream. ``store`` describes the rows that a
+    retrieval policy offloaded.
     """
 
     frames: int

@@ -232,8 +232,8 @@ class Stream:
         makes one grid from a group of frames. ``seconds``: the times ``[F, 2]`` of each group's first and last frame, by
         default the group's number. A piece contains as many whole frames as fit before the next compression. If no frame fits,
         it contains as many as one compression makes room for, but at least one. ``coming``: how many frames of the chunk are
-        still to come. A piece with room for frames that are still to come is not appended yet. Raises UserError if the budget
-        is used up and the policy never compresses.
+        still to come. If frames that are still to come may fit in the last piece, that piece is not appended yet. Raises
+        UserError if the budget is used up and the policy never compresses.
 
         If only changes are appended, a piece contains only the changed tokens, so that more frames fit. The newest frames
         become the *present*: they stay outside the memory, but count as appended.
@@ -264,7 +264,7 @@ class Stream:
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
         """Append the changed tokens of all but the newest frames. Return how many of the new frames were appended or became
-        present.
+        part of the *present*.
 
         ``coming``: how many frames of the chunk are still to come. If any frames are still to come, the last piece is not
         appended yet, because these frames may fit in it.
@@ -463,9 +463,9 @@ class Stream:
         ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` do not fit in the
         reserved room, the memory is copied to a larger cache. ``waiting``: frames that are not appended yet; the block sees
         them. Room for the waiting frames is made at once, so that a question does not change what is remembered later. With
-        present frames, the block sees the newest frames whole, and only the changes of older waiting frames. ``pictures``:
-        arrays ``[1, tokens_per_frame, width]``. For the block, the pictures come after all frames, one second apart, and the
-        first is at ``now``, the stream's time. ``window``: the block's rows attend only to rows from this time window. Raises
+        present frames, the block sees the newest frames whole. It sees only the changes of older waiting frames. ``pictures``:
+        arrays ``[1, tokens_per_frame, width]``. The pictures come after all frames, at ``now`` + 1 second, ``now`` + 2 seconds
+        and so on; ``now`` is the stream's time. ``window``: the block's rows attend only to rows from this time window. Raises
         NothingHeld if the memory has no rows from ``window``. Raises the same errors as :meth:`check_window`, and UserError if
         a copy of the memory is needed but does not fit.
         """
@@ -654,7 +654,7 @@ class Stream:
 
 @contextmanager
 def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase) -> Iterator[Fetch | None]:
-    """Yield a function that fetches each layer's rows. On exit, move the fetched rows after the new rows."""
+    """Yield a function that fetches each layer's rows. On exit, move the new rows in front of the fetched rows."""
     if policy is None:
         yield None
         return

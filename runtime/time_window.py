@@ -31,7 +31,7 @@ class TimeWindow:
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
         """Return the numbers of the window's first and last frame; in an empty window, the first number exceeds the last.
 
-        ``now``: the stream's current time. The newest frame counts as seen until then.
+        ``now``: the stream's current time. The newest frame counts as visible until ``now``.
         """
         first, last = times.first_from(self.since), times.first_from(math.nextafter(self.until, math.inf)) - 1
         if last == times.newest:

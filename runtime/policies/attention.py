@@ -54,8 +54,8 @@ class QueryWindow(Stateful):
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
         """Return a layer's queries, rotated to their rows' current positions, and the ``seq`` of each query's row.
 
-        Rows that a head has evicted, and all older rows, are left out. The queries have the shape ``[heads, w, head_dim]``, and
-        ``seq`` has the shape ``[w]``. Raises ValueError if the layer has no queries.
+        If any head has evicted a row, the queries of this row and of all older rows are left out. The queries have the shape
+        ``[heads, w, head_dim]``, and ``seq`` has the shape ``[w]``. Raises ValueError if the layer has no queries.
         """
         if layer.index not in self._queries:
             what = f"the window has no queries for layer {layer.index}"

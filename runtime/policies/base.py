@@ -297,7 +297,7 @@ class FixedTarget(Policy):
 
 
 class SteadyTarget(Policy):
-    """A policy that compresses each layer to |C| = ``target`` |M| tokens, or fewer if a whole frame would not fit."""
+    """A policy that compresses each layer to |C| tokens: the fraction ``target`` of |M|, or less if a frame would not fit."""
 
     target: float
 

@@ -58,8 +58,8 @@ class SlidingWindow(EvictsOnDemand):
 class SimpleStream(Policy):
     """Keep only the last k frames, or fewer if the budget holds fewer whole frames.
 
-    If only changed tokens are appended, a token stays while its patch is unchanged in one of the last k frames. Questions also
-    see the whole newest frame.
+    If only changed tokens are appended, a token stays as long as its patch was unchanged in at least one of the last k frames.
+    Questions also see the whole newest frame.
 
     Ours: the paper prefills the last frames again for each question. In edgevlm, each frame is prefilled once, after the k - 1
     frames before it.

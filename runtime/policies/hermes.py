@@ -116,7 +116,9 @@ class Hermes(FixedTarget):
         return done
 
     def score_rows(self, layer: Layer) -> Float64:
-        """Return competing rows' scores before smoothing (eqs. 1 to 4). Attention is summed over queries, not averaged."""
+        """Return the scores of the rows that compete to stay, before smoothing (eqs. 1 to 4). Attention is summed over queries,
+        not averaged.
+        """
         depth, among = self.kind_of(layer.index), self.competing(layer)
         k, omega = self.fading(layer.index)
         if depth == 0:

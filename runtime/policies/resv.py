@@ -124,7 +124,7 @@ class RowClusters(Stateful):
         return self._seq[: self._held]
 
     def keep(self, seq: Int64) -> None:
-        """Forget all rows except those with these ``seq``. ``seq``: ascending, ``[n]``; all must be in the table."""
+        """Keep only the rows with these ``seq``. ``seq``: ascending, ``[n]``; all must be in the table."""
         at = np.searchsorted(self.seq, seq)
         self._held = len(at)
         self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]

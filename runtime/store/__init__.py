@@ -1,4 +1,4 @@
-"""Store the cache rows that leave the device in blocks, in host memory and in one file. Each block has a number."""
+"""Keep rows that have left the device's cache. The rows form numbered blocks, in host memory and in one file."""
 
 from edgevlm.runtime.store.block import Block, joined
 from edgevlm.runtime.store.store import Store, StoreSettings, StoreStats, StoreUse

@@ -254,7 +254,7 @@ class Store:
                     self._ahead[number] = self._readers.submit(self._read_ahead, number), extent.nbytes
 
     def get(self, numbers: Sequence[int]) -> list[Block | None]:
-        """Return the blocks with all rows added to them, or None for a lost block."""
+        """Return the blocks, including rows added to them later; a lost block is None."""
         asked = list(map(int, numbers))
         found = self._fetch(asked)
         self._send_messages()
@@ -568,8 +568,7 @@ def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> 
     """Return where the file holds the blocks of a saved state, by block number. Damaged records are ignored.
 
     Versions up to 2026-11-23 wrote several records per block. The store overwrites records in file order, from ``head`` to the
-    end and then from the start to ``head``. Overwritten records are therefore the first ones after ``head`` or the first ones
-    in the file.
+    end and then from the start to ``head``. In each of these two parts, overwritten records therefore come before whole ones.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
