@@ -24,7 +24,10 @@ TIMEOUT_S = 600.0
 
 
 def questions(typed: str | None) -> Iterator[str]:
-    """Yield the typed question or, if it is None or ``-``, each non-empty line of stdin. Raises UserError for a terminal."""
+    """Yield the typed question or, if it is None or ``-``, each non-empty line of stdin.
+
+    Raises UserError if stdin is a terminal.
+    """
     if typed not in (None, "-"):
         yield str(typed)
         return

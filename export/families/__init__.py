@@ -32,7 +32,7 @@ FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 class TowerGeometry:
     """The sizes of a vision tower.
 
-    ``group``: how many frames share a grid of tokens. ``tokens`` and ``text``: how many rows of video tokens and of text a grid
+    ``group``: how many frames share a grid of tokens. ``tokens`` and ``text``: how many video tokens and text tokens each grid
     adds to the decoder's input. ``parameters``: how many numbers are stored, including the graph's constants. ``patches``: how
     many patches pass through the blocks. ``block_parameters``: the number of parameters of all blocks. ``projected``: how many
     rows pass through the projector. ``projector_parameters``: its number of parameters. ``attended``: how many keys a patch

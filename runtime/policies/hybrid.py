@@ -37,8 +37,8 @@ class ClusterIndex(Stateful):
     Because of the rounding to int8, a mean stops changing after a few dozen tokens. ``sketch``: the sketch of each cluster's
     newest token, ``[capacity, sketch_bytes]``. ``runs``: the two newest runs of each cluster, ``[capacity, 2]``. A run is a set
     of blocks, one per layer, with the same tokens. A run is identified by the number of its first block, and -1 means no run;
-    the older run comes first. ``rows``: each run's number of tokens, ``[capacity, 2]``. ``near``: each cluster's highest cosine
-    with another cluster, ``[capacity]``. ``nearest``: each cluster's most similar cluster, ``[capacity]``.
+    the older run comes first. ``rows``: the number of tokens in each of these runs, ``[capacity, 2]``. ``near``: each cluster's
+    highest cosine with another cluster, ``[capacity]``. ``nearest``: each cluster's most similar cluster, ``[capacity]``.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")

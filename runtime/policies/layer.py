@@ -219,7 +219,7 @@ class Layer:
         )  # fmt: skip
 
     def keep(self, rows: Bool) -> None:
-        """Keep these rows and the ``fixed`` rows, and evict the rest. Each head must keep ``target`` of its ``free`` rows."""
+        """Keep these rows and the ``fixed`` rows, and evict the rest. Each head must keep exactly ``target`` ``free`` rows."""
         self._kept = rows
 
     def merge(self, gone: Bool, into: NDArray[np.integer], weight: NDArray[np.floating] | float = 1.0) -> None:
