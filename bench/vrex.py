@@ -115,7 +115,7 @@ class Analytic:
         return 0.0 if summary is None else batch * rows * held / summary
 
     def seconds(self, kind: str, system: str, held: int, batch: int = 1) -> float:
-        """Return how many seconds a ``frame``, ``token`` or ``answer`` takes. An answer includes COIN's frames and question."""
+        """Return how many seconds a ``frame``, ``token`` or ``answer`` (with COIN's frames and question) takes."""
         if kind != "answer":
             return self.call(system, self.frame_rows if kind == "frame" else 1, held, batch).seconds
         load = self.paper["workload"]

@@ -105,8 +105,8 @@ class MeanKeeping:
 class DecoderRotations:
     """The rotations of a decoder.
 
-    ``residual``: for the hidden state between layers. ``head``: for each head's values, which the cache stores rotated.
-    ``gated``: for the input of ``down``. A layer does only this rotation at run time; the others are part of the layer's
+    ``residual``: rotates the hidden state between layers. ``head``: rotates each head's values, which the cache stores rotated.
+    ``gated``: rotates the input of ``down``. A layer does only this rotation at run time; the others are part of the layer's
     weights.
     """
 

@@ -22,7 +22,7 @@ LONGEST = 1 << 19  # the maximum length of a conversation in a prompt, in charac
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A conversation that the caller keeps and passes in whole.
+    """A conversation that the caller stores and always passes in full.
 
     ``messages``: dicts in the format of chat templates, with ``role`` and ``content``. In a message with tool calls,
     ``content`` is None, and each call's ``arguments`` are an object, not a string. ``tools``: functions in OpenAI's format, for

@@ -187,8 +187,8 @@ def _certainty(logits: Float32) -> Float64:
 class FrameTimes(Stateful):
     """The times of frames, in seconds, interpolated between at most KNOTS recorded times.
 
-    When more times are recorded, a time that interpolation restores to within CLOSE_S seconds is dropped. If there is no such
-    time, every second time in the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
+    To make room for another time, times that interpolation restores to within CLOSE_S seconds are dropped. If there are none,
+    every second time in the older half is dropped. Arrays are replaced, never modified, so shallow copies stay valid.
     """
 
     state_fields = ("frame", "seconds")

@@ -49,7 +49,7 @@ def check_profile(name: str) -> None:
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
     """Return the vision tower's precision, by default the one that suits the decoder's ``precision``. Raises UserError if the
-    profile does not support the requested one.
+    profile does not support the precision ``wanted``.
     """
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")

@@ -49,7 +49,7 @@ class EncodeChanged:
     """Settings of ``--encode changed``.
 
     ``interval``: encode a whole frame every ``interval`` frames. With 0, the interval adapts, up to INTERVAL frames.
-    ``threshold``: encode a patch if its most changed pixels, a tenth of all, differ on average by at least this many levels, on
+    ``threshold``: encode a patch if the most changed tenth of its pixels differs on average by at least this many levels, on
     a scale from 0 to 255. With threshold 0, every frame is encoded whole.
     """
 

@@ -72,7 +72,7 @@ def add_prefix(part: str, state: State) -> dict[str, NDArray]:
 
 
 def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """Return the entries whose names start with ``part.``, without that prefix in their names."""
+    """Return the entries whose names start with ``part.``, with that prefix removed from the names."""
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 

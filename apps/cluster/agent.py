@@ -447,7 +447,7 @@ class NodeAgent(Hooks):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Make all nodes forget what one or all cameras saw in a period. Return the number of the request to forget.
+        """Make all nodes forget what one or all cameras saw in a period. Return the forget request's number.
 
         Absent nodes forget the period when they return. Raises HeadAway, and UserError for a camera that never existed.
         """

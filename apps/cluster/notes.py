@@ -25,12 +25,12 @@ Note = Mapping[str, Any]
 
 @dataclass(slots=True)
 class NoteFollower:
-    """Carries out requests to forget on a node.
+    """Carries out, on one node, requests to forget a period.
 
     The agent calls the methods while it holds its camera lock. Other threads read the fields without the lock. ``view`` returns
     the head's last answer. ``counts``: the number of deletions, by request and camera. ``refused``: why a memory could not
-    forget a request's period. ``kept``: the number of the last request carried out in files. ``cameras``: the number of the
-    last request carried out in each camera's memory.
+    forget a request's period. ``kept``: the number of the last request carried out in the node's files. ``cameras``: the number
+    of the last request carried out in each camera's memory.
     """
 
     node: str

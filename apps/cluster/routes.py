@@ -44,7 +44,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Noted(Strict):
-    """The body of ``POST /v1/forget`` from another node: the number of the request to forget."""
+    """The body of ``POST /v1/forget`` from another node: the forget request's number."""
 
     note: int
 

@@ -66,7 +66,7 @@ class RunLoop:
     ``stats_every``: the interval between statistics, in seconds.
     ``alone``: whether the process has no other run. If so, the run closes the session at its end, and also ends when stdout
     loses its reader.
-    ``may_watch``: called before each frame. The run ends when it returns False.
+    ``may_watch``: called before each frame; the run ends when ``may_watch`` returns False.
     ``listing``: the command that lists the demo model's questions.
     """
 

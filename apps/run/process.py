@@ -24,8 +24,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Shutdown:
     """Calls ``stop`` at the first signal, and interrupts a :meth:`waiting` block.
 
-    A second signal raises KeyboardInterrupt. SIGHUP and the signal from :meth:`ask` do not count as second signals, because a
-    closing terminal causes both. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
+    A second signal raises KeyboardInterrupt. A closing terminal causes both SIGHUP and the signal from :meth:`ask`, so neither
+    counts as a second signal. An ignored SIGHUP stays ignored, as under nohup. Works only in the main thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:

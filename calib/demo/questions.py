@@ -40,7 +40,7 @@ def truth(question: Question, history: History) -> str | None:
 
 
 def subject(question: Question, history: History) -> Thing | None:
-    """Return the object whose patches show the answer, or None. For a question about the past, it is the object asked about."""
+    """Return the object whose patches show the answer, or None. For a question about the past, this is the one asked about."""
     if question.kind == "left_last":
         return max(history.gone, key=lambda thing: thing.left or 0, default=None)
     if question.kind.startswith("first_"):

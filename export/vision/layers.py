@@ -142,8 +142,8 @@ class VisionGraph:
     def named(self, name: str, operand: Operand) -> str:
         """Return the name of a tensor.
 
-        If ``operand`` holds numbers, add them as a constant called ``name``. If ``name`` is empty, the numbers make up the
-        name.
+        If ``operand`` holds numbers, add them as a constant called ``name``. If ``name`` is empty, the name is made from the
+        numbers.
         """
         if isinstance(operand, str):
             return operand
@@ -356,7 +356,7 @@ class VisionGraph:
     def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
         """Return a norm's gain and bias.
 
-        In a rotated graph, the linears after the norm include gain and bias, so the gain is returned as ones, unless ``apply``.
+        In a rotated graph, the linears after the norm include gain and bias; unless ``apply``, this returns a gain of ones.
         """
         if self.rotation is None or apply:
             return [self.weight(f"{name}.{part}", (width,)) for part in parts]

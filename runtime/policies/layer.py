@@ -186,8 +186,8 @@ class Layer:
 
         ``asked``: texts from the policy's ``needs.guidance``, a :class:`~edgevlm.runtime.policies.attention.QueryWindow`, or
         rotated queries ``[heads, m, head_dim]``. ``seq``: the ``seq`` of each rotated query, ``[m]``. A text attends as if it
-        were appended right after the stream. A query attends to rows whose ``seq`` is not above its own. Raises ValueError for
-        a text or a layer that ``needs`` does not name.
+        were appended right after the stream. A query attends to rows whose ``seq`` is not above its own. Raises ValueError if
+        ``needs`` lacks the text or the layer.
         """
         first, cache = asked[0], self.cache
         own: Any = (None, None)

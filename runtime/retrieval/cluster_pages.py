@@ -42,7 +42,7 @@ class PageRun:
 
 
 class ClusterPages(Stateful):
-    """A table of the runs of all clusters. Each slot of each layer and KV head has up to MAX_RUNS runs.
+    """A table of each cluster's runs of blocks. Each slot of each layer and KV head has up to MAX_RUNS runs.
 
     If a slot gets more than MAX_RUNS runs, the two runs closest in size are joined, so rows are seldom rewritten. If a fetch
     has room for only part of a run, it reads only some of the run's pages, evenly spread.
@@ -66,7 +66,7 @@ class ClusterPages(Stateful):
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
         """Return the blocks to fetch for about ``rows`` rows of some clusters, and the number of rows left out.
 
-        Clusters are fetched in the order of ``slots``, and the runs of a cluster from the smallest to the largest.
+        Clusters are fetched in the order of ``slots``, and each cluster's runs from the smallest to the largest.
         """
         blocks, left = [], 0
         for slot in slots.tolist():

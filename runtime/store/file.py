@@ -26,7 +26,7 @@ STEP = 16 << 20  # the file grows by this many bytes
 class Extent(NamedTuple):
     """Where a record is in the file, and the record's stamp.
 
-    If the file has a different stamp there, the record was overwritten.
+    If the file has a different stamp at this place, the record was overwritten.
     """
 
     offset: int

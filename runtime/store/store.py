@@ -113,7 +113,7 @@ class BlockTable:
         return extent if extent is not None and extent.offset else None
 
     def place(self, number: int, extent: Extent | None) -> None:
-        """Set where a block is in the file. ``extent``: None if the block is not in the file."""
+        """Remember where a block is in the file. ``extent``: None if the block is not in the file."""
         at = self._find(number)
         self.live += (extent.nbytes if extent else 0) - int(self._place[at]["nbytes"])
         self._place[at] = extent or (0, 0, 0)
