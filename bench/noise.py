@@ -64,7 +64,7 @@ class FilledCache:
         self._noise = as_stored(self.noise(shape.kv_heads, shape.tokens), self.cache.buffers()[0])
 
     def fill(self) -> Rows | None:
-        """Append rows until the fullest layer is full. Return the new rows, or None if that layer was already full."""
+        """Append rows until a layer is full, and return them. If a layer was already full, return None."""
         count = self.shape.tokens - int(self.cache.lengths.max())
         if count <= 0:
             return None

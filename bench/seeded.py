@@ -190,8 +190,8 @@ def llava_onevision_config(layers: int | None = None) -> Any:
 def write_checkpoint(folder: Path, config: Any | None = None) -> Path:
     """Save a LLaVA-OneVision checkpoint in bfloat16 and return its directory.
 
-    ``config``: by default, the 0.5B model, which takes 1.8 GB. transformers initialises the weights, which depend only on
-    torch's version. The tokenizer has a token for each byte and ChatML's special tokens.
+    ``config``: by default, the 0.5B model, which takes 1.8 GB. The random weights depend only on torch's version. The tokenizer
+    has a token for each byte and ChatML's special tokens.
     """
     import torch
     import transformers

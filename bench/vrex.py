@@ -123,7 +123,7 @@ class Analytic:
         return float(sum(count * self.call(system, rows, held).seconds for count, rows in counts))
 
     def quantity(self, name: str, system: str, over: str | None, held: int, batch: int) -> float:
-        """Return the modelled value of one of the paper's figures. Speedups and gains compare with the system ``over``."""
+        """Return the modelled value of one of the paper's figures. Speedups and gains are relative to the system ``over``."""
         frame, watts = self.call(system, self.frame_rows, held, batch), self.parts(system)[0]["watts"]
         kind, _, what = name.partition("_")
         if what in ("ms", "speedup", "energy_gain"):

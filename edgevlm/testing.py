@@ -41,7 +41,7 @@ OFF = 0.02  # an engine may differ by this fraction of the largest number
 def check(name: str, *, checkpoint: str | Path | None = None) -> list[str]:
     """Check a policy, source, family or engine. ``name`` is an installed name or ``./file.py:Thing``.
 
-    ``checkpoint``: the folder of a checkpoint with which to check a family.
+    ``checkpoint``: the folder of a checkpoint, needed to check a family.
     """
     if is_file(name):
         made, group = load_class("policies", name.removesuffix(":")), ""

@@ -88,8 +88,8 @@ class LayerWeights:
 
     ``matrices``: ``qkv`` (q, k and v stacked), ``output``, ``gate_up`` (gate and up stacked) and ``down``, each ``[out, in]``,
     in float32 or rounded. ``norms``: the gains of the norms before attention (``input``) and before the MLP (``mlp``), each
-    ``[hidden]``. Some models also norm the outputs of attention and MLP (``attended`` and ``passed``, each ``[hidden]``), and
-    each head's queries and keys (``q`` and ``k``, each ``[head_dim]``).
+    ``[hidden]``. Some models also have norms after attention and MLP (``attended`` and ``passed``, each ``[hidden]``), and
+    for each head's queries and keys (``q`` and ``k``, each ``[head_dim]``).
     """
 
     matrices: Mapping[str, Float32 | Stored]

@@ -276,7 +276,7 @@ class DecoderGraph:
         return residual, self.post_norm(f"{name}.passed", self.linear(f"{name}.down", gated, w, "down"), w)
 
     def post_norm(self, name: str, rows: str, w: LayerWeights) -> str:
-        """Norm the output of attention or of the MLP, or return the output unchanged if the layer has no such norm."""
+        """Apply the norm after attention or MLP, or return the rows unchanged if the layer has no such norm."""
         gain = w.norms.get(name.rpartition(".")[2])
         return rows if gain is None else self.operators.norm(f"{name}.norm", gain, rows, None)[0]
 

@@ -143,7 +143,7 @@ class Pressure:
     A chunk's number of frames is halved while the free fraction of memory is below LOW, and doubled while it is above ENOUGH.
     ``most``: the maximum number of frames per chunk, used at the start. ``group``: the number of frames that the tower merges;
     each chunk contains a multiple of this number. ``notify``: called when chunks shrink, and when they are back to ``most``
-    frames. ``short``: whether chunks are smaller now.
+    frames. ``short``: whether chunks have fewer than ``most`` frames now.
     """
 
     def __init__(

@@ -252,9 +252,9 @@ class Conversations:
         """Return the token ids of a prompt's suffix, with the newest turns that fit. The conversation's older turns are
         deleted.
 
-        ``history``: the earlier turns, oldest first, used if ``conversation`` is None. ``text_only``: return a whole prompt
-        without a video instead. ``taken``: the number of tokens already in use. Raises UserError if the template omits the
-        question or the video.
+        ``history``: the earlier turns, oldest first, used if ``conversation`` is None. ``text_only``: instead of the suffix,
+        return a whole prompt that has no video. ``taken``: the number of tokens already in use. Raises UserError if the
+        template omits the question or the video.
         """
         known = self.turns.get(conversation, []) if conversation is not None else history
         asked = question if isinstance(question, Dialogue) else Dialogue.of(known, question)

@@ -40,7 +40,7 @@ _FOLDER, _KEY, _JOURNAL, _OLD = "bundle", "key", "journal", "old"
 
 
 def look(path: str | Path) -> Found:
-    """Return what kind of file a path or its link leads to. Raises UserError if the file system cannot read the path."""
+    """Return the kind of file at a path, following links. Raises UserError if the file system cannot read the path."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -61,7 +61,7 @@ class EncodeChanged:
 
 
 def parse_append(text: str) -> tuple[str, float | None, int, int]:
-    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]``. Return (word, tau, refresh, present).
+    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]``. Return the first word and the three settings.
 
     If the text does not set tau, ``tau`` is None, which means the model's value. Raises UserError for invalid text.
     """

@@ -61,7 +61,7 @@ def bytes_of(value: object) -> int:
 
 
 def undeclared(of: Stateful) -> list[str]:
-    """Return the names of attributes that hold arrays but are not declared. The budget and snapshots miss these arrays."""
+    """Return the names of undeclared attributes that hold arrays, which the budget and snapshots therefore leave out."""
     named = (*of.state_fields, *of._scratch_fields)
     return [name for name, value in vars(of).items() if name not in named and bytes_of(value)]
 

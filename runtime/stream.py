@@ -255,7 +255,7 @@ class Stream:
             return done
 
     def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
-        """Return the frames to append, present frames first, and record the times of the new frames."""
+        """Return the frames to append, starting with those in ``present``, and record the times of the new frames."""
         first = self.frames + len(self.present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
@@ -394,7 +394,7 @@ class Stream:
         return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
-        """Append frames. ``ahead``: how many earlier frames are not in the memory. ``sparsely``: whether the sparse graph may
+        """Append frames. ``ahead``: how many frames before these are not in memory. ``sparsely``: whether the sparse graph may
         be used.
         """
         sparsely = sparsely and self._sparse and self.frames > 0

@@ -62,7 +62,7 @@ def fetch_config(repository: Repository, progress: Report) -> Path:
 
 
 def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify: Notify) -> None:
-    """Download the files of a hub checkpoint that an export reads: no pickles, and the weights only once.
+    """Download what an export needs from a hub checkpoint: no pickles, and only one copy of the weights.
 
     Raises HubError if the checkpoint has no safetensors, or if the files do not fit on the disk.
     """

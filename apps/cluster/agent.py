@@ -349,7 +349,7 @@ class NodeAgent(Hooks):
         return epoch is not None and self.epochs.get(name) == epoch
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Return whether this node may record an event. If it may, also store the event for the camera's next node."""
+        """Return whether this node may record an event. If so, also store the event for the camera's next node."""
         may = self.may_watch(event.camera)
         if may:
             self._events[event.camera].add(event)

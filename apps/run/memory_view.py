@@ -132,7 +132,7 @@ class Lane:
 
     @contextmanager
     def stopping(self) -> Iterator[Session]:
-        """Yield the session. A session whose cache is full leaves the comparison."""
+        """Yield the session. If its cache is full, the session is dropped from the comparison."""
         try:
             yield self.session
         except UserError:

@@ -106,7 +106,7 @@ class UsbConnection(Capture):
 
 
 def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
-    """Return the camera's links by USB port, which stay the same when the camera is plugged in again."""
+    """Return the camera's links that name its USB port, so that they stay valid when the camera is plugged in again."""
     node = (root / "dev" / f"video{target}" if target.isdigit() else Path(target)).resolve()
     return [
         link for device in devices(root) if device.path.resolve() == node for link in device.links if "by-path" in link.parts

@@ -187,7 +187,7 @@ Ask = Callable[[dict[str, str]], HTTPResponse]
 
 
 class PictureConnection(Connection):
-    """Reads pictures over HTTP, from a Motion JPEG stream or with one request per picture, ``fps`` times a second.
+    """Reads pictures over HTTP, from a Motion JPEG stream or by requesting ``fps`` pictures a second.
 
     Pictures are decoded one by one, so their size and format may change. Pictures have no timestamps. ``ask``: repeats the
     request with extra headers, such as If-None-Match to skip an unchanged picture.

@@ -165,8 +165,8 @@ class Feed:
 
     Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
 
-    If a limit is reached or reading fails, the file ends and ``problem`` is the reason. No exception is raised, because PyAV
-    would print its traceback.
+    If a limit is reached or reading fails, the read returns no bytes and ``problem`` is the reason. No exception is raised,
+    because PyAV would print its traceback.
     """
 
     take: Callable[[int], bytes]

@@ -55,7 +55,7 @@ class WatchStatus:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Describes the program that sends the events.
+    """The identity of the program that sends the events.
 
     ``id``: a unique id, which stays the same after a restart. ``page``: the address of the server's web page. ``shared``:
     whether all nodes of a cluster use the same id.

@@ -88,7 +88,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
-        """Start asking a watch, unless its name is in use. Raises the same FieldError as :meth:`check`."""
+        """Start asking a watch's question, unless its name is in use. Raises the same FieldError as :meth:`check`."""
         self.check(watch)
         with self._lock:
             if watch.name in self._tracked:

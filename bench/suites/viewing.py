@@ -1,4 +1,4 @@
-"""Decode a video once and show it to several sessions. Each session is asked every question when it is due."""
+"""Decode a video once and show it to several sessions. When a question is due, every session is asked."""
 
 from __future__ import annotations
 

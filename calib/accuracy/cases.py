@@ -75,7 +75,7 @@ class Case:
 
 
 def seed_words(text: str) -> Words:
-    """Return the integers with which every random seed begins. Raises UserError unless ``text`` is ``test`` or a number."""
+    """Return the integers that begin every random seed. Raises UserError unless ``text`` is ``test`` or a number."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():

@@ -7,8 +7,8 @@ that reads the residual stream stays float32. With fp16 (TensorRT), linears and 
 the product and cast the result back. The first convolution, norms, activations and sums stay float32.
 
 For ONNX Runtime, attention is one node that computes scores in parts. In graphs of standard operators, attention is a matrix
-product, a softmax and a second product, which TensorRT may merge into one kernel. Each product has at most QUERIES queries. If
-TensorRT does not merge the kernels, this limits the scores to ``[B, heads, QUERIES, N]``.
+product, a softmax and a second product, which TensorRT may merge into one kernel. Each product has at most QUERIES queries, so
+without such a merge the scores are at most ``[B, heads, QUERIES, N]``.
 """
 
 from __future__ import annotations

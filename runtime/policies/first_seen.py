@@ -22,8 +22,8 @@ class FirstSeen(OneChoice):
     """Keep the tokens whose neighbourhood was least similar to earlier tokens, measured by the first layer's values.
 
     A token's novelty is 1 - max cos(v_t, v_s) over the held tokens s before t, where v_t concatenates token t's values of all
-    heads. A token's score is the mean novelty of the new tokens at most ``reach`` places away. The score is computed once, at
-    the token's first compression. The tokens with the highest scores stay, the same in all layers; newer tokens win ties.
+    heads. A score is the mean novelty of a token and ``reach`` new neighbours on each side, computed once, at the token's first
+    compression. The tokens with the highest scores stay, the same in all layers; newer tokens win ties.
 
     Ours: there is no paper. The first layer's values depend only on the token itself, not on earlier tokens.
     """

@@ -64,8 +64,8 @@ class HashClusters(Stateful):
 
         ``keys``: rotated, ``[kv_heads, n, head_dim]``. ``positions``: ``[kv_heads, n, axes]``. The lowest slot wins ties, and a
         new cluster takes the lowest free slot. Once half of the slots hold open clusters, each token joins the nearest open
-        cluster at any distance. Returns each token's slot ``[kv_heads, n]``, the two results of :meth:`seal`, and the number of
-        tokens that joined a cluster farther away than ``distance`` bits.
+        cluster, however far it is. Returns each token's slot ``[kv_heads, n]``, the two results of :meth:`seal`, and the number
+        of tokens that joined a cluster farther away than ``distance`` bits.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
@@ -83,8 +83,8 @@ class HashClusters(Stateful):
         """Let each row of a query choose clusters by WiCSum (eqs. 1 to 3).
 
         ``query``: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: a cluster's highest score among the
-        rows that choose it, or -1 if no row does. ``fraction``: the fraction of a row's total that the row's clusters must
-        exceed.
+        rows that choose it, or -1 if no row does. ``fraction``: the fraction of a row's total score that the chosen clusters
+        must exceed.
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 

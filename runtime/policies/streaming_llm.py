@@ -13,8 +13,8 @@ from edgevlm.runtime.policies.layer import Layer
 class StreamingLLM(EvictsOnDemand):
     """Keep the stream's first vision tokens as attention sinks, and a window of the newest tokens.
 
-    Ours: the paper's sinks are the first text tokens, which are in the prefix and always stay. In edgevlm the first vision
-    tokens are also sinks. Positions count from the start of the session, not of the cache.
+    The paper's sinks are the first text tokens, which are in the prefix and always stay. Ours: the first vision tokens are
+    sinks too. Positions count from the start of the session, not of the cache.
     """
 
     sinks: int = setting(
