@@ -96,7 +96,7 @@ class PacedCamera(threading.Thread):
         self.join()
 
     def longest(self, since: float) -> tuple[float, int]:
-        """Return the longest wait of a frame since a moment, in ms, and the number of frames since then."""
+        """Return the longest wait, in ms, of the frames since a given time, and the number of these frames."""
         waits = [took for at, took in self.waits if at >= since]
         return 1e3 * max(waits, default=0.0), len(waits)
 

@@ -45,7 +45,7 @@ class Analytic:
 
     ``utilisation``: the fraction of the peak arithmetic and DRAM rates that is reached. ``scattered``: the fraction of PCIe's
     rate that is reached when scattered rows are fetched. ``top_k``, ``resv``: the bytes of DRAM traffic for each score when a
-    GPU predicts rows with this method. The defaults describe hardware without losses.
+    GPU predicts rows with this method. The defaults are for ideal hardware.
     """
 
     paper: dict[str, Any]

@@ -96,8 +96,8 @@ def quality(
 ) -> Iterator[Line]:
     """Yield a line for each policy and each rule for opening a watch.
 
-    At every frame of a stream, each of the WATCHES watches asks whether its object is present. Streams are added until there
-    are ``events`` events, in which an object appears or disappears. The policy ``still`` remembers only the current frame.
+    At every frame of a stream, each of the WATCHES watches asks whether its object is present. Streams are added until the
+    watched objects have appeared or disappeared ``events`` times. The policy ``still`` remembers only the current frame.
     Raises UserError.
     """
     words = seed_words(seed)

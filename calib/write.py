@@ -70,9 +70,9 @@ def write_calibration(
 ) -> Path:
     """Write measurements into the bundle, or into a copy in ``out``, and return the folder.
 
-    Measurements that are not given stay in the bundle, with one exception: new ``calibration`` or ``scales`` remove the old
-    ``choices`` if no new ones are given. Without ``out``, weights are not copied: a folder of hard links replaces the bundle's
-    folder. Raises UserError if the files have changed since ``bundle`` was loaded, or if a file cannot be written.
+    Measurements that are not given stay in the bundle, with one exception: the old ``choices`` are removed if ``calibration``
+    or ``scales`` come without new ones. Without ``out``, weights are not copied: a folder of hard links replaces
+    the bundle's folder. Raises UserError if the files have changed since ``bundle`` was loaded, or if a file cannot be written.
     """
     source = bundle.path.resolve()
     target = source if out is None else out

@@ -73,7 +73,7 @@ def write_decoder(
     """Write the profile's graphs, ``decoder.weights`` and the embedding into ``folder``.
 
     Raises UserError for an unknown precision or a missing or misshapen tensor, and OSError if a file cannot be written.
-    ``sparse``: whether to write the ``st-spattn`` graph too, which families with text between frames cannot use. ``samples``:
+    ``sparse``: whether to write the ``st-spattn`` graph too, which is of no use if text comes between frames. ``samples``:
     inputs of the matrices, for rounding by GPTQ (:mod:`edgevlm.export.precisions.rounding`). ``journal``: the finished steps of
     an interrupted export, which are skipped.
     """

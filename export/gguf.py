@@ -34,7 +34,7 @@ _SETTINGS = {
 
 
 class GgufCheckpoint(Checkpoint):
-    """A checkpoint whose settings and tensors are read from a GGUF file. ``folder`` holds the path of that file.
+    """A checkpoint whose settings and tensors are read from a GGUF file. ``folder`` is the file's path.
 
     Raises UserError if the file is missing or damaged, its architecture is not in ARCHITECTURES, or gguf is not installed.
     """

@@ -73,7 +73,7 @@ class ExportJournal(JsonLines):
         super().__init__(path, key=lambda line: line[0], sync=True)
 
     def once(self, step: str, work: Callable[[], Any]) -> Any:
-        """Call ``work``, unless the step has finished before, and return the step's JSON value. Raises OSError."""
+        """Return the step's JSON value, calling ``work`` only if the step has not finished before. Raises OSError."""
         if step not in self.records:
             self.add([step, work()])  # ``work`` itself flushes its files to the disk
         return self.records[step][1]

@@ -83,7 +83,7 @@ def _schema() -> type[BaseModel]:
 
 
 def check_settings(where: Path | str, settings: dict[str, Any]) -> None:
-    """Raise UserError for the first setting with a wrong type or value. The error names the setting and the file ``where``."""
+    """Raise UserError for the first setting with a wrong type or value. The error names the setting and the file, ``where``."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 

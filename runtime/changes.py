@@ -297,7 +297,7 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether the kept features match the frame encoded whole. A fraction WRONG of the tokens may differ."""
+    """Return whether the kept features match the frame encoded whole. At most a fraction WRONG of its tokens may differ."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)

@@ -33,7 +33,7 @@ class Model:
     """A loaded bundle with its engine. Any number of sessions can share a model.
 
     ``scheduler``: runs the sessions' work in one thread, the only one that calls the engine. ``is_demo``: whether this is the
-    embedded model or a copy, trained only on the demo world.
+    demo model that edgevlm ships, or a copy of it.
     """
 
     bundle: Bundle
@@ -67,7 +67,7 @@ class Model:
         return self._view(replace(self.bundle, vision=vision))
 
     def in_fp32(self) -> Model:
-        """Return this model for sessions with fp32 keys and values. The engine and the scheduler are shared.
+        """Return a model like this one whose sessions use fp32 keys and values. The engine and the scheduler are shared.
 
         Returns the model itself if its keys and values are not fp16, or if its engine's graphs compute attention.
         """

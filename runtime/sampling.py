@@ -20,8 +20,8 @@ MAX_CHOICES = 256
 
 @dataclass
 class Sampler:
-    """Draws tokens. ``temperature``: 0 picks the likeliest token. ``top_p``: keep the likeliest tokens, as few as together
-    reach this probability.
+    """Draws tokens. ``temperature``: 0 picks the likeliest token. ``top_p``: keep the smallest set of likeliest tokens that
+    reaches this probability.
 
     ``top_k``: keep the k likeliest tokens; 0 keeps all. ``min_p``: keep tokens with at least this fraction of the highest
     probability. ``seed``: makes the draws repeatable. Raises UserError for a value out of range.

@@ -367,7 +367,7 @@ class NodeAgent(Hooks):
         return None if name not in self.epochs else self._shared.where(name, self.epochs[name])
 
     def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Update the cluster after this node's configuration changed its cameras. Return a line for each change."""
+        """Update the cluster after cameras changed in this node's configuration. Return a line for each change."""
         old, new, cameras = self._asked_for(before), self._asked_for(config), self.view["cameras"]
 
         def replace(name: str) -> str:

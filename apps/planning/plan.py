@@ -118,7 +118,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
     The chosen precision is the most accurate that keeps up with ``request.fps`` and fits in memory with at least half of the
     usual budget. If no precision is fast enough, the plan uses the most accurate one that fits in memory and is nearly as fast
-    as the fastest. If none fits, it uses the one that takes the least memory. Raises UserError for an invalid precision or
+    as the fastest. If no precision fits, the plan uses the smallest. Raises UserError for an invalid precision or
     budget.
     """
     if not request.fps > 0 or request.chunk < 1:

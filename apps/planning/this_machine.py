@@ -28,7 +28,7 @@ SOURCES = {"here": FigureSource("Read from Linux; figures that are not checked a
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
-    """Return this machine's profile. Except on a known Jetson, it describes the processor with ``cores`` cores in use."""
+    """Return this machine's profile. Unless this is a known Jetson, the profile is for the CPU with ``cores`` cores."""
     machine = machine or Machine()
     if is_jetson(machine) and (profile := profile_of(machine)) is not None:
         return profile

@@ -115,7 +115,7 @@ class Owner(Protocol):
 class CameraStream:
     """A camera, watched by its own thread until :meth:`close`.
 
-    ``ends``: whether the source is a video file.
+    ``ends``: whether the source comes to an end, as a video file does.
     ``problem``: the reason why watching stopped, if any; the source's own ``problem`` may give another reason.
     ``hosts``: the hosts that the source may reach, or None for any host.
     """

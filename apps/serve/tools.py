@@ -78,7 +78,7 @@ class CallReader:
         self.called = False
 
     def feed(self, piece: str) -> Iterator[str | ToolUse]:
-        """Add a piece of the answer and yield its complete parts. Text that may be the start of a call is held back."""
+        """Take a piece of the answer, and yield the parts it completes. Text that may be the start of a call is held back."""
         self._text += piece
         while self._names and not self._whole:
             said, mark, rest = self._text.partition(OPENING)

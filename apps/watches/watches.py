@@ -135,7 +135,7 @@ class Watches:
         return self._delivery().store.last(camera, watch)
 
     def announce(self, anyway: bool = False) -> None:
-        """Send all watches' states to the sinks if they changed. ``anyway``: send the states even if none changed."""
+        """If any state has changed, send all watches' states to the sinks. ``anyway``: send them even if none has."""
         if self._holds or self._closed:
             return
         standing = [

@@ -136,8 +136,8 @@ def measure(
 ) -> Iterator[Timing]:  # fmt: skip
     """Time our decoder and other runtimes on the same weights.
 
-    ``against``: the other runtimes. ``kinds``: KV cache types. All runtimes are loaded together and take turns, starting with
-    the fewest held rows. Skipped runtimes are reported.
+    ``against``: the other runtimes. ``kinds``: KV cache types. All runtimes are loaded together and take turns. Work
+    with the fewest held rows comes first. Skipped runtimes are reported.
     """
     capacity = max(work.held + work.rows for work in works)
     with ExitStack() as stack:
@@ -162,7 +162,7 @@ def measure(
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
-    """Pair our timings with each other runtime's at the same KV precision, and also the fastest of ours and theirs."""
+    """Pair our timing with every other runtime's for each KV precision, and our fastest with that runtime's fastest."""
     for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
         rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
         ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}

@@ -125,7 +125,7 @@ def weights(
 
 
 def compare(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:
-    """Compare a decoder's logits with float32's. Then time single tokens on both decoders in turn.
+    """Compare a decoder's logits with float32's, then time single tokens, alternating between the decoders.
 
     ``expected``: float32's logits for the texts.
     """

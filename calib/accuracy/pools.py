@@ -22,7 +22,7 @@ _worker: PoolWorker | None = None  # set in worker processes only
 def in_processes(workers: int, here: PoolWorker, make: Callable[[], PoolWorker], tasks: Iterable[Any]) -> Iterator[Any]:
     """Run the tasks and yield the results as they arrive, in any order. Raises UserError if a worker is killed.
 
-    With one worker, ``here`` performs the tasks in this process. Otherwise each process calls ``make`` to get its worker.
+    With one worker, ``here.perform`` runs the tasks in this process. Otherwise each process calls ``make`` to get its worker.
     """
     if workers == 1:
         yield from map(here.perform, tasks)

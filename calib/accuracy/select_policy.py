@@ -119,7 +119,7 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Return the fastest policy of those that are as good as the best; None stands for FALLBACK.
+    """Return the fastest of the policies that are as good as the best one, or None to select FALLBACK.
 
     A policy is as good as the best if the interval of their paired difference includes 0. FALLBACK is selected if it is as good
     as the best policy, or if several policies were compared and all are equally good.

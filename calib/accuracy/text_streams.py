@@ -93,7 +93,7 @@ def text_model(model: Model) -> Model:
 
 
 def pixels_of(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Turn token ids ``[T, TOKENS]`` into frames ``[T, 1, TOKENS, 3]``. The three bytes of an id are a pixel's colours."""
+    """Turn token ids ``[T, TOKENS]`` into frames ``[T, 1, TOKENS, 3]``. Each pixel's three channels are the bytes of one id."""
     return np.stack([ids >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8)[:, None]
 
 

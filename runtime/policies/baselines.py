@@ -99,9 +99,9 @@ class Uniform(SteadyTarget):
     """Keep whole frames, evenly spaced over the stream and including the newest. All heads and layers keep the same frames.
 
     Frames are evicted one at a time until few enough tokens are left. A frame that an earlier compression left incomplete is
-    evicted first, then the frame whose neighbours are closest in time. The oldest frame wins ties. Apart from the newest frame,
-    the stream's first frame is evicted last. The last frame to be evicted loses only its oldest tokens, so that exactly the
-    target number of tokens stays.
+    evicted first, then the frame whose neighbours are closest in time. The oldest frame wins ties. The stream's first frame
+    is evicted only after all others except the newest. The last frame to be evicted loses only its oldest tokens, so that
+    exactly the target number of tokens stays.
 
     Ours: the paper selects frames at regular intervals from a complete video. In edgevlm, frames are thinned as the stream
     grows. If only changed tokens are appended, no frame counts as incomplete.

@@ -1,4 +1,4 @@
-"""Our policy hybrid clusters the tokens that it evicts and stores the newest tokens of each cluster."""
+"""``hybrid``, a policy of ours, groups evicted tokens into clusters and stores each cluster's newest tokens."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ class MosaicClusters(Stateful):
         return np.flatnonzero(self.parent[layer, head] == slot)
 
     def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
-        """Split a cluster in two, with the row and the clusters that wait to join it (Alg. 1, lines 12 to 17)."""
+        """Split a cluster in two, after adding the row and the clusters that wait to join it (Alg. 1, lines 12 to 17)."""
         family, partition = [slot, *self.waiting(layer, head, slot).tolist()], int(self.partition[layer, head, slot])
         found = self.pages.take_out(self._store, layer, head, family) + ([newcomer] if newcomer else [])
         for gone in family:

@@ -109,7 +109,7 @@ class FrameIndex(Stateful):
 
 
 def evenly_spaced(first: int, end: int, most: int) -> Int64:
-    """Return up to ``most`` evenly spaced numbers in ``[first, end)``, which are the middles of equal intervals."""
+    """Divide ``[first, end)`` into at most ``most`` equal intervals, and return their middles."""
     count = min(most, end - first)
     return first + (2 * np.arange(count, dtype=np.int64) + 1) * (end - first) // (2 * max(count, 1))
 

@@ -62,7 +62,7 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch the blocks that each KV head has chosen, best first. Return the number of rows in each head, ``[kv_heads]``.
 
-        ``always``: a function that returns the rows of a layer to load before the chosen blocks, as one block per KV head. Rows
+        ``always``: a function that, for a layer, returns rows to load before the chosen blocks, one block per KV head. Rows
         that do not fit are dropped.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])

@@ -68,7 +68,7 @@ def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) ->
     """Return a mask of the rows to keep, ``[kv_heads, n]``. A frame's text is deleted along with the last of the frame's vision
     rows.
 
-    ``oldest``: the lowest number of a frame that may lose rows outside the window.
+    ``oldest``: frames before this number lose no rows outside the window.
     """
     kind, frame, seq = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "seq"))
     keep = ~gone

@@ -1,6 +1,6 @@
 """Write snapshots of a session, in a thread at intervals and once more at the session's end.
 
-The session waits while its header and arrays are copied, and continues while the copies are written.
+The session waits until its state is copied, and continues while the copy is written.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class SnapshotWriter:
     any thread calls with one line when a snapshot is resumed or refused, or when writing fails or works again. By default, the
     line is logged. ``source``: the name of the session's source, without secrets. ``key``: the key that encrypts the snapshots.
     ``begin_again``: whether to start a new session if the snapshots belong to a different session. By default, :meth:`attach`
-    raises UserError for snapshots of a different session, or of a source other than ``source`` and :attr:`continues`.
+    then raises UserError, as it does for snapshots of any source but ``source`` and :attr:`continues`.
 
     Raises UserError if the directory cannot be used.
     """
