@@ -173,7 +173,7 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
 def cost(model: str = "demo", rounds: int = 5, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Iterator[Line]:
     """Yield one line with the frames per second, with and without watches, and the ms per question.
 
-    The questions are timed both in one call and one by one.
+    The questions are timed twice: all in one call, and one by one.
     """
     questions = are_there([f"{color} {shape}" for shape in SHAPES for color in COLORS][:WATCHES])
     pictures, _ = shown([0], COST_FRAMES)

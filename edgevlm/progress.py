@@ -73,7 +73,7 @@ class StandardError(io.FileIO):
 
 
 def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
-    """Replace closed standard streams with the null device; wrap stdout in ``stdout`` and stderr in StandardError.
+    """Replace closed standard streams with the null device, and make stdout a ``stdout`` and stderr a StandardError.
 
     Characters that a stream's encoding lacks are escaped. If the program has replaced ``sys.stdout`` or ``sys.stderr``, the
     replacement is not wrapped.

@@ -101,10 +101,10 @@ class LayerWeights:
 class Backbone:
     """A kind of language model, and how to read its weights from a checkpoint.
 
-    ``biases``: which of ``q k v o gate up down`` have a bias. If None, ``q k v o`` have one if the config sets
-    ``attention_bias``; with ``gated_biases``, ``gate up down`` have one if it sets ``mlp_bias``. ``head_norms``: whether each
-    head's queries and keys are normed before rotation. ``head_dim`` and ``sections``: the head size and M-RoPE's sections, for
-    configs without these settings. ``interleaved``: whether the rotary pairs of M-RoPE's axes alternate.
+    ``biases``: which of ``q k v o gate up down`` have a bias. If None, the config decides: ``attention_bias`` gives ``q k v o``
+    biases and, with ``gated_biases``, ``mlp_bias`` gives ``gate up down`` biases. ``head_norms``: whether each head's queries
+    and keys are normed before rotation. ``head_dim`` and ``sections``: the head size and M-RoPE's sections, for configs without
+    these settings. ``interleaved``: whether the rotary pairs of M-RoPE's axes alternate.
     """
 
     biases: tuple[str, ...] | None = None

@@ -85,7 +85,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
     """Return a size setting as a dict.
 
-    A single number is both sides if ``key`` is ``crop_size``, otherwise the shortest edge.
+    A single number sets both sides if ``key`` is ``crop_size``, otherwise the shortest edge.
     """
     size = config.get(key) or {}
     if isinstance(size, list):

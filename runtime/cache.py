@@ -66,7 +66,7 @@ class Rows:
 
     @classmethod
     def text(cls, position: NDArray[np.int32], kind: int = Kind.TEXT, frame: int = -1) -> Rows:
-        """Return the metadata of text rows, with ``seq`` from 0. ``position``: ``[n, axes]``."""
+        """Return the metadata of text rows, whose ``seq`` begins at 0. ``position``: ``[n, axes]``."""
         count = len(position)
         zeros = np.zeros(count, np.int16)
         order = np.arange(count, dtype=np.int64)

@@ -73,7 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """Return one KV head's rows of frames. All arrays are copies, except float32 keys, which later steps may change."""
+    """Return one KV head's vision rows. All arrays are copies, except float32 keys, which later steps may change."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found

@@ -561,10 +561,10 @@ class Session:
         """Return how likely each choice is to be the answer to its question. Questions are about everything watched so far.
 
         ``questions``: pairs of a question and its choices. Each question takes one decoder step and generates no text. An
-        unfinished chunk is encoded once for all questions. The memory does not change. ``watch``: whether to run after users'
-        questions, in at most WATCH_FRACTION of the model's time. With ``watch``, the first question is always answered; the
-        others are skipped after ROUND_S seconds, or when a user's question waits. Raises the same errors as :meth:`ask`, and
-        UserError for choices that start with the same token.
+        unfinished chunk is encoded once for all questions. The memory does not change. ``watch``: whether to let users'
+        questions go first, and use at most WATCH_FRACTION of the model's time. With ``watch``, the first question is always
+        answered; the others are skipped after ROUND_S seconds, or when a user's question waits. Raises the same errors as
+        :meth:`ask`, and UserError for choices that start with the same token.
         """
         self._check_open()
         asked = [self._classifier(question, choices) for question, choices in questions]

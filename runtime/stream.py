@@ -442,7 +442,7 @@ class Stream:
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
-        """Run the guidance texts in one causal pass after the memory, without present frames. Then remove the texts."""
+        """Run the guidance texts in one causal pass over the memory without the present frames, then remove the texts."""
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self._timed("guidance_ms"), self.taken_out():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes

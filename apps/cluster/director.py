@@ -137,7 +137,7 @@ class Director:
         """Return the cameras that a node must watch until LEASE_S seconds after its request.
 
         ``open``: the cameras that the node has open. ``needs``: the fields of a :class:`Need` for each model. ``forgot``: the
-        number of the last request to forget that was completed in the node's files. ``cameras_forgot``: the number of the last
+        number of the last deletion request that was completed in the node's files. ``cameras_forgot``: the number of the last
         request that was completed in each camera's memory. ``mark``: the version of the state that the node has; if this
         version is the newest, the reply's ``view`` is None. Raises UserError if the node must join again.
         """

@@ -130,7 +130,7 @@ def export(
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs.
 
-    Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. Without --out, the bundle is
+    Prints the path of the bundle, a folder of ONNX graphs, weights, tokenizer and manifest. Without --out, the bundle is
     cached, and edgevlm run --model CHECKPOINT finds it. After an interrupt, run the same command to continue.
     """
     if device is None and jetpack is not None:

@@ -169,9 +169,9 @@ def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
 def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     """Return the tower's working memory for ``chunk`` frames, including their features and two copies of their pixels.
 
-    N is the number of patches in a grid, W the width of the tower and I the width of its MLP. On a CPU, a grid takes 4 N W
+    N is the number of patches in a grid, W the width of the tower and I the width of its MLP. On a CPU, each grid needs 4 N W
     float32 numbers for attention and N (3 I + 2 W) for the MLP. A float32 tower runs all grids at once; other towers run them
-    one by one. On a GPU, a grid takes N (I + 4 W) float16 numbers.
+    one by one. On a GPU, each grid needs N (I + 4 W) float16 numbers.
     """
     tower = model.tower
     if kind != "cpu":

@@ -109,7 +109,7 @@ def content(*kinds: type[BaseModel] | str, status: int = 200) -> dict[int | str,
 
 
 def list_of(*models: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
-    """Return a FastAPI route's ``responses`` for a list. ``models``: the items' types. ``more``: further fields."""
+    """Return a FastAPI route's ``responses`` for a list. ``models``: the types of its items. ``more``: further fields."""
     kinds: Any = reduce(or_, models)
     fields: dict[str, Any] = {
         "object": (str, field("list, or digest from GET /v1/digest.")),

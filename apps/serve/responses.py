@@ -125,7 +125,7 @@ class ResponsesRequest(Lenient):
 
     @cached_property
     def _places(self) -> list[str]:
-        """Return, for each message of the chat request, the name of the Responses API's field that it was made from."""
+        """Return the name of the Responses API's field that each message of the chat request was made from."""
         items = ["input"] if isinstance(self.input, str) else [
             f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
         ]  # fmt: skip

@@ -26,8 +26,8 @@ class Delivery:
     """Records events and sends them to sinks, with one thread per sink.
 
     Events that are unsent at :meth:`close` are sent by the next Delivery. An event sent just before the process is killed is
-    sent again, with the same id. ``control``: the function that sinks call with a camera, a watch, and True to resume the watch
-    or False to pause it. ``program``: describes the process that sends the events.
+    sent again, with the same id. ``control``: a function for sinks to call, with a camera, a watch, and True to resume the
+    watch or False to pause it. ``program``: describes the process that sends the events.
     """
 
     def __init__(

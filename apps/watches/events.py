@@ -97,7 +97,7 @@ class Unwritten:
 
 
 class EventStore(TimedDatabase):
-    """Stores past and unsent events in a file that only this process opens.
+    """Stores events, sent or not yet sent, in a file that only this process opens.
 
     :meth:`record` returns once the event is on the disk. While writing fails, events are sent from memory, where at most
     UNWRITTEN events are kept. If the file exceeds CAP, the oldest pictures are deleted first, then the oldest events. Events

@@ -161,7 +161,7 @@ class WatchState:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether the watch will open or close if its answer stays the same."""
+        """Return whether the watch is about to open or close, which it does unless the answer changes first."""
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:

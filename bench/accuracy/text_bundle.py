@@ -27,8 +27,8 @@ TEMPLATE = (
 def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
     """Convert a GGUF file to a bundle in ``folder`` and return the folder.
 
-    The bundle has a stand-in for the vision tower. Its chat template accepts an answer's first words in the question. Raises
-    UserError if the file is damaged or its architecture or tokenizer is not supported here.
+    The bundle has a stand-in for the vision tower. Its chat template lets a question's text also contain the first words of the
+    answer. Raises UserError if the file is damaged or its architecture or tokenizer is not supported here.
     """
     checkpoint = GgufCheckpoint(gguf)
     tokenizer = _tokenizer(checkpoint)

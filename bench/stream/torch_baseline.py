@@ -103,7 +103,7 @@ class TorchBaseline:
 
 
 def target_of(budget: int, per_frame: int) -> int:
-    """Return how many tokens a compression keeps: those of whole frames, at least one frame fewer than fit in the budget."""
+    """Return how many tokens a compression keeps: whole frames only, at least one fewer than fit in the budget."""
     return min(int(TARGET * budget) // per_frame, budget // per_frame - 1) * per_frame
 
 

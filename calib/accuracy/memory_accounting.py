@@ -40,9 +40,9 @@ def bytes_per_token(bundle: Bundle) -> int:
 def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
     """Return the largest budget up to ``tokens`` at which a policy takes at most ``allowed`` bytes.
 
-    ``per_token``: the bytes that one token takes in all layers together. ``least``: the number of tokens in a frame.
-    ``peak_bytes``: a function that returns the bytes that the policy takes at a budget; these must grow with the budget. Raises
-    UserError if ``allowed`` bytes are too few for one frame.
+    ``per_token``: the bytes that one token takes in all layers together. ``least``: the smallest budget, which is the number of
+    tokens in a frame. ``peak_bytes``: a function that returns the bytes that the policy takes at a budget; these must grow with
+    the budget. Raises UserError if ``allowed`` bytes are too few for one frame.
     """
     low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)

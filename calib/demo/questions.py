@@ -101,7 +101,7 @@ def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator
 
 
 def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    """Yield a colour and a shape never shown together. Half of the time, choose two that were shown on different objects."""
+    """Yield a colour and a shape never shown together. Half of the time, both were shown, but on different objects."""
     things = history.things
     if things and rng.random() < 0.5:
         pairs = {(a.color, b.shape) for a in things for b in things} - history.shown

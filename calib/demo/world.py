@@ -240,7 +240,7 @@ AT_MOST = 5  # the largest number of visitors; three shapes remain for all other
 
 @dataclass(slots=True)
 class Visit:
-    """A visitor, an object shown only in frames ``[enters, leaves)``."""
+    """A visitor: an object that is shown only in frames ``[enters, leaves)``."""
 
     enters: int
     leaves: int
@@ -285,7 +285,7 @@ class LongWorld(World):
 
 
 def plan_visits(rng: np.random.Generator, frames: int) -> list[Visit]:
-    """Plan the visit of the first object, and one for each of the longest GAPS that fit in the stream.
+    """Plan a visit of the first object, and one more visit for each of the longest GAPS that the stream has room for.
 
     Raises ValueError if the stream is too short for the smallest of GAPS.
     """

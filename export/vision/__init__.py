@@ -43,7 +43,7 @@ class Tower:
     reach: tuple[Float32, Float32] | None = None
 
     def patch_order(self, graph: VisionGraph) -> NDArray[np.int64]:
-        """Return the number of the patch in each of the tower's rows. Patches are numbered row by row in a frame."""
+        """Return, for each of the tower's rows, the number of its patch. Patches are numbered row by row in a frame."""
         return np.arange(self.patch_grid[0] * self.patch_grid[1])
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:

@@ -28,8 +28,8 @@ class Hermes(FixedTarget):
 
     Ours: the cache is compressed before new frames are appended. The guidance prompt runs in one causal forward pass, which is
     rolled back. In eq. 1, dt is a token's rank by age, divided by the largest rank. Tokens are matched across layers by their
-    ``seq``. Smoothing starts at the deepest layer and uses scores that are already smoothed. A deep layer's summary is one row,
-    a running mean that is never evicted.
+    ``seq``. Smoothing starts at the deepest layer; each other layer uses the smoothed scores of the next deeper one. A deep
+    layer's summary is one row, a running mean that is never evicted.
     """
 
     target: float = setting(

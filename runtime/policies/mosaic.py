@@ -66,8 +66,8 @@ class EarlyVariance(Stateful):
     def thresholds(self, small: float, large: float) -> Thresholds:
         """Return the maximum variance of small and of large clusters (eq. 5), and the minimum size of a cluster that may split.
 
-        The maximum variances are ``small`` and ``large`` times the early variance. Returns NEVER until ``rows`` rows have been
-        added.
+        The maximum variances are the early variance times ``small`` and times ``large``. Returns NEVER until ``rows`` rows have
+        been added.
         """
         if self.seen < self.rows:
             return NEVER

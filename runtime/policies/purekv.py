@@ -71,7 +71,7 @@ class PureKV(EvictsOnDemand):
         self._queries.add(appended)
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[int, list[Float32]]:
-        """Return how many of the newest rows' queries count, and how important each row is to these queries."""
+        """Return how many of the newest queries to use, and how important each row is to these queries."""
         first_frame = self.shape.tokens_per_frame if self.needs.keeps_first_frame else 0
         recent = min(self.window, max(0, self.budget - layers[0].coming - first_frame) // 2)
         return recent, self.importance(layers, recent)
