@@ -61,7 +61,7 @@ def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None) -> Forgotten:
-    """Delete what a camera saw in a period; return counts by kind. No process may be using ``where``. Raises UserError."""
+    """Delete what a camera saw in a period; return counts by kind. No process may use the place ``where``. Raises UserError."""
     with closing(SnapshotDirectory(where, key)) as directory:
         counts = Forgotten() if directory.folder is None else forget_pictures(directory.folder, span)
         if span.everything:

@@ -110,7 +110,7 @@ class WeightsFile:
         return self.add_slices(name, array.shape, array.dtype, slices)
 
     def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
-        """Append a tensor that is given in slices of whole rows, otherwise like :meth:`add`."""
+        """Append a tensor like :meth:`add`, but from slices of whole rows."""
         if name not in self.written:
             row = self._append(name, shape, np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32), slices)
             self._new.append(row)

@@ -125,7 +125,7 @@ class OneOf:
     """A logits processor that allows only the tokens of ``texts``; a space may precede each text.
 
     ``probabilities``: the probability of each text; all texts' probabilities add up to 1. If several texts start with the same
-    token, they share its probability evenly until the answer decides.
+    token, they share its probability evenly until a later token tells them apart.
     """
 
     def __init__(self, model: Model, texts: Sequence[str]) -> None:

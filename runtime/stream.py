@@ -230,10 +230,10 @@ class Stream:
 
         ``features``: float32 ``[F, tokens_per_frame, width]``. Here a frame is one grid of tokens; a tower that merges frames
         makes one grid from a group of frames. ``seconds``: the times ``[F, 2]`` of each group's first and last frame, by
-        default the group's number. A piece contains as many whole frames as fit before the next compression. If no frame fits,
-        it contains as many as one compression makes room for, but at least one. ``coming``: how many frames of the chunk are
-        still to come. If frames that are still to come may fit in the last piece, that piece is not appended yet. Raises
-        UserError if the budget is used up and the policy never compresses.
+        default the group's number. A piece contains as many whole frames as fit before the next compression. If not even one
+        frame fits, a piece contains as many frames as one compression makes room for, but at least one. ``coming``: how many
+        frames of the chunk are still to come. If frames that are still to come may fit in the last piece, that piece is not
+        appended yet. Raises UserError if the budget is used up and the policy never compresses.
 
         If only changes are appended, a piece contains only the changed tokens, so that more frames fit. The newest frames
         become the *present*: they stay outside the memory, but count as appended.
@@ -462,12 +462,12 @@ class Stream:
 
         ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` do not fit in the
         reserved room, the memory is copied to a larger cache. ``waiting``: frames that are not appended yet; the block sees
-        them. Room for the waiting frames is made at once, so that a question does not change what is remembered later. With
-        present frames, the block sees the newest frames whole. It sees only the changes of older waiting frames. ``pictures``:
-        arrays ``[1, tokens_per_frame, width]``. The pictures come after all frames, at ``now`` + 1 second, ``now`` + 2 seconds
-        and so on; ``now`` is the stream's time. ``window``: the block's rows attend only to rows from this time window. Raises
-        NothingHeld if the memory has no rows from ``window``. Raises the same errors as :meth:`check_window`, and UserError if
-        a copy of the memory is needed but does not fit.
+        them. Room for the waiting frames is made at once, so that a question does not change what is remembered later. If the
+        stream has present frames, the block sees the newest frames whole, but only the changes of older waiting frames.
+        ``pictures``: arrays ``[1, tokens_per_frame, width]``. The pictures come after all frames, at ``now`` + 1 second,
+        ``now`` + 2 seconds and so on; ``now`` is the stream's time. ``window``: the block's rows attend only to rows from this
+        time window. Raises NothingHeld if the memory has no rows from ``window``. Raises the same errors as
+        :meth:`check_window`, and UserError if a copy of the memory is needed but does not fit.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references

@@ -69,7 +69,7 @@ class Shared:
         return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Create an epoch's folder, unless it exists. ``like``: the epoch whose folder to copy, or None to copy no folder."""
+        """Create an epoch's folder, unless it exists. ``like``: the epoch whose folder is copied, or None."""
         folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
             if self._is_begun(camera, epoch):
@@ -104,8 +104,8 @@ class Shared:
 class MovingEvents:
     """Stores a camera's recent events for the node that the camera moves to.
 
-    Keeps the newest event of each watch and the KEPT newest unsent events. Each event is written to the shared storage
-    before it is written to the node's own file. Write errors are ignored.
+    Keeps the newest event of each watch, and the newest unsent events (at most KEPT). Each event is written to the shared
+    storage before it is written to the node's own file. Write errors are ignored.
     """
 
     FILE = "events.json"

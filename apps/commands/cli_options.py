@@ -83,7 +83,7 @@ def of_file(path: Path | None) -> str | None:
 
 
 def lines(variable: str) -> list[str]:
-    """Split an environment variable at line ends. Click would split it at every blank."""
+    """Split an environment variable at line ends. Click would split the variable at every blank."""
     return os.environ.get(variable, "").splitlines()
 
 

@@ -205,7 +205,7 @@ class Service:
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
-        """Delete a period's data in a folder or at an address. No open camera may use ``where``. Raises UserError."""
+        """Delete a period's data in a folder or at an address. No open camera may use this place. Raises UserError."""
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:

@@ -80,7 +80,7 @@ def _open(kind: str, target: str, options: SourceOptions) -> Source:
 
 
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
-    """Return a source's kind and target. The kind is one of :data:`OWN`, a package's name or ``file.py:Class``.
+    """Return a source's kind and target. The kind is in :data:`OWN`, or is a package's name or ``file.py:Class``.
 
     Raises SourceError for an invalid source.
     """

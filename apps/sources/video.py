@@ -163,7 +163,7 @@ def open_video(path: Path, **options: Any) -> Video:
 class Feed:
     """A file-like object that reads received bytes, with limits on time and size.
 
-    Each :meth:`renew` allows another ``timeout_s`` seconds and ``largest`` bytes.
+    Each call of :meth:`renew` restarts the limits, ``timeout_s`` in seconds and ``largest`` in bytes.
 
     If a limit is reached or reading fails, the read returns no bytes and ``problem`` is the reason. No exception is raised,
     because PyAV would print its traceback.

@@ -29,7 +29,7 @@ class WatchHooks(Protocol):
 class Watches:
     """The watches of a service, by name. Any thread may call any method.
 
-    ``watchers``: returns the watchers by camera name. ``delivery``: opens the delivery, or returns the open one.
+    ``watchers``: returns the watchers by camera name. ``delivery``: returns the :class:`Delivery`, which the first call opens.
     """
 
     def __init__(

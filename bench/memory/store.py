@@ -29,8 +29,8 @@ def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Ite
     """Yield one line with medians over rounds, in milliseconds.
 
     ``clusters``: how many clusters the store holds. ``asked``: how many clusters a fetch reads. ``put_ms``: time to store one
-    cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch that ``prefetch`` began ``disk_ms``
-    earlier. ``unexpected_ms``: the wait for a fetch without ``prefetch``.
+    cluster. ``plain_put_ms``: time to copy a cluster. ``wait_ms``: the wait for a fetch, ``disk_ms`` after ``prefetch`` began
+    it. ``unexpected_ms``: the wait for a fetch without ``prefetch``.
     """
     rng = np.random.default_rng(0)
     one = _block(rng)

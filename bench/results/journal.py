@@ -72,7 +72,7 @@ def number(line: Line, key: str) -> float | None:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """Return the runs in files, or in directories' results.jsonl, in order. ``PATH#ID`` names a single run.
+    """Return the runs in files, in order; for a directory, those in its results.jsonl. ``PATH#ID`` names a single run.
 
     Raises UserError for a path that cannot be read, does not hold JSON lines, or has no run with the id.
     """

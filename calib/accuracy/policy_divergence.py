@@ -71,7 +71,7 @@ class DivergenceMeter:
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
         """Return the largest budget at which a policy takes no more bytes than a sliding window of ``tokens`` tokens.
 
-        Raises UserError if these bytes are too few for one frame under the policy.
+        Raises UserError if the policy needs more bytes than that for a single frame.
         """
         allowed, measured = self._peak_bytes(PLAIN.policy, 0, tokens), partial(self._peak_bytes, policy, frames)
         return equal_byte_budget(tokens, allowed, bytes_per_token(self.model.bundle), self.per_frame, measured)

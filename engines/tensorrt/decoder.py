@@ -87,7 +87,7 @@ class TensorRTDecoder:
         return QUESTION if rows <= USUAL_QUESTION or self._most[ROWS] < rows <= self._most[QUESTION] else ROWS
 
     def _wide(self, embeds: Float32) -> Float32:
-        """Pad rows without DeepStack features with zeros. The result is ``[1, S, row_width]``."""
+        """Append zeros to rows that have no DeepStack features. The result is ``[1, S, row_width]``."""
         wide = np.zeros((1, len(embeds), self._spec.row_width), np.float32)
         wide[0, :, : embeds.shape[1]] = embeds
         return wide

@@ -52,7 +52,7 @@ class TensorRT:
         return bundle.profile != ONNXRUNTIME
 
     def capacity(self, rows: int) -> int:
-        """Return the number of rows per layer that the engines were built for. Raises UserError if it is less than ``rows``."""
+        """Return the number of rows per layer that the engines were built for. Raises UserError if ``rows`` is more."""
         if rows > self.settings.capacity:
             raise UserError(
                 f"this session needs {rows} rows per layer, but the engines were built for {self.settings.capacity}; use a "

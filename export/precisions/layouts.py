@@ -255,7 +255,7 @@ def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: st
 
 
 def _as(dtype: DTypeLike, weight: Float32) -> NDArray:
-    """Convert weights to ``dtype``. Raises UserError if a weight is too large for it."""
+    """Convert weights to ``dtype``. Raises UserError if a weight is too large for ``dtype``."""
     if np.dtype(dtype) == np.float32:
         return weight
     with np.errstate(over="ignore"):

@@ -107,7 +107,7 @@ class VisionGraph:
         return self.checkpoint.tensor(name, shape)
 
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
-        """Add a checkpoint's tensor to the graph as float32. Raises UserError if it is missing or not of ``shape``."""
+        """Add a checkpoint's tensor to the graph as float32. Raises UserError if the tensor is missing or has another shape."""
         if self.graph.shared(name):
             return name
         self.checkpoint.check(name, shape)

@@ -103,8 +103,8 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
 class QwenTower(Tower):
     """Qwen2-VL's tower, in which a patch attends to all patches of its frame pair.
 
-    ``vision``: the complete ``vision_config``. ``width``: a block's width. ``inner``: its MLP's width. ``hidden``: a token's
-    width.
+    ``vision``: the complete ``vision_config``. ``width``: a block's width. ``inner``: the width inside a block's MLP.
+    ``hidden``: a token's width.
     """
 
     is_sized = True

@@ -79,7 +79,7 @@ class WorkingSet(Stateful):
         return counts
 
     def settle(self, layer: int, appended: int) -> None:
-        """Move the newly appended rows in front of each head's working set. ``appended``: the number of these rows."""
+        """Move the newly appended rows in front of each head's working set. ``appended``: the number of new rows."""
         start = int(self._start[layer])
         for head, held in enumerate(self.held[layer]):
             moved = min(int(held), appended)
