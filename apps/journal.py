@@ -47,7 +47,7 @@ class Journal(TimedDatabase):
     def add(self, line: Line, since: int | None = None) -> None:
         """Store a line. Disk errors are not raised.
 
-        ``since``: the value of :attr:`forgotten` when the line was begun. If lines have been deleted since, nothing is stored.
+        ``since``: the value of :attr:`forgotten` when this line began. If lines have been deleted since, nothing is stored.
         """
 
         def write() -> None:

@@ -1,8 +1,8 @@
 """Make edgevlm a model of lmms-eval, which runs Video-MME, MLVU, EgoSchema, MVBench, LongVideoBench and many other benchmarks.
 
 ``lmms-eval --model edgevlm --model_args model=demo,policy=last-seen,budget=1k --tasks videomme`` finds :class:`Edgevlm` through
-the entry point ``lmms_eval.models``. Each video is watched only once for all its questions, as a question leaves the memory
-unchanged.
+the entry point ``lmms_eval.models``. Each video is watched only once for all its questions, because questions do not change the
+memory.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def summed(scores: Sequence[Score]) -> Line:
 
 
 def spans(truth: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield the index at which each series of true values begins, and the first index after that series."""
+    """Yield the first index of each series of true values, and the first index after that series."""
     edges = [frame for frame, (before, now) in enumerate(pairwise([False, *truth, False])) if before != now]
     yield from zip(edges[::2], edges[1::2], strict=True)
 
@@ -136,8 +136,8 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
 
 
 def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Choose objects to watch for. Objects that never appear are chosen only if there are too few others. Return their names,
-    and whether each is present at each frame.
+    """Choose objects to watch for. Objects that never appear are chosen only if there are too few others. Return the objects'
+    names, and whether each object is present in each frame.
 
     The presence of the objects is bool ``[frames, watches]``.
     """

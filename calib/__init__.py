@@ -1,6 +1,6 @@
 """Calibration: measurements made once per model and written into its bundle.
 
-The measurements set InfiniPot-V's windows, HERMES's layer classes and PureKV's CLIE layer, and choose the policy for ``auto``.
+The measurements determine the windows of InfiniPot-V, the layer classes of HERMES, PureKV's CLIE layer and ``auto``'s policy.
 """
 
 from edgevlm.calib.layers import calibrate

@@ -133,7 +133,7 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
     """Return the first middle layer and the first deep layer.
 
-    They are chosen so that the shallow, middle and deep layers best match ``classes``. A shallow layer where a deep one is
+    The two are chosen so that the shallow, middle and deep layers best match ``classes``. A shallow layer where a deep one is
     expected, or the reverse, counts as two errors. If several pairs match equally well, the pair closest to HERMES's default
     depths is returned.
     """

@@ -79,7 +79,7 @@ class CacheFull(CacheError):
 def refuse_fork(pid: int, what: str) -> None:
     """Raise UserError in a forked process, where the threads of ``what`` are missing.
 
-    ``pid``: the process that opened ``what``.
+    ``pid``: the id of the process that opened ``what``.
     """
     if pid != os.getpid():
         raise UserError(f"{what} was opened before this process was forked; open it here, or start processes with 'spawn'")

@@ -24,8 +24,8 @@ METHODS = ("awq", "gptq", "gguf")  # transformers leaves "gguf" in the config of
 def refuse_files(path: Path, names: Collection[str] | None = None, where: object = None) -> None:
     """Raise UserError for a GGUF file, or for a folder whose file names show that it is not a readable checkpoint.
 
-    ``names`` and ``where``: the file names and the name of a repository. If given, the repository is checked instead of the
-    folder ``path``.
+    ``names`` and ``where``: the file names and the name of a repository. With ``names``, these files are checked instead of
+    the folder ``path``.
     """
     where = path if where is None else where
     if names is None:

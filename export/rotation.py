@@ -46,7 +46,7 @@ class Rotation:
 
     @classmethod
     def blocks(cls, width: int, largest: int = 64) -> Rotation:
-        """Return a rotation in blocks of at most ``largest`` columns, whose size is a power of two that divides ``width``."""
+        """Return a rotation in blocks of at most ``largest`` columns; the block size is a power of two dividing ``width``."""
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:

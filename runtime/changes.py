@@ -114,12 +114,12 @@ class FrameChanges(NamedTuple):
 class PatchChanges(Stateful):
     """Finds the patches of a frame whose pixels differ from those that were last encoded.
 
-    A patch's change is the mean difference, in levels from 0 to 255, of the tenth of its pixels that changed most. The patch
-    counts as changed if this is at least ``threshold`` and at least MARGIN times the noise. The patches around a changed patch
-    are encoded too. The noise is estimated as the median patch's distance from the previous frame, limited to LOUDEST times the
-    distance between neighbouring patches. A later frame with less noise lowers the estimate. If many patches seem changed, the
-    encoder looks for a shift of the picture or a new exposure that explains at least half of the changes. Patches whose
-    difference is explained in this way do not count as changed.
+    A patch's change is the mean difference of the 10 % of its pixels that changed most, in levels from 0 to 255. The patch
+    counts as changed if its change is at least ``threshold`` and at least MARGIN times the noise. The patches around a changed
+    patch are encoded too. The noise is estimated as the patches' median distance from the previous frame, but at most LOUDEST
+    times the distance between neighbouring patches. A later frame with less noise lowers the estimate. If many patches seem
+    changed, the encoder looks for a shift of the picture or a new exposure that explains at least half of the changes. Patches
+    whose difference is explained in this way do not count as changed.
 
     A whole frame is encoded every ``interval`` frames, when most of the picture has changed, and when the camera's frames
     change size. With 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames
@@ -175,8 +175,8 @@ class PatchChanges(Stateful):
     def encoded(self, changes: FrameChanges, right: bool | None = None) -> None:
         """Record that the patches were encoded, for comparison with later frames.
 
-        ``right``: whether the features kept from earlier frames matched those of the frame encoded whole; None if the frame was
-        not encoded whole.
+        ``right``: whether the features kept from earlier frames matched the newly encoded ones; None unless the whole frame was
+        encoded.
         """
         if changes.patches.all():
             self._reference[:] = changes.levels

@@ -66,7 +66,7 @@ class FramePattern:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Which rows the new rows see, for a decoder that is not causal in every layer.
+    """Which rows each new row sees, for a decoder whose layers are not all causal.
 
     ``until``: how many of the call's rows each row sees, int32 ``[S]``. ``place``: the new rows' positions, int32 ``[S]``.
     ``held``: the positions of the rows already in each layer, int32 ``[kv_heads, n]``. In a layer with a window of w positions,

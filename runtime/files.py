@@ -289,7 +289,7 @@ class JsonLines:
     """A file of JSON lines that only grows, written by one process, so that a stopped run can continue.
 
     The first line is the header, if there is one. An incomplete last line, left by a killed process, is dropped. ``records``
-    maps keys to values, starting with those of earlier runs; without ``key``, it is empty.
+    maps keys to values, including those of earlier runs. If no ``key`` is given, ``records`` is empty.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class NarrowedMemory:
     """Limits a question to some rows of the cache. The question's own rows follow the cache's rows and are not committed."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
-        """Show a question only some rows of the cache. ``shown``: each layer's mask of these rows, bool ``[kv_heads, n]``.
+        """Limit a question to some rows of the cache. ``shown``: each layer's mask of the visible rows, bool ``[kv_heads, n]``.
 
         ``frames``: the first and last frame that the question is about.
         """
@@ -76,7 +76,7 @@ class NarrowedMemory:
         self._appended = 0
 
     def step(self, decoder: Decoder, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> StepResult:
-        """Append rows after the question's earlier rows. Takes the same arguments as :meth:`Decoder.step`."""
+        """Append rows of the question after its earlier rows. Takes the same arguments as :meth:`Decoder.step`."""
         held = self._cache.lengths
         before = np.arange(self._appended, dtype=np.int32)
         rows = [

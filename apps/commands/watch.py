@@ -334,7 +334,7 @@ def journal(
 ) -> None:
     """Show the journals of cameras.
 
-    A server writes a journal only if its configuration sets [journal] every = MINUTES. The oldest line comes first.
+    A server writes a journal only if section [journal] of its configuration has every = MINUTES. The oldest line comes first.
     """
     from edgevlm.apps.journal import Line
     from edgevlm.apps.run.clock import moment

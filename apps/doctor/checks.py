@@ -92,7 +92,7 @@ def import_problem(machine: Machine, module: str) -> str:
 def one_build(
     machine: Machine, packages: str, module: str, best: str, status: Status, missing: str, fix: str, why: str = ""
 ) -> Outcome:
-    """Check that at most one of these packages is installed. They share a folder, so a second package overwrites the first."""
+    """Check that at most one of these packages is installed. All use the same folder, so a second overwrites the first."""
     found = sorted(_wheels(machine, packages).items())
     text = " and ".join(f"{name} {version}" for name, version in found)
     if len(found) > 1:

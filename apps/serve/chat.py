@@ -287,7 +287,7 @@ class ChatRequest(Asked):
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
-        """Return the restricting field's name, the logits processor and its argument, or None if there is no restriction."""
+        """Return the name of the field that restricts the answer, the logits processor and its argument, or None."""
         form = self.response_format
         if self.structured_outputs is not None and self.structured_outputs.choice is not None:
             return "structured_outputs.choice", OneOf, self.structured_outputs.choice

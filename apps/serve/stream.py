@@ -235,7 +235,7 @@ class CameraStream:
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
-        """Return the path of a frame's thumbnail, or None if there is none or it was not taken at ``time``."""
+        """Return the path of a frame's thumbnail, or None if it is missing or was not taken at ``time``."""
         taken = self.observer.thumbnails.taken([frame]).get(frame)
         is_there = taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
         return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg" if is_there else None

@@ -35,8 +35,8 @@ class WatchSettings(BaseModel):
     closes once the probability has been below ``close_below`` for ``close_after`` seconds. If ``open_after`` or ``close_after``
     is above 0, at least two answers are needed. After closing, the watch stays closed for ``cooldown`` seconds.
 
-    ``schedule``: the hours in which the watch is asked, in local time. ``sinks``: the sinks that receive the events, by default
-    all. ``on``: which events the sinks receive.
+    ``schedule``: the hours in which the question is asked, in local time. ``sinks``: the sinks that receive the events, by
+    default all. ``on``: which events the sinks receive.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -37,7 +37,7 @@ def difference(one: Line, other: Line) -> str:
 
 
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
-    """Compare every time that both runs measured. Return a line for each of these times, worst first.
+    """Compare all timings that both runs have. Return a line for each timing, worst first.
 
     ``times_worse``: how many times worse the new median is. ``verdict``: whether chance can explain a median that is worse by
     more than ``margin``. Raises UserError for different machines, unless forced, and for runs that measured nothing in common.

@@ -91,7 +91,7 @@ def _measured(name: str, held: int, rows: int, kv: Sequence[str], threads: int, 
 
 
 def _gqa(query: np.ndarray, key: np.ndarray, value: np.ndarray, memory: np.ndarray, threads: int) -> Callable[[], object]:
-    """Return a function that runs ONNX Runtime's GroupQueryAttention, which appends to ``memory`` in place, in each layer."""
+    """Return a function that runs ONNX Runtime's GroupQueryAttention in each layer, appending to ``memory`` in place."""
     (rows, width), (_, _, kv_heads, capacity, dim) = query.shape, memory.shape
     part = [1, kv_heads, capacity, dim]
     sizes = {

@@ -118,7 +118,7 @@ def equal_byte_runs(
     variants: Sequence[Variant], budget: str, tokens: int, per_token: int, least: int,
     peak_bytes: Callable[[Variant, int], int], unlimited: Collection[Variant] = (),
 ) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
-    """Yield, for each variant, a run with at most the bytes of a sliding window of ``tokens`` tokens, or a SkippedRun.
+    """Yield, for each variant, a run that takes at most the bytes of a sliding window of ``tokens`` tokens, or a SkippedRun.
 
     Each variant gets the largest budget that fits in these bytes; variants in ``unlimited`` get a budget of ``tokens``.
     ``peak_bytes`` returns a variant's bytes at a budget. ``per_token``, ``least``: see :func:`equal_byte_budget`.

@@ -128,7 +128,7 @@ class Worker:
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """Yield, for each variant, a run with at most the bytes of a sliding window at ``budget``, or a SkippedRun."""
+        """Yield, for each variant, a run that takes at most the bytes of a sliding window at ``budget``, or a SkippedRun."""
         tokens, per_token = budget.tokens(self.settings.frames * self.per_frame), bytes_per_token(self.model.bundle)
         oracles = [variant for variant in variants if variant.is_oracle]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)

@@ -170,8 +170,8 @@ class EngineCalls:
         self._check(self._context.set_input_shape(tensor, dims), f"set {tensor} to {list(dims)}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
-        """Give an output device memory and return its address. ``block``: the name of the memory block, by default the tensor's
-        name.
+        """Assign device memory to an output and return the address. ``block``: the name of the memory block, by default the
+        tensor's name.
         """
         address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
         self.bind(tensor, address)

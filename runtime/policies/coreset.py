@@ -27,8 +27,8 @@ class Coreset(OneChoice):
     ``steps`` tokens have been taken, the rest are taken at once, by their last scores. All layers and heads keep the same
     tokens; the newest token wins ties.
 
-    Ours: CoRDS has published no code, so the weights, the choice of layers and the limit on directions are ours. CoRDS always
-    keeps recent tokens. In edgevlm, the newest frame is appended after the choice, so questions see it whole.
+    Ours: the code of CoRDS is not published, so the weights, the choice of layers and the limit on directions are ours. CoRDS
+    always keeps recent tokens. In edgevlm, the newest frame is appended after the choice, so questions see it whole.
     """
 
     diversity: float = setting(0.3, "weight of the log-determinant term; 0 disables it", at_least=0)

@@ -18,7 +18,7 @@ class H2O(EvictsOnDemand):
     A token's attention is the sum of softmax(q_i K^T / sqrt(D))_t over all appended rows i and the query heads of a KV head.
 
     Ours: each KV head chooses its own tokens. All frames of an append are scored before any token is evicted. The paper evicts
-    one token for each new token. The attention of questions and answers does not count, because they never change the memory.
+    one token for each new token. Questions and answers never change the memory, so their attention is not counted.
     """
 
     recent: float = setting(

@@ -153,9 +153,9 @@ def recency(order: Int64, k: float) -> Float64:
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
     """Return one row that replaces several rows of a layer. All heads must hold the same tokens.
 
-    ``gone``: a mask of the replaced rows, ``[n]``. ``weight``: each row's weight, ``[n]``. The new row takes its ``seq`` from
-    the newest replaced row, and its position too unless ``position`` is set. The new key and value are weighted means (eqs. 10
-    and 13). Keys are first rotated to the new position. Raises CacheError if the cache has several axes and no ``pair_axis``.
+    ``gone``: a mask of the replaced rows, ``[n]``. ``weight``: each row's weight, ``[n]``. The new row has the ``seq`` of the
+    newest replaced row, and also its position unless ``position`` is set. The new key and value are weighted means (eqs. 10 and
+    13). Keys are first rotated to the new position. Raises CacheError if the cache has several axes and no ``pair_axis``.
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:

@@ -94,7 +94,7 @@ class ClusterIndex(Stateful):
         return joined, dropped
 
     def drop_run(self, number: int) -> list[int]:
-        """Remove the run that a lost block belongs to. Return the numbers of the run's blocks, one per layer."""
+        """Remove the run that contains a lost block. Return the run's block numbers, one per layer."""
         first = self.runs
         at = (first >= 0) & (first <= number) & (number < first + self._layers)
         gone = [block for start in first[at].tolist() for block in range(start, start + self._layers)]

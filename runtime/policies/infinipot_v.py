@@ -67,7 +67,7 @@ class InfiniPotV(FixedTarget):
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
     def prepare(self, layers: Sequence[Layer]) -> list[Bool] | list[tuple[Float32, Float32]] | None:
-        """Return each layer's mask of rows to keep. If one kernel call cannot choose the rows, return TaR and VaN scores."""
+        """Return each layer's mask of rows to keep. Return TaR and VaN scores if one kernel call cannot choose the rows."""
         due = [layer for layer in layers if int(layer.free[0].sum()) > layer.target]
         targets, recent_rows, cache = {layer.target for layer in due}, self._recent_rows, layers[0].cache
         if all(recent_rows > target for target in targets):

@@ -104,7 +104,7 @@ class HashClusters(Stateful):
 
 
 class RowClusters(Stateful):
-    """A table that gives the cluster of each row of the window, in every layer and KV head, for up to ``rows`` rows. A row is
+    """A table of the window's rows, at most ``rows``: it gives each row's cluster in every layer and KV head. A row is
     looked up by its ``seq``.
     """
 
