@@ -65,7 +65,7 @@ def take_turns(jobs: Mapping[Key, Job], rounds: int) -> dict[Key, list[Took]]:
 
 
 def spread(values: Iterable[float], median: str, low: str = "low", high: str = "high", digits: int = 3) -> dict[str, Any]:
-    """Return the median and quartiles of values under the given names. If there are no values, all three are None."""
+    """Return the median and quartiles of values under the given names, or None for all three if there are no values."""
     return _quantiles(values, {median: 50, low: 25, high: 75}, digits)
 
 

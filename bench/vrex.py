@@ -140,7 +140,7 @@ class Analytic:
 
 
 def calibrated(paper: dict[str, Any]) -> Analytic:
-    """Return the model after finding each of its four constants from one figure of the paper."""
+    """Return the model with its four constants fitted, each to one figure of the paper."""
     fixing = {figure["fixes"]: figure for figure in paper["figures"] if "fixes" in figure}
     model, figure = Analytic(paper), fixing["utilisation"]
     least = min(paper["lengths"]["value"])

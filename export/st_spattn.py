@@ -1,9 +1,9 @@
 """Build spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) from nodes of the decoder graph.
 
 A call appends F complete frames of p tokens each, but never frame 0. A token sees the prefix and frame 0, which fill slots
-``[0, m)`` of its layer and KV head. It also sees the tokens of its own frame up to itself, and the previous frame's token at
-the same patch. For the call's first frame, ``previous[l]`` lists the cache slots of the previous frame's tokens (-1: absent).
-For all later frames, the previous frame is part of the same call.
+``[0, m)`` of its layer and KV head. It also sees the tokens of its own frame up to and including itself, and the previous
+frame's token at the same patch. For the call's first frame, ``previous[l]`` lists the cache slots of the previous frame's
+tokens (-1: absent). For all later frames, the previous frame is part of the same call.
 
 Attention is dense over m + p keys and one extra key, whose logit is the logit of the previous frame's token. Queries are
 ``[logit, q]``, keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; the value of the

@@ -72,7 +72,7 @@ def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], tex
 
 
 def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
-    """Return a tokenizer with the vocabulary in tokenizer.json, built otherwise like the transformers class ``kind``."""
+    """Return a tokenizer built like transformers' class ``kind``, but with the vocabulary from tokenizer.json."""
     content, is_llama = from_json(text), kind == "LlamaTokenizer"
     content["model"] |= {
         "dropout": None, "unk_token": None, "fuse_unk": is_llama, "byte_fallback": is_llama,

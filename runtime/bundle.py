@@ -208,7 +208,7 @@ class VisionSpec:
 
     With ``positions="rows"``, each token takes the next position. With ``positions="video"``, the whole stream is one block of
     (frame, row, column) positions. In a block, the frame coordinate grows by 1 per grid or, if ``tokens_per_second`` is set, by
-    that number per second. With ``positions="frame"``, each grid is a separate block. ``positions="transformers"`` is like
+    that number per second. With ``positions="frame"``, each grid is a block of its own. ``positions="transformers"`` is like
     ``"video"`` but places the text after the video as transformers 5.23 and later do. ``before`` and ``after`` are the texts
     before and after each grid. In both texts, ``{seconds}``, ``{minutes}`` and ``{second}`` are replaced by the frame's time.
     """

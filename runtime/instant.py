@@ -34,7 +34,7 @@ class Instant(NamedTuple):
     def since(self, then: Instant, most: float = math.inf) -> float:
         """Return the seconds from an earlier instant to this one, 0 or more.
 
-        If the machine was restarted in between, the wall clocks are compared, and the result is at most ``most``.
+        If the machine was restarted in between, returns the difference of the wall clocks, but at most ``most``.
         """
         if self.boot and self.boot == then.boot:
             return max(0.0, self.boot_s - then.boot_s)

@@ -44,9 +44,9 @@ class Positions:
 
     Text takes the next position on every axis; frames follow ``rule``. ``limit``: the smaller of the model's limit and the
     trained length written in the bundle. ``grid``, ``tokens_per_second`` and ``rule`` come from a
-    :class:`~edgevlm.runtime.bundle.VisionSpec`, which calls the rule ``positions``. ``next``: the first position that is free
-    on every axis. ``margin`` is min(1024, limit / 4), but at least the text budget (InfiniPot-V, appendix B.4; HERMES, appendix
-    F). The margin leaves room for a question below the limit.
+    :class:`~edgevlm.runtime.bundle.VisionSpec`, where the rule is named ``positions``. ``next``: the first position that is
+    free on every axis. ``margin`` is min(1024, limit / 4), but at least the text budget (InfiniPot-V, appendix B.4; HERMES,
+    appendix F). The margin leaves room for a question below the limit.
     """
 
     limit: int

@@ -151,7 +151,7 @@ class OneOf:
         self._mass = dict.fromkeys(self._text, 1 / len(self._text))
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Exclude the tokens that continue no choice by setting their logits to minus infinity. Also updates ``probabilities``.
+        """Set the logits of tokens that continue no choice to minus infinity. Also updates ``probabilities``.
 
         ``token_ids``: the answer so far. ``logits``: ``[vocabulary]``.
         """

@@ -498,7 +498,7 @@ class Stream:
         """If ``rows`` rows of text do not fit in the reserved room, work on a copy of the memory with more room.
 
         ``frame_rows``: how many rows of frames are appended in addition to the text. If too few positions are left, the copy's
-        rows get positions without gaps.
+        positions are renumbered without gaps.
         """
         if rows <= self._set_aside:
             yield
@@ -623,7 +623,7 @@ class Stream:
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append rows. The memory must have room for these rows. They are committed, except for a question about a time window.
+        """Append rows, and commit them unless the question is about a time window. The memory must have room for the rows.
 
         ``embeds``: float32 ``[n, width]``. The stream assigns the rows' ``seq``.
         """

@@ -1,4 +1,4 @@
-"""Carry out requests to forget in a node's files, memories and folders."""
+"""Carry out requests to delete data from a node's files, memories and folders."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class NoteFollower:
         self._closed.append((name, epoch, self.view()))
 
     def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
-        """Carry out ``notes`` (by default all waiting requests to forget) on a closed camera. Raises UserError and OSError."""
+        """Carry out ``notes`` (by default all waiting deletion requests) on a closed camera. Raises UserError and OSError."""
         where = self.shared.where(name, epoch)
         for note in self._waiting(name) if notes is None else notes:
             MovingEvents(self.shared, name, epoch).forget(span_of(note))

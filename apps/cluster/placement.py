@@ -24,7 +24,7 @@ class Need:
 
 @dataclass
 class Node:
-    """A machine of the cluster. ``seen``: when the node's last request came. ``leaving``: whether the node will leave."""
+    """A machine of the cluster. ``seen``: when the node's last request came. ``leaving``: whether it will leave the cluster."""
 
     name: str
     memory_bytes: int

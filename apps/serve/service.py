@@ -253,7 +253,7 @@ class Service:
         """Stop watching a camera; keep its snapshots. Raises UserError for an unknown stream.
 
         ``keep_model``: whether to keep the camera's model loaded even if no other camera uses the model. ``again``: whether the
-        caller will open the camera again; open watches then stay open.
+        caller will open the camera again; if so, open watches stay open.
         """
         with self._lock:
             stream = self.stream(name)
@@ -381,7 +381,7 @@ class Service:
         return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Return two counters (run loop, model) for each watched stream, which is alive while either counter rises."""
+        """Return each watched stream's counters (run loop, model). A stream is alive while either counter rises."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces

@@ -137,7 +137,7 @@ class SourceOptions:
 class Source(ABC):
     """A source of frames, sampled at a given rate by their own timestamps.
 
-    A live source keeps capturing between reads, and may drop frames. Other sources wait for their reader.
+    A live source keeps capturing between reads, and may drop frames. Other sources wait to be read.
     """
 
     name: str

@@ -24,7 +24,7 @@ GENERAL = ("What is happening now?", "What has changed?", "What did you see firs
 
 
 class Commands:
-    """Executes the lines that a person types. ``say`` shows a line to the person who typed."""
+    """Executes the lines that a person types. ``say`` shows that person a line."""
 
     def __init__(self, run: RunLoop, say: Notify) -> None:
         self._run, self._say = run, say

@@ -37,8 +37,8 @@ def attention(
 ) -> Iterator[dict[str, Any]]:
     """Time a model's attention over all its layers, for one new token or for whole frames.
 
-    ``held``: the number of random tokens in the cache. ``frames``: frames per call; 0 for one token. ``ratio``: our time
-    divided by GroupQueryAttention's time on fp32. ``gb_s`` counts each key and value once. ``read``: the time of numpy's
+    ``held``: the number of random tokens in the cache. ``frames``: frames per call; 0 means one token. ``ratio``: our time
+    divided by GroupQueryAttention's time in fp32. ``gb_s`` counts each key and value once. ``read``: the time of numpy's
     ``max`` over all keys and values. Raises UserError for an unknown shape.
     """
     for name in model:

@@ -42,9 +42,9 @@ def products(
 ) -> Iterator[dict[str, Any]]:
     """Time each matrix of a random layer, and the whole layer, with one row or with all rows of whole frames.
 
-    ``frames``: frames per call; 0 for one row. ``ratio``: the time divided by float32's time. ``gflop_s`` counts two operations
-    per weight and row. ``gb_s`` counts each stored byte once. ``read``: the time of numpy's ``max`` over the float32 matrix.
-    ``int4 extension``: the time of the whole layer in the C++ extension. Raises UserError for an unknown shape.
+    ``frames``: frames per call; 0 means one row. ``ratio``: the time divided by float32's time. ``gflop_s`` counts two
+    operations per weight and row. ``gb_s`` counts each stored byte once. ``read``: the time of numpy's ``max`` over the float32
+    matrix. ``int4 extension``: the time of the whole layer in the C++ extension. Raises UserError for an unknown shape.
     """
     for name in model:
         if name not in SHAPES:

@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def enters(self) -> float:
-        """Return how accurate the first run must be on a kind of question for that kind to be scored."""
+        """Return the lowest first-run accuracy at which a kind of question is scored."""
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:

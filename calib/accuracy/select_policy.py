@@ -63,7 +63,7 @@ class ComparisonInput:
 
 
 class MeasuredCandidate(NamedTuple):
-    """A policy and its KL divergences, negated so that larger is better, one list per cluster."""
+    """A policy, and for each cluster its KL divergences, negated so that larger is better."""
 
     candidate: Candidate
     values: Sequence[Values]
@@ -122,7 +122,7 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Return the fastest of the policies that are as good as the best one, or None to select FALLBACK.
 
     A policy is as good as the best if the interval of their paired difference includes 0. FALLBACK is selected if it is as good
-    as the best policy, or if several policies were compared and all are equally good.
+    as the best policy, or if several policies were compared and none is worse than the best.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]

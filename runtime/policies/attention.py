@@ -54,7 +54,7 @@ class QueryWindow(Stateful):
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
         """Return a layer's queries, rotated to their rows' current positions, and the ``seq`` of each query's row.
 
-        If any head has evicted a row, the queries of this row and of all older rows are left out. The queries have the shape
+        A row's queries are left out if any head has evicted the row or a newer one. The queries have the shape
         ``[heads, w, head_dim]``, and ``seq`` has the shape ``[w]``. Raises ValueError if the layer has no queries.
         """
         if layer.index not in self._queries:

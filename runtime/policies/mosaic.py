@@ -145,7 +145,7 @@ class Partitions(Stateful):
     """A table of up to ``slots`` partitions. A partition is a cluster of frames with similar features.
 
     Partitions are never split: a split would have to fetch all rows of the frames. If no slot is free, the two most similar
-    partitions merge. ``small``, ``large``: thresholds, as multiples of the early variance.
+    partitions merge. ``small``, ``large``: the maximum variances of small and large clusters, divided by the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -207,7 +207,7 @@ class MosaicClusters(Stateful):
     variance (eq. 2). ``size``: the number of members ever added. ``partition``: the partition of the members' frames, -1 for a
     free slot. ``parent``: the slot of the cluster that this cluster waits to join. ``seq``, ``frame``, ``row``, ``col``,
     ``position``, ``confirmed``: the newest member's metadata, also used for the representative. ``changed``: whether clusters
-    have changed since the policy reset this flag. ``small``, ``large``: thresholds, as multiples of a layer's early variance.
+    have changed since the policy reset this flag. ``small``, ``large``: as in :class:`Partitions`, for each layer.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")

@@ -75,7 +75,7 @@ class FrameIndex(Stateful):
     def best(self, layer: int, query: Float32, frames: int, each: int) -> Int64:
         """Return the numbers of up to ``frames`` frames, best first. ``query``: ``[width]``.
 
-        Frames are ranked by the dot product of the query with their entry's mean; newer entries win ties. An entry contributes
+        Entries are ranked by the dot product of the query with their mean; on a tie the newer comes first. An entry contributes
         at most ``each`` frames, evenly spread.
         """
         count = int(self.entries[layer])
