@@ -34,9 +34,9 @@ class TimedDatabase:
     """A table of rows with times, in a separate SQLite file in ``folder``, or in memory if ``folder`` is None.
 
     Any thread may call any method. A damaged file is renamed, and a new file is started. ``notify`` gets one line when the disk
-    refuses writes, and another once writes succeed again. Rows are kept for ``days`` of elapsed time, so that setting the clock
-    deletes nothing. While the file is larger than ``cap`` bytes, the statements in :attr:`SPARE` delete rows. Raises UserError
-    if the file cannot be opened or another process uses it.
+    refuses writes, and another once writes succeed again. Rows are deleted after ``days`` days of elapsed time; setting the
+    clock deletes nothing. While the file is larger than ``cap`` bytes, the statements in :attr:`SPARE` delete rows. Raises
+    UserError if the file cannot be opened or another process uses it.
     """
 
     FILE: ClassVar[str]

@@ -37,7 +37,7 @@ SNAPSHOTS_S = 5.0  # time between snapshots, so that the measured memory include
 
 
 class EagerDemo(DemoSource):
-    """The demo camera without a limit on its frame rate. Its next frame is always ready."""
+    """The demo camera without a limit on its frame rate: the next frame is always ready."""
 
     live = True
 

@@ -101,7 +101,7 @@ def recency(age: Float64) -> float:
 def periodicity(attention: Float64, frames: int) -> float:
     """Return how similar the attention pattern is from frame to frame.
 
-    This is the autocorrelation of ``attention [n]`` at a lag of one frame, n / frames tokens. It is 1 if the pattern is the
+    This is the autocorrelation of ``attention [n]`` at a lag of one frame (n / frames tokens). It is 1 if the pattern is the
     same in all frames, and 0 if there is no pattern. First, a moving mean over one frame is subtracted from the logarithm of
     the attention, so that decay with age does not count.
     """

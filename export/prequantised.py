@@ -6,7 +6,7 @@ inputs shares a zero point and a scale. An int32 holds eight codes or zero point
 - AWQ ("gemm") has ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``. The
   numbers of an int32 belong to eight neighbouring outputs, number i to the one at index ``AWQ_ORDER[i]``.
 - GPTQ has ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]`` and ``g_idx``
-  ``[in]``. The numbers of an int32 are in order. GPTQ's first format stores each zero point minus 1; ``gptq_v2`` stores the
+  ``[in]``. An int32 holds its numbers in order. GPTQ's first format stores each zero point minus 1; ``gptq_v2`` stores the
   zero point itself.
 """
 

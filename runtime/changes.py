@@ -123,7 +123,7 @@ class PatchChanges(Stateful):
 
     A whole frame is encoded every ``interval`` frames, when most of the picture has changed, and when the camera's frames
     change size. With 0, the interval starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames
-    confirm the features that were kept. A whole frame that contradicts these features resets the interval to 1.
+    confirm the features that were kept. A whole frame that contradicts kept features resets the interval to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")

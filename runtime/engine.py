@@ -149,7 +149,7 @@ class ChangedTower(Protocol):
 
         ``pixels``: a whole normalised frame ``[3, H, W]``, or ``[group, 3, H, W]`` for towers that merge frames. ``patches``:
         patch numbers, row-major in ``VisionSpec.changed.grid``, sorted and unique. Other patches keep their keys and values.
-        Features are ``[t, row_width]``. Token numbers, ``[t]``, are sorted and row-major in ``VisionSpec.grid``.
+        Features are ``[t, row_width]``. Token numbers, ``[t]``, count row by row in ``VisionSpec.grid`` and are sorted.
 
         The first call on an empty cache must encode all patches. A call with all patches returns the same features as
         :meth:`Engine.encode`, at the same cost. Raises ValueError for wrong shapes, before the cache is changed.

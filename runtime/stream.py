@@ -677,7 +677,7 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
 
 
 def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]) -> FramePattern:
-    """Return which rows in the memory new frames attend to with PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
+    """Return the rows in the memory to which new frames attend under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
 
     A token sees the prefix, frame 0, its own frame's tokens up to itself, and the token of the same patch in the previous
     frame. Eviction moves rows from the tail into freed slots, so the same patch may be in a different slot in each head. The

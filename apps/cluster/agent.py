@@ -449,7 +449,7 @@ class NodeAgent(Hooks):
     def forget(self, camera: str | None, span: Span) -> int:
         """Make all nodes forget what one or all cameras saw in a period. Return the forget request's number.
 
-        Absent nodes forget the period when they return. Raises HeadAway, and UserError for a camera that never existed.
+        Absent nodes carry out the request when they return. Raises HeadAway, and UserError for a camera that never existed.
         """
         since, until = span.open_ended
         now = time.time()

@@ -24,7 +24,7 @@ class ClusterState:
 
     ``notes``: the requests to forget that some nodes or cameras have not carried out yet. ``removed``: the last epochs of
     removed cameras, so that a new camera of the same name gets a later epoch. ``instances``: the id of each node's process.
-    ``nodes_forgot`` and ``cameras_forgot``: the number of each node's and each camera's last completed request to forget.
+    ``nodes_forgot``, ``cameras_forgot``: the number of the last request to forget that each node and each camera completed.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -256,7 +256,7 @@ class Director:
         """Pause or resume a camera on any node, or change its settings.
 
         ``fields``: new values of :class:`Camera`'s ``paused`` or ``switched``. If ``switched`` changes, the camera is opened
-        again with an empty memory. If ``begins`` is set, the camera keeps its newest memory from epoch ``begins`` or later.
+        again with an empty memory. If ``begins`` is set, the newest memory is kept, unless it is older than epoch ``begins``.
         Raises UserError.
         """
         camera = self._camera(name)

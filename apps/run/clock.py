@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Convert a local time to seconds since 1970. Raises UserError if it does not exist, or occurs twice before ``latest``."""
+    """Convert a local time to seconds since 1970. Raises UserError if ``at`` never occurs, or twice before ``latest``."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:

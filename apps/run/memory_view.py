@@ -32,7 +32,7 @@ class MemoryView:
 
     ``frames`` holds the numbers of the frames in memory, ascending. If frames are encoded together, only the first is listed.
     ``groups`` holds the first and last layer of each group of layers.
-    ``patches``, ``[frames, groups, tokens]``, is the fraction of a group's KV heads that hold each token.
+    ``patches``, ``[frames, groups, tokens]``, is the fraction of the KV heads in a group of layers that hold a token.
     ``waiting`` is the number of frames in the unfinished chunk.
     """
 

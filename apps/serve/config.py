@@ -134,8 +134,8 @@ class JournalSettings(KeptSettings):
     """Settings of the journal.
 
     Each camera gets a journal line every ``every`` minutes; 0 turns the journal off. Each journal line answers ``prompt`` in at
-    most ``max_tokens`` tokens. With ``append = "changed"``, a line is written early if the tokens that have changed would fill
-    ``changed`` frames. Journal lines are at least a tenth of ``every`` apart. Before a question, the model reads up to
+    most ``max_tokens`` tokens. With ``append = "changed"``, a line is written early once as many tokens have changed as
+    ``changed`` frames hold. Journal lines are at least a tenth of ``every`` apart. Before a question, the model reads up to
     ``context`` tokens of journal lines that share words with the question.
     """
 

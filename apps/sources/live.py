@@ -67,7 +67,7 @@ class Slot:
             return frame
 
     def close(self) -> None:
-        """Accept no more frames, and wake every waiting thread. An unread frame can still be taken."""
+        """Accept no more frames, and wake every waiting thread. A frame already in the slot can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -94,7 +94,7 @@ def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
 def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
     """Return ``(end, True)``, or ``(offset to continue from, False)`` if the JPEG is incomplete.
 
-    If another JPEG begins before the end, return minus the offset of its beginning, and False. ``at``: the offset to
+    If another JPEG begins before the end, return its offset as a negative number, and False. ``at``: the offset to
     search from. ``seen``: the number of bytes already searched.
     """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):

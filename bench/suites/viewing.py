@@ -62,8 +62,8 @@ class Viewer:
             self._peak.measure(self.session.cache, self._policy)
 
     def finish(self, end_s: float) -> None:
-        """Ask the remaining questions at the end of the video. A poll that was never answered yes is saved with an empty
-        answer.
+        """Ask the remaining questions at the end of the video. If the answer to a poll was never yes, an empty answer is
+        saved.
         """
         self._ask_until(math.nextafter(end_s, math.inf))
         while self._due:
@@ -207,8 +207,8 @@ class VideoWorker:
     def peak_bytes(self, variant: Variant, tokens: int) -> int:
         """Return the peak size in bytes of cache and policy while a session watches more noise than its budget holds.
 
-        ``tokens``: the budget. If it is 0, the cache has room for as many tokens as the model allows, and is measured while it
-        is empty.
+        ``tokens``: the budget. With a budget of 0, the cache has room for as many tokens as the model allows, and is measured
+        while it is empty.
         """
         session, policy = self.open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()

@@ -229,7 +229,7 @@ def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], take
 def _surely_within(losses: Sequence[Values]) -> bool:
     """Return whether the upper end of Student's 95 % interval of the mean loss is at most BOUND.
 
-    One loss of 1 is added, so that a few measurements without any loss are not taken as proof.
+    A loss of 1 is added to the measured losses, so that a few losses of 0 are not taken as proof.
     """
     found = mean([[1.0, *losses[0]], *losses[1:]])
     return found.value + half_width(found) <= BOUND

@@ -64,7 +64,7 @@ class Variant:
 
     @property
     def changes(self) -> str:
-        """Return the label's suffixes for ``append`` and ``encode``; empty if both are ``all``."""
+        """Return the part of the label that names ``append`` and ``encode``, or an empty string if both are ``all``."""
         return self.label.removeprefix(self.on_full_frames.label)
 
     def under(self, append: str, encode: str = ALL) -> Variant:

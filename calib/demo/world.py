@@ -146,7 +146,7 @@ class World:
         self._texture = np.roll(self._texture, self._glide, axis=(0, 1))
 
     def _event(self, present: list[Thing]) -> None:
-        """Let an object enter at random, or let one of those shown leave or hop."""
+        """At random, let a new object enter, or let an object that is shown leave or hop."""
         leavers = [thing for thing in present if self.history.now - thing.entered >= MIN_STAY]
         weights = np.array([0.42 * (len(self.history.present) < self._most), 0.38 * bool(leavers), 0.2 * bool(present)])
         if not weights.any():

@@ -22,7 +22,7 @@ GRAPH, CHANGED, WEIGHTS = "vision.onnx", "vision-changed.onnx", "vision.weights"
 class Tower:
     """A vision tower, which turns pixels into rows for the decoder. Families implement :meth:`add_nodes`.
 
-    Pixels are ``[G, group * 3, H, W]``, rows ``[G, tokens, width]``. ``size``: a frame's (height, width) in pixels.
+    Pixels are ``[G, group * 3, H, W]``, and rows are ``[G, tokens, width]``. ``size``: a frame's (height, width) in pixels.
     ``is_sized``: whether frames of other sizes are also accepted. ``group``: how many frames are encoded together.
     ``patch_grid``: how many (rows, columns) of patches a frame is cut into. ``class_tokens``: how many rows of class tokens
     come before the patches. ``reach``: two matrices that show which patches a token depends on,

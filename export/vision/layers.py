@@ -482,8 +482,8 @@ class ChangedGraph(VisionGraph):
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Return ``rows`` unchanged: patches are in the same order as in the input ``patches``, and tokens are in row-major
-        order already.
+        """Return ``rows`` unchanged, because patches are already in the order of the input ``patches``, and tokens in
+        row-major order.
         """
         return rows
 

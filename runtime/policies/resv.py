@@ -94,7 +94,7 @@ class HashClusters(Stateful):
         return (self.count > 0) & ~self.open
 
     def rehash(self) -> None:
-        """Recompute the hashes of the mean keys after a rotation of these keys."""
+        """Recompute the mean keys' hashes after the keys were rotated."""
         for layer, keys in enumerate(self.key):
             self.bits[layer] = _native.hash_bits(keys, self.planes.astype(np.float32))
 

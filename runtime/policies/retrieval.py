@@ -197,8 +197,8 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def take_in(self, blocks: Sequence[Block]) -> None:
-        """Add rows that have left every layer to the index and the store. ``blocks``: one block per layer, with the rows in
-        stream order.
+        """Once rows have left every layer, add them to the index and the store. ``blocks``: one block per layer, with the
+        rows in stream order.
         """
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
