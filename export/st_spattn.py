@@ -6,9 +6,9 @@ frame's token at the same patch. For the call's first frame, ``previous[l]`` lis
 tokens (-1: absent). For all later frames, the previous frame is part of the same call.
 
 Attention is dense over m + p keys and one extra key, whose logit is the logit of the previous frame's token. Queries are
-``[logit, q]``, keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's value is zero; the value of the
-previous frame's token is multiplied by the extra key's softmax weight. All operators are standard operators of opset 18.
-ScatterND writes new rows without a copy if its output is bound to the address of its input.
+``[logit, q]``, keys are ``[0, k]``, and the extra key is ``[1, 0, ...]``. The extra key's softmax weight then
+multiplies the value of the previous frame's token, and the product is added to the output. All operators are standard
+operators of opset 18. ScatterND writes new rows without a copy if its output is bound to the address of its input.
 
 H is the number of KV heads, g the number of query heads per KV head, S = F p the number of new rows, and T = 1 + m + p the
 number of keys per frame.

@@ -461,9 +461,9 @@ class Stream:
         """Let the ``with`` block append a question. On exit, remove the question and restore the positions.
 
         ``rows``: the maximum number of text rows that the block appends. If ``rows`` and ``pictures`` do not fit in the
-        reserved room, the memory is copied to a larger cache. ``waiting``: frames that are not appended yet; the block sees
-        them. Room for the waiting frames is made at once, so that a question does not change what is remembered later. If the
-        stream has present frames, the block sees the newest frames whole, but only the changes of older waiting frames.
+        reserved room, the memory is copied to a larger cache. ``waiting``: frames that are not appended yet; the question sees
+        them. Room for the waiting frames is made at once, so that a question does not change what is remembered later. With
+        ``present`` set, the question sees that many newest frames whole, and of older waiting frames only what changed.
         ``pictures``: arrays ``[1, tokens_per_frame, width]``. The pictures come after all frames, at ``now`` + 1 second,
         ``now`` + 2 seconds and so on; ``now`` is the stream's time. ``window``: the block's rows attend only to rows from this
         time window. Raises NothingHeld if the memory has no rows from ``window``. Raises the same errors as

@@ -34,7 +34,7 @@ PREFIX = 32  # assumed rows of the system prompt: counting them needs the tokeni
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """The numbers of a model that a plan needs.
+    """A model's sizes, from which a plan is computed.
 
     ``matrices`` counts the parameters in the layers' matrices, ``vectors`` those in norms and biases. ``tied`` is true if the
     head shares the embedding's weights. ``limit`` is the largest number of positions in a stream. ``group`` is the number of

@@ -136,9 +136,9 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
 
 
 def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Visit]]]:
-    """Return the stream, and the objects' visits to ask about after each number of frames in ``marks``.
+    """Return the stream, and for each number of frames in ``marks`` the past objects to ask about at that point.
 
-    By then, some of the visits are recent and others are long past.
+    Some of these objects left recently, and others long ago.
     """
     rng = np.random.default_rng([5_000_000, seed])
     pairs = list(product(range(len(COLORS)), rng.permutation(len(SHAPES))[:SHAPES_OF_VISITORS].tolist()))

@@ -100,7 +100,7 @@ def pixels_of(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
 def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
     """Make a stream of text-facts and a question about each visitor.
 
-    Raises UserError if the stream is too short for all visitors.
+    Raises UserError if the stream is too short to name all visitors.
     """
     rng = np.random.default_rng([*words, stream, 3])
     newest = frames - frames // 8
