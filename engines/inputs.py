@@ -107,7 +107,7 @@ def per_layer_files(bundle: Bundle) -> list[str]:
 
 
 def first_sparse_layer(bundle: Bundle) -> int:
-    """Return the first layer with sparse attention in the ``st-spattn`` graph. Raises UserError if there is no such graph."""
+    """Return the first layer with sparse attention in the ``st-spattn`` graph. Raises UserError if the bundle lacks it."""
     return read_graph(bundle, graph_of(bundle, "st-spattn"), operators)["GroupQueryAttention"]
 
 

@@ -295,7 +295,7 @@ class Checkpoint:
 
 
 class ConfigOnly(Checkpoint):
-    """A checkpoint of which only the JSON files are read. The weights may be missing."""
+    """A checkpoint whose weights may be missing: only its JSON files are read."""
 
     def _read_headers(self) -> dict[str, Unread]:
         return {}

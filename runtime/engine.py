@@ -57,7 +57,7 @@ class FramePattern:
 
     A call given a pattern appends whole frames only. A row sees the first ``shared`` rows of the cache. In its own frame, a row
     sees the rows up to itself. In the previous frame, a row sees only the row of the same patch. ``previous``: for each layer,
-    KV head and patch, the index of the patch's row from the frame before the call, or -1 if there is no such row.
+    KV head and patch, the index of the patch's row from the frame before the call, or -1 if that row is absent.
     """
 
     shared: int

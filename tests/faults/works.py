@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-USUAL = ("resumed from", "overwriting the oldest clusters")  # what is said without a fault too
+USUAL = ("resumed from", "overwriting the oldest clusters")  # notices that also appear without a fault
 Tell = Callable[[str, Any], Any]
 
 
